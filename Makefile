@@ -1,0 +1,67 @@
+# Needs Python 3.11 or newer and make. "make PYTHON=/path/to/python3.12 test" picks another one.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+DEMO := $(VENV)/.installed-demo
+DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench chaos slow clean
+
+help:
+	@echo "make demo     install Supermax into $(VENV) and watch it survive a misbehaving objective"
+	@echo "make test     install everything into $(VENV); check style and types; run the tests"
+	@echo "make lint     check style and types only"
+	@echo "make format   rewrite the files in the project's style"
+	@echo "make bench    measure the engine"
+	@echo "make slow     run the tests that take minutes"
+	@echo "make chaos    run the long random fault campaigns"
+	@echo "make clean    remove $(VENV), caches and build files"
+
+demo: $(DEMO)
+	$(BIN)/python examples/misbehaving.py
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(DEV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(DEV)
+	$(BIN)/python benchmarks/engine.py
+
+slow: $(DEV)
+	$(BIN)/python -m pytest -m slow
+
+chaos: $(DEV)
+	$(BIN)/python -m pytest -m chaos_long
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# pip comes last into a new environment, so its presence says the environment is whole.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Supermax needs Python 3.11 or newer, and '$(PYTHON)' is not: name one with" \
+	    "'make PYTHON=python3.12 ...'." >&2; exit 1; }
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+$(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing Supermax into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+# What the demo needs is part of this, so one stamp vouches for both.
+$(DEV): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing Supermax and its development tools into $(VENV) ..."
+	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $(DEMO) $@

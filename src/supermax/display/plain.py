@@ -1,0 +1,151 @@
+"""Plain lines for a log file, a pipe or a terminal that cannot draw.
+
+There is no timer here: what was held back is said when the next event comes, or at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
+
+from supermax.display import text
+from supermax.display.state import RunState, will_retry
+from supermax.engine import events as ev
+
+INTERVAL = 5.0  # seconds between two lines about progress
+SAME_PER_INTERVAL = 3  # lines of one sort before the rest are only counted
+
+
+@dataclass
+class _Sort:
+    """Lines that say the same: how many were written in this interval, how many held back."""
+
+    since: float
+    written: int = 0
+    held: int = 0
+    last: str = ""
+
+
+class PlainDisplay(AbstractContextManager["PlainDisplay"]):
+    """A listener that writes lines. A stream that fails is left alone from then on."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = RunState(clock)
+        self._stream: TextIO | None = stream
+        self._clock = clock
+        self._sorts: dict[Hashable, _Sort] = {}
+        self._progress_at = -INTERVAL
+        self._unsaid: ev.TrialFinished | None = None
+        self._unsaid_count = 0
+
+    def __call__(self, event: ev.Event) -> None:
+        self.state.update(event)
+        match event:
+            case ev.RunStarted():
+                self._progress_at = self._clock() - INTERVAL
+                self._write(_opening(self.state))
+            case ev.TrialFinished():
+                self._unsaid = event
+                self._unsaid_count += 1
+            case ev.FaultSeen() if not will_retry(event):
+                self._limited((event.kind, event.decision), _fault(event))
+            case ev.Notice(text=said):
+                self._limited(said, said)
+            case ev.CellEnded(cell=cell, note=str(note)):
+                self._limited(note, f"Cell {cell}: {note}")
+            case ev.RunStopping(reason=reason, running=running):
+                self._write(f"Stopping ({reason}), {text.plural(running, 'trial')} still running")
+            case ev.RunEnded(summary=summary):
+                self._flush(final=True)
+                self._write(f"Done. {summary}")
+            case _:
+                pass
+        self._flush()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._flush(final=True)
+        if self.state.started_at is not None and self.state.summary is None:
+            self._write(f"The run ended early: {text.finished_of(self.state)}")
+
+    def _limited(self, sort: Hashable, line: str) -> None:
+        now = self._clock()
+        entry = self._sorts.setdefault(sort, _Sort(now))
+        if entry.written < SAME_PER_INTERVAL:
+            entry.written += 1
+            self._write(line)
+        else:
+            entry.held += 1
+            entry.last = line
+
+    def _flush(self, *, final: bool = False) -> None:
+        """Say what was held back and whose interval is over."""
+        now = self._clock()
+        for sort, entry in list(self._sorts.items()):
+            if final or now - entry.since >= INTERVAL:
+                del self._sorts[sort]
+                if entry.held:
+                    self._write(entry.last + _more(entry.held - 1))
+        if self._unsaid is not None and (final or now - self._progress_at >= INTERVAL):
+            self._write(_progress(self._unsaid, self._unsaid_count - 1, self.state))
+            self._unsaid, self._unsaid_count, self._progress_at = None, 0, now
+
+    def _write(self, line: str) -> None:
+        if self._stream is None:
+            return
+        at = text.duration(self.state.elapsed())
+        try:
+            self._stream.write(f"[supermax {at}] {text.clean(line)}\n")
+            self._stream.flush()
+        except (OSError, ValueError):
+            self._stream = None
+
+
+def _more(count: int, thing: str = "") -> str:
+    return f" (+{count} more{thing})" if count else ""
+
+
+def _opening(state: RunState) -> str:
+    workers = text.plural(state.workers, "worker")
+    goal = " and ".join(state.directions)
+    resumed = f", {text.plural(state.resumed, 'trial')} resumed" if state.resumed else ""
+    best = f", best {text.best_so_far(state)}" if state.best is not None else ""
+    where = f", run files in {state.run_dir}" if state.run_dir else ""
+    return (
+        f"Study {state.study_name!r} ({goal}): {text.finished_of(state)}{best}{resumed}, "
+        f"{workers}{where}"
+    )
+
+
+def _fault(event: ev.FaultSeen) -> str:
+    return (
+        f"Trial {event.number}, attempt {event.attempt}: {event.kind} ({event.culprit}); "
+        f"{event.decision}; {event.message}"
+    )
+
+
+def _progress(event: ev.TrialFinished, others: int, state: RunState) -> str:
+    words = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+    values = ""
+    if event.values is not None:
+        values = " at " + ", ".join(text.number(value) for value in event.values)
+    parts = [
+        f"Trial {event.number} {words.get(event.state, event.state)}{values} "
+        f"in {event.seconds:.1f} s{_more(others, ' trials')}",
+        text.finished_of(state),
+    ]
+    if state.best is not None:
+        parts.append(f"best {text.best_so_far(state)}")
+    if state.faults:
+        parts.append(text.plural(state.faults.total(), "fault"))
+    if (eta := state.eta()) is not None and state.finished < (state.target or 0):
+        parts.append(f"about {text.duration(eta)} left")
+    return "; ".join(parts)

@@ -1,0 +1,53 @@
+"""Small pieces of text that both displays use."""
+
+from __future__ import annotations
+
+import math
+
+from supermax.display.state import RunState
+
+LONGEST = 1000  # an exception may say megabytes
+
+
+def clean(text: str) -> str:
+    """The text on one line, with nothing in it that could move the cursor or fail to print."""
+    printable = "".join(char if char.isprintable() else " " for char in text[:LONGEST])
+    return " ".join(printable.split()) + ("..." if len(text) > LONGEST else "")
+
+
+def duration(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def plural(count: int, thing: str, things: str | None = None) -> str:
+    return f"{count} {thing if count == 1 else things or thing + 's'}"
+
+
+def finished_of(state: RunState) -> str:
+    of = f"/{state.target}" if state.target is not None else ""
+    return f"{state.finished}{of} finished"
+
+
+def best_so_far(state: RunState) -> str:
+    """The best trial, or how many are complete where no single one can be the best."""
+    if state.several_objectives:
+        complete = plural(state.states["COMPLETE"], "complete trial")
+        return f"{complete} in this run, {len(state.directions)} objectives"
+    if state.best is None:
+        return "none yet"
+    trial, value = state.best
+    return f"{number(value)} in trial {trial} ({' and '.join(state.directions)})"
+
+
+def fault_counts(state: RunState) -> str:
+    """Faults by kind, most frequent first."""
+    return ", ".join(f"{count} {clean(kind)}" for kind, count in state.faults.most_common())

@@ -1,0 +1,155 @@
+"""What a cell's trial asks and says while it runs, and what the study answers.
+
+Suggest, ShouldPrune, RelativeParams, Look ──▶ Reply
+Report, Attribute ──▶ storage
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    json_to_distribution,
+)
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.engine.job import Attempt, Job
+from supermax.engine.names import Names, plain_name, under_plain_names
+from supermax.engine.protocol import (
+    Attribute,
+    Look,
+    Message,
+    RelativeParams,
+    Reply,
+    Report,
+    ShouldPrune,
+    Suggest,
+    faithful,
+)
+from supermax.engine.storage import CLAIM, PatientStorage
+
+_STUDY_READS = {
+    "get_study_id_from_name",
+    "get_study_name_from_id",
+    "get_study_directions",
+    "get_study_user_attrs",
+    "get_study_system_attrs",
+    "get_all_studies",
+}
+
+
+class Answers:
+    def __init__(self, study: Study, storage: PatientStorage, names: Names) -> None:
+        self._study = study
+        self._storage = storage
+        self._names = names
+
+    def to(self, attempt: Attempt, message: Message) -> Reply | None:
+        """Do what the message says; the reply, for one that waits for it.
+
+        Errors travel back and are raised in the objective, where Optuna would raise them.
+        """
+        try:
+            match message:
+                case Report(step, value):
+                    self._report(attempt, step, value)
+                case Attribute(key, value, system):
+                    self._attribute(attempt.job, key, value, system)
+                case Suggest(name, distribution):
+                    return Reply(self._suggest(attempt.job, name, distribution))
+                case ShouldPrune():
+                    return Reply(attempt.job.trial.should_prune())
+                case RelativeParams():
+                    params = attempt.job.trial.relative_params
+                    attempt.job.keep_drawn()
+                    return Reply(faithful({plain_name(k): v for k, v in params.items()}))
+                case Look(what, args):
+                    return Reply(faithful(self._look(what, args)))
+        except Exception as error:
+            if isinstance(message, (Report, Attribute)):
+                raise
+            return Reply(error=_portable(error))
+        return None
+
+    def _suggest(self, job: Job, name: str, portable: Any) -> float:
+        distribution: BaseDistribution = (
+            json_to_distribution(portable) if isinstance(portable, str) else portable
+        )
+        stored = self._names.stored(name, distribution)
+        self._pass_on_fixed(job, name, stored, distribution)
+        value = job.trial._suggest(stored, distribution)
+        job.keep_drawn()
+        return float(distribution.to_internal_repr(value))
+
+    @staticmethod
+    def _pass_on_fixed(job: Job, name: str, stored: str, distribution: BaseDistribution) -> None:
+        """An enqueued value reaches the branch that is taken, and is left out where that branch
+        does not have it."""
+        fixed = job.trial._fixed_params
+        if name not in fixed:
+            return
+        value = fixed[name]
+        if isinstance(distribution, CategoricalDistribution) and value not in distribution.choices:
+            job.trial._fixed_params = {k: v for k, v in fixed.items() if k not in (name, stored)}
+        elif stored != name:
+            job.trial._fixed_params = {**fixed, stored: value}
+
+    def _report(self, attempt: Attempt, step: int, value: float) -> None:
+        trial, cached = attempt.job.trial, attempt.job.trial._cached_frozen_trial
+        if not attempt.curve_started and attempt.job.attempt > 1:
+            # An earlier attempt got further; its curve ends where this one begins.
+            self._storage.forget_steps(trial._trial_id, step)
+            kept = {s: v for s, v in cached.intermediate_values.items() if s < step}
+            cached.intermediate_values = kept
+        attempt.curve_started = True
+        attempt.last_step = step
+        self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        cached.intermediate_values[step] = value
+
+    def _attribute(self, job: Job, key: str, value: Any, system: bool) -> None:
+        trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
+        if system:
+            self._storage.set_trial_system_attr(trial_id, key, value)
+            cached.system_attrs[key] = value
+        else:
+            self._storage.set_trial_user_attr(trial_id, key, value)
+            cached.user_attrs[key] = value
+
+    def _look(self, what: str, args: list[Any]) -> Any:
+        if what in ("sampler", "pruner"):
+            return getattr(self._study, what)
+        if what == "get_trial":
+            return under_plain_names(self._storage.get_trial(args[0]))
+        if what == "get_all_trials":
+            study_id, states = args
+            wanted = None if states is None else tuple(TrialState(state) for state in states)
+            trials = self._storage.get_all_trials(study_id, deepcopy=False, states=wanted)
+            return [under_plain_names(trial) for trial in trials]
+        if what not in _STUDY_READS:
+            raise RuntimeError(f"{what} is not available inside a trial.")
+        return getattr(self._storage, what)(*args)
+
+
+def snapshot(job: Job) -> FrozenTrial:
+    """The trial as its next attempt shall find it: plain names, no traces of earlier attempts
+    that Optuna would take for this one's."""
+    trial = copy.copy(under_plain_names(job.trial._cached_frozen_trial))
+    trial.intermediate_values = {}
+    trial.system_attrs = {
+        key: value
+        for key, value in trial.system_attrs.items()
+        if key != CLAIM and not key.startswith("constraints")
+    }
+    return trial
+
+
+def _portable(error: Exception) -> Exception:
+    try:
+        faithful(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,455 @@
+"""ask → launch → watch → tell: the one loop, and the study's only writer.
+
+    study.ask ──▶ Job ──▶ idle cell ──▶ messages ──▶ Evidence ──▶ fault? ──▶ decision ──▶ study.tell
+                   ▲                                                 │
+                   └──────────────── retry, after a pause ◀──────────┘
+
+One blocking wait (fleet.wait). Deadlines are looked at after everything that has arrived was
+read, so a slow storage or callback never makes a living cell look dead.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from optuna.samplers import GridSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.engine import events as say
+from supermax.engine import kernel, policy
+from supermax.engine.answers import Answers, snapshot
+from supermax.engine.crew import Crew
+from supermax.engine.faults import Evidence, Fault, KilledFor, Kind, classify
+from supermax.engine.fleet import (
+    KILL,
+    SHOW_STACK,
+    TERM,
+    Cell,
+    CellGone,
+    CellReady,
+    Fleet,
+    Heard,
+    KeeperGone,
+    ObjectiveBroken,
+    ObjectiveLoaded,
+)
+from supermax.engine.folder import StudyFolder
+from supermax.engine.job import Attempt, Job
+from supermax.engine.logs import tail_of
+from supermax.engine.names import plain_params
+from supermax.engine.outcome import INTERRUPTED, PRUNED, Outcome
+from supermax.engine.protocol import Exited, Finished, Message, Stop, StopStudy, Task
+from supermax.engine.resume import standing_outcome
+from supermax.engine.storage import PatientStorage
+from supermax.engine.telling import tell
+from supermax.errors import RunHalted
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+_STACK_PAUSE = 0.3  # for a hung cell to write its stack into its log
+_TERM_GRACE = 5.0
+_STOP_GRACE = 30.0  # for a trial that never reports
+_RECOUNT = 5.0  # seconds; others may finish trials of the same study
+Callback = Callable[[Study, FrozenTrial], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    n_trials: int | None = None
+    timeout: float | None = None
+    workers: int = 1
+    reuse_cells: bool = False
+    trial_timeout: float | None = None
+    stall_timeout: float | None = None
+    retries: int = 2
+    devices: tuple[str, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+
+
+class Coordinator:
+    """State of the loop. `waiting` are claimed trials without a cell; `attempts` have one."""
+
+    def __init__(
+        self,
+        study: Study,
+        storage: PatientStorage,
+        folder: StudyFolder,
+        fleet: Fleet,
+        answers: Answers,
+        options: Options,
+        emit: Callable[[say.Event], None],
+        *,
+        volatile: bool,
+    ) -> None:
+        self.study = study
+        self.storage = storage
+        self.folder = folder
+        self.fleet = fleet
+        self.answers = answers
+        self.options = options
+        self.emit = emit
+        self.volatile = volatile
+        self.crew = Crew(fleet, options.workers, options.reuse_cells, options.devices, emit)
+        self.waiting: list[Job] = []
+        self.attempts: dict[int, Attempt] = {}  # by cell number
+        self.faults: Counter[str] = Counter()
+        self.retries = 0
+        self.told = 0
+        self.stop_reason: str | None = None
+        self.ever_succeeded = False
+        self.failures: list[str] = []
+        self._started = time.monotonic()
+        self._counted = 0.0
+        self._finished = 0
+        self._stop_asked: str | None = None
+
+    # The loop.
+
+    def run(self, leftovers: Sequence[Job]) -> None:
+        self.recount()
+        for job in leftovers:
+            self.take_up(job)
+        if self.exhausted():
+            self.study._stop_flag = True
+        while True:
+            self.heed_stop()
+            self.fill()
+            if not self.attempts and not self.more_to_come():
+                return
+            for event in self.fleet.wait(self.next_deadline()):
+                self.handle(event)
+            self.enforce_deadlines()
+
+    def request_stop(self, reason: str) -> None:
+        """End the run cleanly; may be called from a signal handler."""
+        self._stop_asked = reason
+        self.fleet.wake()
+
+    def heed_stop(self) -> None:
+        timeout = self.options.timeout
+        if timeout is not None and time.monotonic() - self._started >= timeout:
+            self._stop_asked = self._stop_asked or "timeout"
+        if self._stop_asked and not self.stop_reason:
+            self.stop_reason = self._stop_asked
+            self.emit(say.RunStopping(self.stop_reason, len(self.attempts)))
+            for attempt in self.attempts.values():
+                self.fleet.send(attempt.cell, Stop())
+                if not attempt.ladder:
+                    later = time.monotonic() + _STOP_GRACE
+                    attempt.ladder = [(later, TERM), (later + _TERM_GRACE, KILL)]
+
+    def more_to_come(self) -> bool:
+        """True while trials shall be launched that are not running yet."""
+        if self.stop_reason:
+            return False
+        return bool(self.waiting and self.room(len(self.attempts))) or self.wants_new()
+
+    def wants_new(self) -> bool:
+        if self.study._stop_flag or self.stop_reason:
+            return False
+        return self.room(len(self.attempts) + len(self.waiting))
+
+    def room(self, claimed: int) -> bool:
+        target = self.options.n_trials
+        return target is None or self._finished + claimed < target
+
+    def left_to_launch(self) -> int:
+        """How many launches are still to be expected, as far as cells are to be kept ready."""
+        if not self.more_to_come():
+            return 0
+        if self.study._stop_flag:
+            return len(self.waiting)
+        target = self.options.n_trials
+        if target is None:
+            return self.options.workers
+        return target - self._finished - len(self.attempts)
+
+    def recount(self) -> None:
+        """Others may work on the study too: now and then look how many trials are finished."""
+        trials = self.storage.get_all_trials(self.study._study_id, deepcopy=False)
+        states = Counter(trial.state for trial in trials)
+        self._finished = sum(states[state] for state in FINISHED)
+        self.ever_succeeded |= bool(states[TrialState.COMPLETE] or states[TrialState.PRUNED])
+        self._counted = time.monotonic()
+
+    def exhausted(self) -> bool:
+        sampler = self.study.sampler
+        return isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
+
+    # Launching.
+
+    def fill(self) -> None:
+        """Give every idle worker something to do."""
+        now = time.monotonic()
+        if now - self._counted > _RECOUNT:
+            self.recount()
+        self.crew.keep_ready(self.left_to_launch(), len(self.attempts))
+        while len(self.attempts) < self.options.workers and self.more_to_come():
+            due = [job for job in self.waiting if job.not_before <= time.monotonic()]
+            if not due and not self.wants_new():
+                return
+            cell = self.crew.pick(
+                fresh=bool(due) and due[0].needs_fresh_cell,
+                busy=[attempt.cell for attempt in self.attempts.values()],
+            )
+            if cell is None:
+                return
+            if due:
+                self.waiting.remove(due[0])
+            self.launch(due[0] if due else self.ask(), cell)
+
+    def ask(self) -> Job:
+        trial = self.study.ask()
+        return Job(trial, self.folder.trial(trial.number))
+
+    def launch(self, job: Job, cell: Cell) -> None:
+        job.launch(cell)
+        task = Task(
+            folder=str(job.folder.path),
+            attempt=job.attempt,
+            study_name=self.study.study_name,
+            study_id=self.study._study_id,
+            directions=[int(direction) for direction in self.study.directions],
+            trial=snapshot(job),
+            env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
+            volatile=self.volatile,
+        )
+        attempt = Attempt(job, cell, kernel.oom_kills())
+        self.attempts[cell.number] = attempt
+        self.fleet.give(cell, task, job.folder.log)
+        self.emit(say.TrialStarted(job.number, job.attempt, cell.number, attempt.started))
+
+    # Hearing.
+
+    def handle(self, event: object) -> None:
+        match event:
+            case Heard(cell, message):
+                if (attempt := self.attempts.get(cell.number)) is not None:
+                    self.hear(attempt, message)
+            case CellReady(cell):
+                self.crew.came_up(cell)
+            case CellGone(cell, exit):
+                self.cell_gone(cell, exit)
+            case KeeperGone(cells):
+                for cell in cells:
+                    self.cell_gone(cell, Exited(cell.number, None, int(KILL), 0, 0))
+                self.crew.keeper_gone(tail_of(self.folder.keeper_log))
+            case ObjectiveLoaded(_, why_not):
+                self.crew.loaded(why_not)
+            case ObjectiveBroken(error, traceback):
+                self.crew.broken(error, traceback)
+
+    def hear(self, attempt: Attempt, message: Message) -> None:
+        attempt.last_heard = time.monotonic()
+        match message:
+            case Finished(outcome, unclean):
+                del self.attempts[attempt.cell.number]
+                self.came_to(attempt, Outcome.from_json(outcome), unclean)
+            case StopStudy():
+                self.study._stop_flag = True
+            case _:
+                if (reply := self.answers.to(attempt, message)) is not None:
+                    self.fleet.send(attempt.cell, reply)
+                elif attempt.curve_started and hasattr(message, "step"):
+                    self.emit(say.TrialReported(attempt.job.number, message.step, message.value))
+
+    def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
+        job = attempt.job
+        if outcome.state == INTERRUPTED:
+            self.crew.dismiss(attempt.cell)
+            self.put_back(job)
+            return
+        evidence = self.evidence(attempt, outcome)
+        healthy = classify(evidence) is None and unclean is None
+        self.crew.served(attempt.cell, healthy, unclean)
+        self.conclude(job, evidence)
+
+    def cell_gone(self, cell: Cell, exit: Exited) -> None:
+        attempt = self.attempts.pop(cell.number, None)
+        self.crew.gone(cell, exit, tail_of(self.folder.keeper_log), ran=attempt is not None)
+        if attempt is None:
+            return
+        outcome = standing_outcome(attempt.job)
+        if outcome is None and attempt.killed_for is KilledFor.STOP:
+            self.put_back(attempt.job)
+            return
+        self.conclude(attempt.job, self.evidence(attempt, outcome, exit))
+
+    def put_back(self, job: Job) -> None:
+        """The run is stopping: the trial stays claimed and goes on next time."""
+        job.note_stop()
+        self.waiting.append(job)
+
+    def evidence(
+        self, attempt: Attempt, outcome: Outcome | None, exit: Exited | None = None
+    ) -> Evidence:
+        peak = outcome.peak_rss if outcome else (exit.max_rss if exit else None)
+        return Evidence(
+            outcome=outcome,
+            exit_code=exit.code if exit else None,
+            signum=exit.signum if exit else None,
+            killed_for=attempt.killed_for,
+            oom_kills=max(0, kernel.oom_kills() - attempt.oom_kills_before) if exit else 0,
+            fresh_cell=attempt.cell.trials <= 1,
+            directions=len(self.study.directions),
+            seconds=time.monotonic() - attempt.started,
+            limit=attempt.limit,
+            last_step=attempt.last_step,
+            peak_rss=peak,
+            log_tail=tail_of(attempt.job.folder.log) if outcome is None else "",
+        )
+
+    # Concluding.
+
+    def take_up(self, job: Job) -> None:
+        """A trial that an earlier run had claimed: tell what it came to, or go on with it."""
+        outcome = standing_outcome(job)
+        if outcome is not None:
+            self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
+        elif job.last_fault is not None:
+            self.act(job, job.last_fault, Evidence())
+        else:
+            self.waiting.append(job)
+
+    def conclude(self, job: Job, evidence: Evidence) -> None:
+        fault = classify(evidence)
+        if fault is not None:
+            self.act(job, fault, evidence)
+        elif evidence.outcome is not None:
+            pruned = evidence.outcome.state == PRUNED
+            state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+            self.finish(job, state, evidence.outcome)
+
+    def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
+        decision = policy.decide(fault, job.faults, self.options.retries)
+        words = _in_words(decision)
+        self.faults[str(fault.kind)] += 1
+        job.note_fault(fault, words, evidence)
+        self.emit(
+            say.FaultSeen(
+                job.number, job.attempt, str(fault.kind), str(fault.culprit), fault.message, words
+            )
+        )
+        match decision:
+            case policy.Retry(delay, blocking):
+                self.retries += 1
+                job.not_before = time.monotonic() + delay
+                job.blocking_launches |= blocking
+                job.needs_fresh_cell = True
+                self.waiting.append(job)
+            case policy.Prune(name, value):
+                self.finish(job, TrialState.PRUNED, evidence.outcome, (name, value))
+            case policy.Fail():
+                self.finish(job, TrialState.FAIL, evidence.outcome)
+                self.consider_halting(fault, evidence)
+            case policy.Halt(reason):
+                self.finish(job, TrialState.FAIL, evidence.outcome)
+                raise RunHalted(reason)
+
+    def consider_halting(self, fault: Fault, evidence: Evidence) -> None:
+        self.failures.append(fault.signature if fault.kind is Kind.EXCEPTION else str(fault.kind))
+        raised = evidence.outcome.raised if evidence.outcome else None
+        if raised and fault.kind is Kind.EXCEPTION:
+            if policy.halts(self.failures, self.ever_succeeded):
+                raise RunHalted(
+                    f"The first {len(self.failures)} trials all failed with the same exception "
+                    f"from the same line ({raised.where}), and none has ever succeeded. Fix it, "
+                    f"then call again; supermax.retry(study) runs the failed trials once more."
+                    f"\n\n{raised.traceback}"
+                )
+
+    def finish(
+        self,
+        job: Job,
+        state: TrialState,
+        outcome: Outcome | None,
+        constraint: tuple[str, float] | None = None,
+    ) -> None:
+        trouble = tell(self.study, self.storage, job, state, outcome, constraint)
+        if trouble is not None:
+            self.emit(say.Notice(f"The sampler raised {type(trouble).__name__}: {trouble}"))
+        self._finished += 1
+        self.told += 1
+        self.crew.trial_finished()
+        self.ever_succeeded |= state is TrialState.COMPLETE or (
+            state is TrialState.PRUNED and constraint is None
+        )
+        frozen = self.storage.get_trial(job.trial._trial_id)
+        self.emit(
+            say.TrialFinished(
+                number=job.number,
+                state=frozen.state.name,
+                values=tuple(frozen.values) if frozen.values is not None else None,
+                params=plain_params(frozen),
+                attempts=job.attempt,
+                seconds=outcome.seconds if outcome else 0.0,
+                finished=self._finished,
+            )
+        )
+        for callback in self.options.callbacks:
+            callback(self.study, copy.deepcopy(frozen))
+
+    # Deadlines.
+
+    def next_deadline(self) -> float | None:
+        """Seconds until something is due, or None to wait for ever."""
+        now = time.monotonic()
+        due = [self.crew.next_deadline(), self._started + (self.options.timeout or math.inf)]
+        for attempt in self.attempts.values():
+            due += [when for when, _ in attempt.ladder[:1]] or self.limits(attempt)
+        if len(self.attempts) < self.options.workers and not self.stop_reason:
+            due += [job.not_before for job in self.waiting]
+        if self.options.timeout is not None and self.stop_reason:
+            due.remove(self._started + self.options.timeout)
+        soonest = min(due)
+        return None if soonest == math.inf else max(0.0, soonest - now)
+
+    def limits(self, attempt: Attempt) -> list[float]:
+        """When this attempt is too slow, and when it is too silent."""
+        limits = []
+        if self.options.trial_timeout is not None:
+            limits.append(attempt.started + self.options.trial_timeout)
+        if self.options.stall_timeout is not None and attempt.last_step is not None:
+            limits.append(attempt.last_heard + self.options.stall_timeout)
+        return limits
+
+    def enforce_deadlines(self) -> None:
+        now = time.monotonic()
+        self.crew.enforce_deadlines()
+        for attempt in self.attempts.values():
+            if attempt.ladder:
+                self.climb(attempt, now)
+            elif any(limit <= now for limit in self.limits(attempt)):
+                timeout = self.options.trial_timeout
+                late = timeout is not None and attempt.started + timeout <= now
+                attempt.killed_for = KilledFor.TIMEOUT if late else KilledFor.STALL
+                attempt.limit = timeout if late else self.options.stall_timeout
+                self.fleet.signal(attempt.cell, SHOW_STACK, group=False)
+                term = now + _STACK_PAUSE
+                attempt.ladder = [(term, TERM), (term + _TERM_GRACE, KILL)]
+
+    def climb(self, attempt: Attempt, now: float) -> None:
+        """TERM, grace, KILL the group."""
+        when, signum = attempt.ladder[0]
+        if when > now:
+            return
+        attempt.killed_for = attempt.killed_for or KilledFor.STOP
+        self.fleet.signal(attempt.cell, signum)
+        attempt.ladder = attempt.ladder[1:] or [(now + 1.0, int(KILL))]
+
+
+def _in_words(decision: policy.Decision) -> str:
+    match decision:
+        case policy.Retry(delay, blocking):
+            return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
+        case policy.Prune(name):
+            return f"pruned, constraint {name}"
+        case policy.Fail(culprit):
+            return f"failed: {culprit}"
+        case policy.Halt():
+            return "halted"

@@ -1,0 +1,110 @@
+"""What a run says about itself while it goes: plain values for displays, trackers and tests.
+
+The coordinator calls every listener with each event, in order, on its own thread. A listener
+must be quick. One that raises is dropped for the rest of the run: looking never stops the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from supermax.engine.summary import Summary
+
+
+@dataclass(frozen=True)
+class RunStarted:
+    """The study is open and locked; no trial has been launched yet."""
+
+    study_name: str
+    directions: tuple[str, ...]  # "minimize" or "maximize", one per objective
+    target: int | None  # n_trials: finished trials the study shall hold in all
+    finished: int  # how many it holds already
+    resumed: int  # trials an earlier run had claimed and this one goes on with
+    workers: int
+    run_dir: str
+    best: tuple[int, float] | None  # trial number and value; None for several objectives
+
+
+@dataclass(frozen=True)
+class TrialStarted:
+    number: int
+    attempt: int
+    cell: int
+    at: float  # time.monotonic() when the task was sent
+
+
+@dataclass(frozen=True)
+class TrialReported:
+    number: int
+    step: int
+    value: float
+
+
+@dataclass(frozen=True)
+class TrialFinished:
+    number: int
+    state: str  # COMPLETE, PRUNED or FAIL
+    values: tuple[float, ...] | None
+    params: dict[str, object]  # under the names the objective uses
+    attempts: int
+    seconds: float  # of the attempt that counted
+    finished: int  # finished trials in the study, this one included
+
+
+@dataclass(frozen=True)
+class FaultSeen:
+    number: int
+    attempt: int
+    kind: str
+    culprit: str
+    message: str
+    decision: str  # "retry in 1.0 s", "pruned", "failed", ...
+
+
+@dataclass(frozen=True)
+class CellStarted:
+    cell: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class CellEnded:
+    cell: int
+    trials: int
+    note: str | None  # anything odd about its end
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a person should read: left-over trials, a slower mode, storage that is slow."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RunStopping:
+    reason: str
+    running: int
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    summary: Summary
+
+
+Event = (
+    RunStarted
+    | TrialStarted
+    | TrialReported
+    | TrialFinished
+    | FaultSeen
+    | CellStarted
+    | CellEnded
+    | Notice
+    | RunStopping
+    | RunEnded
+)
+Listener = Callable[[Event], None]

@@ -1,0 +1,296 @@
+"""The coordinator's hold on its processes: the keeper, and the cells it makes.
+
+    start_cell, give, signal ──▶ Fleet ──▶ keeper and cells
+    Heard, CellReady, CellGone, KeeperGone ◀── wait() ◀── one selector over all their sockets
+
+It knows processes, not trials. Nothing here blocks except wait(), and close() for as long as
+the keeper takes to end everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supermax.engine import kernel
+from supermax.engine.keeper import command
+from supermax.engine.protocol import (
+    CaptureLog,
+    Channel,
+    ConnectionLost,
+    Exited,
+    Loaded,
+    LoadFailed,
+    Message,
+    Ready,
+    Setup,
+    SignalCell,
+    StartCell,
+    Started,
+    Task,
+)
+
+TAG = "SUPERMAX_RUN"
+_SEND_PATIENCE = 20  # seconds a cell may leave its mail unread before it counts as gone
+_CLOSING = 15.0
+_THREADS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
+
+
+@dataclass
+class Cell:
+    """A process that runs one trial at a time."""
+
+    number: int
+    channel: Channel
+    device: str | None = None
+    pid: int | None = None
+    ready: bool = False
+    trials: int = 0
+    started_at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class Heard:
+    cell: Cell
+    message: Message
+
+
+@dataclass(frozen=True)
+class CellReady:
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class CellGone:
+    cell: Cell
+    exit: Exited
+
+
+@dataclass(frozen=True)
+class KeeperGone:
+    """The keeper died, and with it every cell."""
+
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ObjectiveLoaded:
+    forks: bool
+    why_not: str | None
+
+
+@dataclass(frozen=True)
+class ObjectiveBroken:
+    error: str
+    traceback: str
+
+
+FleetEvent = Heard | CellReady | CellGone | KeeperGone | ObjectiveLoaded | ObjectiveBroken
+
+
+class Fleet:
+    def __init__(self, objective: bytes, *, identity: str, workers: int, fresh: bool, log: Path):
+        self.cells: dict[int, Cell] = {}
+        self.made = 0
+        self._objective = objective
+        self._fresh = fresh
+        self._log = log
+        self._tag = f"{TAG}={identity}"
+        self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
+        self._selector = selectors.DefaultSelector()
+        self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._control: Channel | None = None
+
+    # Doing.
+
+    def start_keeper(self) -> None:
+        """Start the process that loads the objective; wait() tells how that went."""
+        ours, theirs = socket.socketpair()
+        with tempfile.TemporaryFile() as blob, theirs, self._log.open("ab") as log:
+            blob.write(self._objective)
+            blob.flush()
+            fds = (theirs.fileno(), blob.fileno())
+            self._keeper = subprocess.Popen(
+                command("keeper", sys.path, *fds, os.getpid()),
+                env=self._env,
+                pass_fds=fds,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._control = Channel(ours, _SEND_PATIENCE)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._control.send(Setup(sys.path, self._fresh))
+
+    def start_cell(self, device: str | None = None) -> Cell:
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        self.made += 1
+        cell = Cell(self.made, Channel(ours, _SEND_PATIENCE), device)
+        self.cells[cell.number] = cell
+        env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
+        with theirs:
+            self._tell_keeper(StartCell(cell.number, env), theirs.fileno())
+        self._selector.register(cell.channel, selectors.EVENT_READ, cell)
+        return cell
+
+    def give(self, cell: Cell, task: Task, log: Path) -> None:
+        """Send a cell its task; its output goes to `log` from here on."""
+        reader, writer = os.pipe()
+        try:
+            self._tell_keeper(CaptureLog(cell.number, str(log)), reader)
+            with contextlib.suppress(ConnectionLost):  # its death will be heard of
+                cell.channel.send(task, (writer,))
+        finally:
+            os.close(reader)
+            os.close(writer)
+        cell.trials += 1
+
+    def send(self, cell: Cell, message: Message) -> None:
+        with contextlib.suppress(ConnectionLost):
+            cell.channel.send(message)
+
+    def hang_up(self, cell: Cell) -> None:
+        """Nothing more will be sent: a cell that waits for work ends."""
+        with contextlib.suppress(OSError):
+            cell.channel.sock.shutdown(socket.SHUT_WR)
+
+    def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
+        self._tell_keeper(SignalCell(cell.number, int(signum), group))
+
+    def wake(self) -> None:
+        """Make wait() return; may be called from a signal handler."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"!")
+
+    def _tell_keeper(self, message: Message, *fds: int) -> None:
+        assert self._control is not None
+        with contextlib.suppress(ConnectionLost):  # its death will be heard of
+            self._control.send(message, fds)
+
+    # Hearing.
+
+    def wait(self, timeout: float | None) -> list[FleetEvent]:
+        """Block until something happens or `timeout` passes; then all that happened."""
+        events: list[FleetEvent] = []
+        exits: list[FleetEvent] = []
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            elif key.fileobj is self._control:
+                exits += self._hear_keeper()
+            else:
+                events += self._hear(key.data)
+        # A cell's last words were sent before it ended: they come first.
+        for event in exits:
+            if isinstance(event, CellGone):
+                events += self._hear(event.cell)
+                self._forget(event.cell)
+            elif isinstance(event, KeeperGone):
+                for cell in event.cells:
+                    events += self._hear(cell)
+                    self._forget(cell)
+        return events + exits
+
+    def _hear(self, cell: Cell) -> Iterator[FleetEvent]:
+        with contextlib.suppress(ConnectionLost, ValueError):
+            for message in cell.channel.waiting():
+                if isinstance(message, Ready):
+                    cell.ready = True
+                    yield CellReady(cell)
+                else:
+                    yield Heard(cell, message)
+            return
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(cell.channel)  # closed; the keeper will say how it ended
+
+    def _hear_keeper(self) -> list[FleetEvent]:
+        assert self._control is not None
+        events: list[FleetEvent] = []
+        try:
+            for message in self._control.waiting():
+                match message:
+                    case Loaded(forks, why_not):
+                        events.append(ObjectiveLoaded(forks, why_not))
+                    case LoadFailed(error, traceback):
+                        events.append(ObjectiveBroken(error, traceback))
+                    case Started(number, pid) if number in self.cells:
+                        self.cells[number].pid = pid
+                    case Exited(number) if number in self.cells:
+                        events.append(CellGone(self.cells.pop(number), message))
+        except ConnectionLost:
+            events.append(self._lose_keeper())
+        return events
+
+    def _lose_keeper(self) -> KeeperGone:
+        """Make sure that nothing of it is left before anybody goes on."""
+        assert self._control is not None and self._keeper is not None
+        self._selector.unregister(self._control)
+        self._control.close()
+        self._control = None
+        self._keeper.kill()
+        self._keeper.wait()
+        kernel.sweep(self._tag)
+        lost = tuple(self.cells.values())
+        self.cells.clear()
+        return KeeperGone(lost)
+
+    def _forget(self, cell: Cell) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(cell.channel)
+        cell.channel.close()
+
+    def close(self) -> None:
+        """End everything: the keeper kills its cells and their kin when its socket closes."""
+        for cell in self.cells.values():
+            self._forget(cell)
+        self.cells.clear()
+        if self._control is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+        if self._keeper is not None:
+            try:
+                self._keeper.wait(_CLOSING)
+            except subprocess.TimeoutExpired:
+                self._keeper.kill()
+                self._keeper.wait()
+        if self._wake_r >= 0:
+            self._selector.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            self._wake_r = -1
+            kernel.sweep(self._tag)
+
+
+def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Share the cores among the cells, unless the user has said how."""
+    share = str(max(1, kernel.cores() // workers))
+    return {name: share for name in _THREADS if name not in environment}
+
+
+TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2

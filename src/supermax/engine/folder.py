@@ -1,0 +1,193 @@
+"""Every file name of a run, and how each is written.
+
+run_dir/
+  run.json                 format version, the run's identity, study and storage
+  keeper.log               what loading the objective printed
+  trials/00042/
+    ledger.jsonl           one line a launch, fault, stop or end; the coordinator appends
+    drawn.json             parameters the sampler drew together, before they are asked for
+    outcome.json           what the last attempt came to; the cell writes it, atomically
+    log.txt                output of all attempts, bounded
+    checkpoint/            the objective's own
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from supermax.engine.outcome import Outcome
+from supermax.errors import EnvironmentFault, UserError
+
+FORMAT = 1
+
+
+class TrialFolder:
+    """One trial's files. Cheap to make; nothing is created before it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.log = path / "log.txt"
+        self.checkpoint = path / "checkpoint"
+        self._ledger = path / "ledger.jsonl"
+        self._drawn = path / "drawn.json"
+        self._outcome = path / "outcome.json"
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Add a line to the ledger; it is on the disk when this returns."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        append_line(self._ledger, json.dumps({**record, "at": round(time.time(), 3)}))
+
+    def records(self) -> list[dict[str, Any]]:
+        """The ledger's lines; a torn last one, from a crash while it was written, is left out."""
+        try:
+            text = self._ledger.read_text(errors="replace")
+        except OSError:
+            return []
+        records = []
+        for line in text.splitlines():
+            with contextlib.suppress(ValueError):
+                records.append(json.loads(line))
+        return [record for record in records if isinstance(record, dict)]
+
+    def write_outcome(self, outcome: Outcome) -> None:
+        write_atomically(self._outcome, json.dumps(outcome.to_json()))
+
+    def outcome(self) -> Outcome | None:
+        """The outcome on disk, or None when there is none that can be read."""
+        try:
+            return Outcome.from_json(json.loads(self._outcome.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write_drawn(self, drawn: dict[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._drawn, json.dumps(drawn))
+
+    def drawn(self) -> dict[str, Any] | None:
+        try:
+            drawn = json.loads(self._drawn.read_text())
+        except (OSError, ValueError):
+            return None
+        return drawn if isinstance(drawn, dict) else None
+
+
+class StudyFolder:
+    """A run's folder, locked while a coordinator lives."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trials = path / "trials"
+        self.keeper_log = path / "keeper.log"
+        self._run = path / "run.json"
+
+    def trial(self, number: int) -> TrialFolder:
+        return TrialFolder(self.trials / f"{number:05d}")
+
+    def open(self, identity: str, about: dict[str, Any]) -> None:
+        """Make the folder the home of the run `identity`.
+
+        A folder of another study (one that was deleted and made again under the same name) is
+        moved aside, never written into and never removed.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            known = self._known()
+            if known and known.get("format", FORMAT) > FORMAT:
+                raise UserError(
+                    f"The run folder {self.path} was written by a newer Supermax (format "
+                    f"{known['format']}, this one knows {FORMAT}). Upgrade, or give another "
+                    f"run_dir."
+                )
+            if known and known.get("identity") != identity:
+                aside = self.path.with_name(
+                    f"{self.path.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
+                )
+                self.path.rename(aside)
+                self.path.mkdir()
+            self.trials.mkdir(exist_ok=True)
+            write_atomically(
+                self._run, json.dumps({"format": FORMAT, "identity": identity, **about}, indent=1)
+            )
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The run folder {self.path} cannot be written ({error.strerror or error}). "
+                f"Free or fix it, or give a folder that can be written as run_dir."
+            ) from error
+
+    def _known(self) -> dict[str, Any] | None:
+        try:
+            known = json.loads(self._run.read_text())
+        except (OSError, ValueError):
+            return None
+        return known if isinstance(known, dict) else None
+
+
+class Lock:
+    """Held by a living coordinator; the kernel lets go of it when that dies, however it dies."""
+
+    def __init__(self, path: Path, study_name: str) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+")
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The lock file {path} cannot be written ({error.strerror or error}). "
+                f"Free or fix the folder, or give one that can be written as run_dir."
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise UserError(
+                f"Another run is at work on the study '{study_name}' on this machine (process "
+                f"{holder}). Wait for it or stop it; one run at a time keeps the study whole."
+            ) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of it or nothing, whenever this process or the machine stops."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line that starts on its own, even after one that a crash tore."""
+    with path.open("ab+") as file:
+        if file.tell() and not _ends_with_newline(file):
+            line = "\n" + line
+        file.write(line.encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _ends_with_newline(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) == b"\n")
+
+
+def new_identity() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,132 @@
+"""A trial that this run has claimed, through all its attempts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from optuna.distributions import distribution_to_json, json_to_distribution
+from optuna.trial import Trial
+
+from supermax.engine.faults import Culprit, Evidence, Fault, Kind, classify
+from supermax.engine.fleet import Cell
+from supermax.engine.folder import TrialFolder
+
+
+@dataclass
+class Job:
+    """`attempt` counts launches, earlier runs' included; `faults` are those dealt with so far."""
+
+    trial: Trial
+    folder: TrialFolder
+    attempt: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
+    not_before: float = 0.0
+    needs_fresh_cell: bool = False
+    blocking_launches: bool = False
+    drawn_written: bool = False
+
+    @property
+    def number(self) -> int:
+        return int(self.trial.number)
+
+    def launch(self, cell: Cell) -> None:
+        """Count the launch on disk before it happens."""
+        self.attempt += 1
+        self.folder.append({"launch": self.attempt, "cell": cell.number})
+
+    def note_fault(self, fault: Fault, decision: str, evidence: Evidence) -> None:
+        self.faults.append(fault)
+        raised = evidence.outcome.raised if evidence.outcome else None
+        self.folder.append(
+            {
+                "fault": asdict(fault),
+                "attempt": self.attempt,
+                "decision": decision,
+                "exit_code": evidence.exit_code,
+                "signal": evidence.signum,
+                "seconds": round(evidence.seconds, 3),
+                "last_step": evidence.last_step,
+                "peak_rss": evidence.peak_rss,
+                "kernel_oom_kills": evidence.oom_kills,
+                "traceback": raised.traceback if raised else None,
+                "log_tail": evidence.log_tail,
+            }
+        )
+
+    def note_stop(self) -> None:
+        """The attempt was ended by the run's own end: no fault, and not counted as one."""
+        self.folder.append({"stopped": self.attempt})
+
+    def keep_drawn(self) -> None:
+        """Put on disk what the sampler drew together but the objective has not asked for yet."""
+        space, params = self.trial.relative_search_space, self.trial._relative_params
+        if self.drawn_written or not space or params is None:
+            return
+        self.drawn_written = True
+        try:
+            drawn = {
+                name: [distribution_to_json(space[name]), space[name].to_internal_repr(value)]
+                for name, value in params.items()
+            }
+        except TypeError:  # choices that only an in-memory study takes, which has no next run
+            return
+        self.folder.write_drawn(drawn)
+
+    def recall(self) -> None:
+        """Take up what earlier runs left in the folder: attempts, faults, drawn parameters."""
+        self.attempt, faults = history(self.folder.records())
+        self.last_fault = faults.pop(self.attempt, None)
+        self.faults = list(faults.values())
+        if (drawn := self.folder.drawn()) is not None:
+            space = {name: json_to_distribution(text) for name, (text, _) in drawn.items()}
+            self.trial.relative_search_space = space
+            self.trial._relative_params = {
+                name: space[name].to_external_repr(value) for name, (_, value) in drawn.items()
+            }
+            self.drawn_written = True
+        self.needs_fresh_cell = self.attempt > 0
+
+
+@dataclass
+class Attempt:
+    """A job in a cell, now."""
+
+    job: Job
+    cell: Cell
+    oom_kills_before: int
+    started: float = field(default_factory=time.monotonic)
+    last_heard: float = field(default_factory=time.monotonic)
+    last_step: int | None = None
+    ladder: list[tuple[float, int]] = field(default_factory=list)  # when to send which signal
+    killed_for: Any = None
+    limit: float | None = None
+    curve_started: bool = False
+
+
+def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
+    """How many attempts a ledger tells of, and the fault each ended in. A launch that nothing is
+    said about afterwards means that the coordinator was lost while it ran."""
+    attempts = 0
+    faults: dict[int, Fault] = {}
+    for record in records:
+        if "launch" in record:
+            attempts = record["launch"]
+            faults[attempts] = lost_coordinator()
+        elif "fault" in record:
+            faults[record["attempt"]] = _fault(record["fault"])
+        elif "stopped" in record:
+            faults.pop(record["stopped"], None)
+    return attempts, faults
+
+
+def lost_coordinator() -> Fault:
+    fault = classify(Evidence(coordinator_lost=True))
+    assert fault is not None
+    return fault
+
+
+def _fault(fields: dict[str, Any]) -> Fault:
+    return Fault(**{**fields, "kind": Kind(fields["kind"]), "culprit": Culprit(fields["culprit"])})

@@ -1,0 +1,77 @@
+"""A trial's output, bounded: its beginning and its end, whatever the middle was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+HEAD = 512 * 1024
+TAIL = 512 * 1024
+
+
+class BoundedLog:
+    """Keeps the first HEAD and the last TAIL bytes written to it in one file.
+
+    What comes after the head goes to two side files in turn, so that the end survives a crash
+    of the writer too; close() joins the parts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = path.stat().st_size if path.exists() else 0  # an earlier attempt's output
+        self._skipped = 0
+        self._parts = (path.with_suffix(".tail-a"), path.with_suffix(".tail-b"))
+        self._current = 0
+        self._current_size = 0
+        if self._written >= HEAD:  # a long first attempt: its end must not cost the next its own
+            self._written = HEAD
+
+    def write(self, data: bytes) -> None:
+        room = HEAD - self._written
+        if room > 0:
+            self._append(self.path, data[:room])
+            self._written += len(data[:room])
+            data = data[room:]
+        if data:
+            self._write_tail(data)
+
+    def close(self) -> None:
+        older, newer = (self._parts[1 - self._current], self._parts[self._current])
+        tail = b"".join(part.read_bytes() for part in (older, newer) if part.exists())
+        if tail:
+            kept = tail[-TAIL:]
+            left_out = self._skipped + len(tail) - len(kept)
+            note = f"\n[… {left_out} bytes left out …]\n".encode() if left_out else b""
+            self._append(self.path, note + kept)
+        for part in self._parts:
+            part.unlink(missing_ok=True)
+
+    def _write_tail(self, data: bytes) -> None:
+        if self._current_size + len(data) > TAIL and self._current_size:
+            self._current = 1 - self._current
+            self._current_size = 0
+            if self._parts[self._current].exists():
+                self._skipped += self._parts[self._current].stat().st_size
+                self._parts[self._current].unlink()
+        self._append(self._parts[self._current], data)
+        self._current_size += len(data)
+
+    @staticmethod
+    def _append(path: Path, data: bytes) -> None:
+        if data:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
+
+
+def tail_of(path: Path, most: int = 4000) -> str:
+    """The last `most` bytes of a log, as text; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,252 @@
+"""Opens a study for a run, runs it, and puts everything back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.exceptions import StorageInternalError
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.engine import events as say
+from supermax.engine import home, kernel
+from supermax.engine.answers import Answers
+from supermax.engine.coordinator import FINISHED, Coordinator, Options
+from supermax.engine.fleet import TAG, Fleet
+from supermax.engine.folder import Lock, StudyFolder, new_identity
+from supermax.engine.names import Names
+from supermax.engine.pickling import pickle_objective
+from supermax.engine.resume import find_leftovers, foreign_notice
+from supermax.engine.sampling import reseed
+from supermax.engine.storage import PatientStorage, reason
+from supermax.engine.summary import Summary
+from supermax.errors import EnvironmentFault, UserError
+
+IDENTITY = "supermax:run"
+_OPENING_PATIENCE = 60.0
+
+
+def run(
+    study: Study,
+    objective: Callable[..., Any],
+    options: Options,
+    *,
+    run_dir: Path | None = None,
+    listeners: Sequence[say.Listener] = (),
+) -> Summary:
+    """Run `objective` until the study holds `options.n_trials` finished trials."""
+    started = time.monotonic()
+    check(study, objective, options)
+    blob = pickle_objective(objective, study)
+    place = home.find_home(study)
+    folder = StudyFolder(Path(run_dir).absolute() if run_dir is not None else place.run_dir)
+    emit = _emitter(listeners)
+    with _locked(place, folder, study.study_name), _patient(study, emit) as storage:
+        trials = _first_look(study, storage)
+        folder.open(storage.claim, {"study": study.study_name, "storage": place.address})
+        kernel.sweep(f"{TAG}={storage.claim}")
+        reseed(study.sampler, len(trials))
+        running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+        leftovers, foreign = find_leftovers(study, running, storage.claim, folder)
+        emit(_started(study, options, trials, len(leftovers), folder))
+        if foreign:
+            emit(say.Notice(foreign_notice(foreign)))
+        fleet = Fleet(
+            blob,
+            identity=storage.claim,
+            workers=options.workers,
+            fresh=not options.reuse_cells,
+            log=folder.keeper_log,
+        )
+        coordinator = Coordinator(
+            study,
+            storage,
+            folder,
+            fleet,
+            Answers(study, storage, Names(trials)),
+            options,
+            emit,
+            volatile=place.volatile,
+        )
+        del trials, running
+        try:
+            with _signals(coordinator):
+                fleet.start_keeper()
+                coordinator.run(leftovers)
+        finally:
+            fleet.close()
+            for attempt in coordinator.attempts.values():
+                with contextlib.suppress(OSError):
+                    attempt.job.note_stop()
+        summary = _summary(coordinator, folder, time.monotonic() - started)
+        emit(say.RunEnded(summary))
+        return summary
+
+
+def check(study: Any, objective: Any, options: Options) -> None:
+    """Find what is wrong with a call before anything is touched, all of it at once."""
+    wrong = []
+    if not isinstance(study, Study):
+        wrong.append(f"study must be an optuna.Study, not {_kind(study)}")
+    if not callable(objective):
+        wrong.append(f"objective must be a function that takes a trial, not {_kind(objective)}")
+    if options.n_trials is not None and options.n_trials < 0:
+        wrong.append(f"n_trials must not be negative, but is {options.n_trials}")
+    if options.workers < 1:
+        wrong.append(f"workers must be at least 1, but is {options.workers}")
+    if options.retries < 0:
+        wrong.append(f"retries must not be negative, but is {options.retries}")
+    for name in ("timeout", "trial_timeout", "stall_timeout"):
+        seconds = getattr(options, name)
+        if seconds is not None and not seconds > 0:
+            wrong.append(f"{name} must be more than 0 seconds, but is {seconds}")
+    strange: list[Any] = [callback for callback in options.callbacks if not callable(callback)]
+    wrong += [f"callbacks must be functions, not {_kind(callback)}" for callback in strange]
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}.")
+    if study._thread_local.in_optimize_loop:
+        raise UserError("This study is being optimised already; one run at a time.")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+@contextlib.contextmanager
+def _locked(place: home.Home, folder: StudyFolder, study_name: str) -> Iterator[None]:
+    """One coordinator a study and host, wherever its run folder is."""
+    base = folder.path if place.volatile else place.run_dir
+    lock = Lock(base.with_name(f"{base.name}.lock"), study_name)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _patient(study: Study, emit: Callable[[say.Event], None]) -> Iterator[PatientStorage]:
+    """For the run's duration the study writes through a patient storage that claims trials."""
+    inner = study._storage
+    home.prepare(inner)
+    storage = PatientStorage(inner, "", lambda text: emit(say.Notice(text)))
+    study._storage = storage
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
+    try:
+        yield storage
+    finally:
+        study._storage = inner
+        study._thread_local.in_optimize_loop = False
+        study._thread_local.cached_all_trials = None
+
+
+def _first_look(study: Study, storage: PatientStorage) -> list[FrozenTrial]:
+    """The study's trials; and the run's identity, which is made when the study has none."""
+    storage.patience = _OPENING_PATIENCE
+    try:
+        claim = storage.get_study_system_attrs(study._study_id).get(IDENTITY)
+        if claim is None:
+            claim = new_identity()
+            storage.set_study_system_attr(study._study_id, IDENTITY, claim)
+        storage.claim = str(claim)
+        return storage.get_all_trials(study._study_id, deepcopy=False)
+    except (StorageInternalError, OSError) as error:
+        raise EnvironmentFault(
+            f"The study '{study.study_name}' cannot be opened: {reason(error)}. Check that its "
+            f"storage is there, is running and can be written."
+        ) from error
+    except KeyError as error:
+        raise UserError(
+            f"The study '{study.study_name}' is not in its storage any more. Create it again, "
+            f"or open the storage it is in."
+        ) from error
+    finally:
+        storage.patience = PatientStorage.default_patience
+
+
+@contextlib.contextmanager
+def _signals(coordinator: Coordinator) -> Iterator[None]:
+    """First Ctrl-C or TERM: end cleanly. Second Ctrl-C: at once. Only the main thread may."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    terminated = False
+
+    def on_signal(signum: int, _: object) -> None:
+        nonlocal terminated
+        terminated |= signum == signal.SIGTERM
+        if coordinator.stop_reason == "interrupt" and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        coordinator.request_stop("interrupt")
+
+    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if terminated:  # now that all is safe, it may do what it does to this program
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
+    active = list(listeners)
+
+    def emit(event: say.Event) -> None:
+        for listener in list(active):
+            try:
+                listener(event)
+            except Exception:  # looking never stops the work
+                active.remove(listener)
+
+    return emit
+
+
+def _started(
+    study: Study,
+    options: Options,
+    trials: list[FrozenTrial],
+    resumed: int,
+    folder: StudyFolder,
+) -> say.RunStarted:
+    best = None
+    if len(study.directions) == 1:
+        with contextlib.suppress(ValueError):
+            trial = study.best_trial
+            best = (trial.number, trial.values[0])
+    return say.RunStarted(
+        study_name=study.study_name,
+        directions=tuple(direction.name.lower() for direction in study.directions),
+        target=options.n_trials,
+        finished=sum(trial.state in FINISHED for trial in trials),
+        resumed=resumed,
+        workers=options.workers,
+        run_dir=str(folder.path),
+        best=best,
+    )
+
+
+def _summary(coordinator: Coordinator, folder: StudyFolder, seconds: float) -> Summary:
+    study = coordinator.study
+    trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
+    states = Counter(trial.state.name for trial in trials)
+    faults = coordinator.faults + coordinator.crew.faults
+    reason = coordinator.stop_reason or ("study.stop()" if study._stop_flag else None)
+    return Summary(
+        trials={state.name: states[state.name] for state in TrialState},
+        faults=dict(faults.most_common()),
+        retries=coordinator.retries,
+        told=coordinator.told,
+        cells=coordinator.fleet.made,
+        seconds=seconds,
+        stopped_by=reason,
+        run_dir=folder.path,
+    )

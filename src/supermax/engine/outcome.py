@@ -1,0 +1,109 @@
+"""What an attempt came to, as a cell writes it down before it says so."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+COMPLETE, PRUNED, RAISED, INTERRUPTED = "complete", "pruned", "raised", "interrupted"
+_PACKAGE = str(Path(__file__).resolve().parent.parent)
+_MOST_TRACEBACK = 20_000
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception, as far as it can be told in words."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str  # file:line of the innermost frame that is the user's own, where there is one
+    unsendable: bool = False  # the objective returned something that is no number
+    exit_code: int | None = None  # sys.exit
+
+
+@dataclass(frozen=True)
+class Outcome:
+    attempt: int
+    state: str
+    values: tuple[float, ...] | None = None
+    raised: Raised | None = None
+    seconds: float = 0.0
+    peak_rss: int | None = None
+    device_allocated: int | None = None
+    device_reserved: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Outcome:
+        raised = fields.get("raised")
+        values = fields.get("values")
+        return cls(
+            **{
+                **fields,
+                "raised": Raised(**raised) if raised else None,
+                "values": tuple(values) if values is not None else None,
+            }
+        )
+
+    @property
+    def diverged(self) -> bool:
+        return self.values is not None and not all(math.isfinite(v) for v in self.values)
+
+
+class NoNumber(TypeError):
+    """The objective returned something that is neither a number nor a sequence of numbers."""
+
+
+def as_values(result: Any) -> tuple[float, ...]:
+    """The objective's result as Optuna would read it."""
+    parts = result if isinstance(result, Sequence) and not isinstance(result, str) else [result]
+    values = []
+    for part in parts:
+        try:
+            values.append(float(part))
+        except (TypeError, ValueError) as error:
+            what = f"a {type(part).__name__}" if part is not None else "None"
+            raise NoNumber(
+                f"The objective returned {what}, which is not a number. It must return one "
+                f"number, or a sequence with one number for each direction of the study."
+            ) from error
+    return tuple(values)
+
+
+def describe(error: BaseException) -> Raised:
+    """Put an exception into words, without the engine's own frames on top."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE + os.sep)]
+    mine = [frame for frame in own if _is_users(frame.filename)] or own or list(frames)
+    where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else "?"
+    text = "".join(traceback.format_exception(error))
+    code = error.code if isinstance(error, SystemExit) else None
+    return Raised(
+        type=_qualified(type(error)),
+        message=str(error)[:2000],
+        traceback=text[-_MOST_TRACEBACK:],
+        where=where,
+        unsendable=isinstance(error, NoNumber),
+        exit_code=(code if isinstance(code, int) else int(code is not None))
+        if isinstance(error, SystemExit)
+        else None,
+    )
+
+
+def _is_users(filename: str) -> bool:
+    return (
+        not filename.startswith((sys.prefix, sys.base_prefix)) or "site-packages" not in filename
+    )
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

@@ -1,0 +1,92 @@
+"""The objective, made ready to travel; what cannot is named."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cloudpickle
+from optuna.study import Study
+
+from supermax.engine.remote_trial import current_study
+from supermax.errors import UserError
+
+_DEEPEST = 6
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles by value what a cell cannot import, and the study itself as a view of it."""
+
+    def __init__(self, file: Any, study: Study) -> None:
+        super().__init__(file)
+        self._study = study
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Study) and _is_same(obj, self._study):
+            return current_study, ()
+        return super().reducer_override(obj)
+
+
+def _is_same(one: Study, other: Study) -> bool:
+    """The study being optimised, by whichever object it is held."""
+    return one is other or (one._storage is other._storage and one._study_id == other._study_id)
+
+
+def pickle_objective(objective: Callable[..., Any], study: Study) -> bytes:
+    try:
+        return _dumps(objective, study)
+    except Exception as error:
+        path, culprit = _culprit(objective, study)
+        raise UserError(
+            f"The objective cannot be sent to another process: {path} is "
+            f"{_a(type(culprit).__name__)}, which cannot be pickled ({error}). Make it inside the "
+            f"objective, or load it there from a file."
+        ) from error
+
+
+def _dumps(obj: Any, study: Study) -> bytes:
+    buffer = io.BytesIO()
+    _Pickler(buffer, study).dump(obj)
+    return buffer.getvalue()
+
+
+def _culprit(obj: Any, study: Study) -> tuple[str, Any]:
+    """Follow the parts that fail to the smallest one."""
+    path = "the objective"
+    for _ in range(_DEEPEST):
+        for label, part in _parts(obj):
+            try:
+                _dumps(part, study)
+            except Exception:
+                path, obj = (f"{label}" if path == "the objective" else f"{path} → {label}"), part
+                break
+        else:
+            break
+    return path, obj
+
+
+def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.ismethod(obj):
+        yield f"{type(obj.__self__).__name__} object", obj.__self__
+    if inspect.isfunction(obj):
+        found = inspect.getclosurevars(obj)
+        yield from ((f"the global '{name}'", value) for name, value in found.globals.items())
+        yield from ((f"the variable '{name}'", value) for name, value in found.nonlocals.items())
+        defaults = obj.__defaults__ or ()
+        yield from ((f"default argument {i + 1}", value) for i, value in enumerate(defaults))
+    elif isinstance(obj, dict):
+        yield from ((f"item {key!r}", value) for key, value in obj.items())
+    elif isinstance(obj, (list, tuple, set, frozenset)):
+        yield from ((f"item {i}", value) for i, value in enumerate(obj))
+    elif hasattr(obj, "func") and hasattr(obj, "args"):  # functools.partial
+        yield "the function", obj.func
+        yield from ((f"argument {i + 1}", value) for i, value in enumerate(obj.args))
+        yield from ((f"argument '{k}'", v) for k, v in (obj.keywords or {}).items())
+    elif hasattr(obj, "__dict__") and not inspect.isclass(obj) and not inspect.ismodule(obj):
+        yield from ((f"attribute '{name}'", value) for name, value in vars(obj).items())
+
+
+def _a(noun: str) -> str:
+    return f"an {noun}" if noun[:1].lower() in "aeiou" else f"a {noun}"

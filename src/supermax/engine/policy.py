@@ -1,0 +1,99 @@
+"""Fault + what happened to the trial before → what to do: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supermax.engine.faults import Culprit, Fault, Kind
+
+MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
+SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
+_FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
+_CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED}
+_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE}
+_MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
+_CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
+_TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
+_BACK_OFF = 0.5
+_LONGEST_BACK_OFF = 60.0
+_FREE_BACK_OFF = 0.05
+
+
+@dataclass(frozen=True)
+class Retry:
+    delay: float
+    blocking_launches: bool = False
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Told to the sampler as a constraint it can learn from; 1.0 is «wholly infeasible»."""
+
+    constraint: str
+    value: float = 1.0
+
+
+@dataclass(frozen=True)
+class Fail:
+    culprit: Culprit
+
+
+@dataclass(frozen=True)
+class Halt:
+    """The run makes no sense as it stands; the trial fails."""
+
+    reason: str
+
+
+Decision = Retry | Prune | Fail | Halt
+
+
+def decide(fault: Fault, before: Sequence[Fault], retries: int) -> Decision:
+    """What to do about `fault`, given the faults of the trial's earlier attempts."""
+    if fault.kind is Kind.WRONG_ARITY:
+        return Halt(f"{fault.message} {fault.advice}")
+    if fault.kind in _CONFIGURATIONS_OWN:
+        return Prune(_constraint(fault.kind))
+    if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
+        return Fail(fault.culprit)
+    if fault.kind in _FREE:
+        return _free(before)
+    charged = [earlier for earlier in before if earlier.kind not in _FREE]
+    if fault.kind in _TWICE_IS_PROOF and _seen_on_fresh_cells(fault, charged) >= 2:
+        return Fail(Culprit.CONFIGURATION_OR_CODE)
+    if len(charged) >= retries:
+        return Prune(_constraint(fault.kind)) if fault.kind in _MEMORY else Fail(fault.culprit)
+    delay = min(_BACK_OFF * 2 ** len(charged), _LONGEST_BACK_OFF)
+    return Retry(delay, blocking_launches=fault.kind in _CUDA)
+
+
+def _free(before: Sequence[Fault]) -> Decision:
+    earlier = sum(fault.kind in _FREE for fault in before)
+    if earlier + 1 >= MOST_FREE_RETRIES:
+        return Fail(Culprit.OUTSIDE)
+    return Retry(min(_FREE_BACK_OFF * 2**earlier, 1.0) if earlier else 0.0)
+
+
+def _seen_on_fresh_cells(fault: Fault, charged: Sequence[Fault]) -> int:
+    same = [earlier for earlier in charged if _same(earlier, fault) and earlier.fresh_cell]
+    return len(same) + fault.fresh_cell
+
+
+def _same(one: Fault, other: Fault) -> bool:
+    """CUDA errors surface at another line once launches block: their kind is what counts."""
+    return one.kind is other.kind and (one.kind in _CUDA or one.signature == other.signature)
+
+
+def _constraint(kind: Kind) -> str:
+    return f"supermax:{kind.name.lower()}"
+
+
+def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
+    """True when the first trials all failed with one exception from one line, and nothing else
+    has ever come of this study: going on would only fail thousands more."""
+    return (
+        not ever_succeeded
+        and len(signatures) >= SAME_EXCEPTION_HALTS
+        and len(set(signatures)) == 1
+    )

@@ -1,0 +1,221 @@
+"""The study's storage as a run uses it: patient, and claiming every trial it takes.
+
+A trial is claimed in the same transaction that makes it, so a kill at any instant leaves either
+no trial or one that the next run knows as its own. Everything else is Optuna's storage.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import optuna
+import sqlalchemy.exc
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.errors import EnvironmentFault
+
+CLAIM = "supermax:claim"
+_QUIET = 5.0  # seconds of waiting before anybody is told
+_PASSING_ON_SQLITE = ("locked", "busy", "full", "disk i/o")
+T = TypeVar("T")
+
+
+class PatientStorage(BaseStorage):
+    """Wraps a storage: waits out what passes (locks, restarts), claims trials for `claim`."""
+
+    default_patience = 600.0
+
+    def __init__(
+        self, inner: BaseStorage, claim: str, on_wait: Callable[[str], None] | None = None
+    ) -> None:
+        self.inner = inner
+        self.claim = claim
+        self.patience = self.default_patience
+        self._on_wait = on_wait or (lambda _: None)
+
+    def _do(self, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        started = time.monotonic()
+        pause = 0.01
+        told = False
+        while True:
+            try:
+                return action(*args, **kwargs)
+            except StorageInternalError as error:
+                waited = time.monotonic() - started
+                if not passing(error):
+                    raise
+                if waited > self.patience:
+                    raise EnvironmentFault(
+                        f"The study's storage has not answered for {waited:.0f} s "
+                        f"({reason(error)}). Bring it back and call again: the run goes on."
+                    ) from error
+                if waited > _QUIET and not told:
+                    self._on_wait(f"Waiting for the study's storage: {reason(error)}.")
+                    told = True
+                time.sleep(pause)  # there is nothing to wait on but the storage itself
+                pause = min(pause * 2, 1.0)
+
+    # Trials: the two places where one becomes ours.
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        if template_trial is None:
+            template_trial = optuna.trial.FrozenTrial(
+                number=-1,
+                trial_id=-1,
+                state=TrialState.RUNNING,
+                value=None,
+                datetime_start=datetime.now(),
+                datetime_complete=None,
+                params={},
+                distributions={},
+                user_attrs={},
+                system_attrs={CLAIM: self.claim},
+                intermediate_values={},
+            )
+        return self._do(self.inner.create_new_trial, study_id, template_trial)
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        if state is not TrialState.RUNNING:
+            return self._do(self.inner.set_trial_state_values, trial_id, state, values)
+        self.set_trial_system_attr(trial_id, CLAIM, self.claim)
+        taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
+        if not taken:  # somebody else was faster
+            self.set_trial_system_attr(trial_id, CLAIM, None)
+        return taken
+
+    def forget_steps(self, trial_id: int, first: int) -> None:
+        """Take back intermediate values from step `first` on, left by an attempt that does not
+        count. Optuna has no call for that; where a storage cannot, they become NaN."""
+        backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
+        if isinstance(backend, RDBStorage):
+            self._do(_delete_steps, backend, trial_id, first)
+        elif isinstance(backend, InMemoryStorage):
+            with backend._lock:
+                trial = copy.copy(backend._get_trial(trial_id))
+                trial.intermediate_values = {
+                    step: value
+                    for step, value in trial.intermediate_values.items()
+                    if step < first
+                }
+                backend._set_trial(trial_id, trial)
+        else:
+            for step in self.get_trial(trial_id).intermediate_values:
+                if step >= first:
+                    self.set_trial_intermediate_value(trial_id, step, float("nan"))
+
+    # The rest is passed on.
+
+    def create_new_study(
+        self, directions: Sequence[StudyDirection], study_name: str | None = None
+    ) -> int:
+        return self._do(self.inner.create_new_study, directions, study_name)
+
+    def delete_study(self, study_id: int) -> None:
+        self._do(self.inner.delete_study, study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_study_user_attr, study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_study_system_attr, study_id, key, value)
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return self._do(self.inner.get_study_id_from_name, study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return self._do(self.inner.get_study_name_from_id, study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return self._do(self.inner.get_study_directions, study_id)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_study_user_attrs, study_id)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_study_system_attrs, study_id)
+
+    def get_all_studies(self) -> list[Any]:
+        return self._do(self.inner.get_all_studies)
+
+    def set_trial_param(
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+    ) -> None:
+        self._do(
+            self.inner.set_trial_param, trial_id, param_name, param_value_internal, distribution
+        )
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        return self._do(self.inner.get_trial_id_from_study_id_trial_number, study_id, trial_number)
+
+    def get_trial_number_from_id(self, trial_id: int) -> int:
+        return self._do(self.inner.get_trial_number_from_id, trial_id)
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        return self._do(self.inner.get_best_trial, study_id)
+
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> None:
+        self._do(self.inner.set_trial_intermediate_value, trial_id, step, intermediate_value)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_trial_user_attr, trial_id, key, value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_trial_system_attr, trial_id, key, value)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        return self._do(self.inner.get_trial, trial_id)
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_trial_system_attrs, trial_id)
+
+    def get_trial_user_attrs(self, trial_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_trial_user_attrs, trial_id)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Any = None
+    ) -> list[FrozenTrial]:
+        return self._do(self.inner.get_all_trials, study_id, deepcopy, states)
+
+    def remove_session(self) -> None:
+        self.inner.remove_session()
+
+
+def _delete_steps(backend: RDBStorage, trial_id: int, first: int) -> None:
+    model = models.TrialIntermediateValueModel
+    with _create_scoped_session(backend.scoped_session, True) as session:
+        session.query(model).filter(model.trial_id == trial_id, model.step >= first).delete()
+
+
+def passing(error: StorageInternalError) -> bool:
+    """True for what may be over in a moment: a lock, a server that restarts, a full disk."""
+    cause = error.__cause__
+    if not isinstance(cause, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)):
+        return False
+    text = str(cause.orig).lower()
+    is_sqlite = type(cause.orig).__module__.startswith("sqlite3")
+    return not is_sqlite or any(word in text for word in _PASSING_ON_SQLITE)
+
+
+def reason(error: BaseException) -> str:
+    """The driver's own words, without the statement and its parameters."""
+    cause = error.__cause__ or error
+    return " ".join(str(getattr(cause, "orig", cause)).split())

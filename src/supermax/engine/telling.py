@@ -1,0 +1,74 @@
+"""The one place where a trial's end is written to the study."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from supermax.engine.faults import Fault
+from supermax.engine.job import Job
+from supermax.engine.outcome import Outcome
+from supermax.engine.storage import PatientStorage
+
+RECORD = "supermax"  # the one user attribute
+FORMAT = 1
+_MOST_MESSAGE = 500
+
+
+def tell(
+    study: Study,
+    storage: PatientStorage,
+    job: Job,
+    state: TrialState,
+    outcome: Outcome | None,
+    constraint: tuple[str, float] | None = None,
+) -> Exception | None:
+    """Finish the trial; telling one that is finished already changes nothing.
+
+    Returns what the sampler raised while it was told, if anything: the trial is finished anyway.
+    """
+    trial_id = job.trial._trial_id
+    if storage.get_trial(trial_id).state.is_finished():
+        return None
+    if constraint is not None:
+        name, value = constraint
+        storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
+    storage.set_trial_user_attr(trial_id, RECORD, record(job, outcome))
+    complete = state is TrialState.COMPLETE and outcome is not None
+    values = list(outcome.values or ()) if complete and outcome is not None else None
+    try:
+        study.tell(job.number, values, state, skip_if_finished=True)
+    except Exception as error:
+        if not storage.get_trial(trial_id).state.is_finished():
+            raise
+        return error
+    return None
+
+
+def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:
+    """What is kept of a trial's life beside its values, as JSON."""
+    kept: dict[str, Any] = {"format": FORMAT, "attempts": job.attempt}
+    if repeats := job.trial.user_attrs.get(RECORD, {}).get("repeats"):
+        kept["repeats"] = repeats
+    if outcome is not None:
+        kept["seconds"] = round(outcome.seconds, 3)
+        kept["peak_rss"] = outcome.peak_rss
+        if outcome.device_allocated is not None:
+            kept["device_allocated"] = outcome.device_allocated
+            kept["device_reserved"] = outcome.device_reserved
+        if outcome.raised is not None:
+            kept["traceback"] = outcome.raised.traceback
+    if job.faults:
+        kept["faults"] = [_short(fault) for fault in job.faults]
+    return kept
+
+
+def _short(fault: Fault) -> dict[str, str]:
+    return {
+        "kind": str(fault.kind),
+        "culprit": str(fault.culprit),
+        "message": fault.message[:_MOST_MESSAGE],
+        "advice": fault.advice,
+    }

@@ -1,0 +1,160 @@
+"""A cell's whole life: say ready, take a task, run the objective, write the outcome, say so.
+
+    Task ──▶ redirect output ──▶ objective(RemoteTrial) ──▶ outcome.json ──▶ Finished
+
+Nothing here outlives the process and nothing is cleaned up for the sake of the machine: the
+keeper ends whatever is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from supermax.engine import kernel
+from supermax.engine.folder import TrialFolder
+from supermax.engine.outcome import (
+    COMPLETE,
+    INTERRUPTED,
+    PRUNED,
+    RAISED,
+    Outcome,
+    as_values,
+    describe,
+)
+from supermax.engine.protocol import Channel, ConnectionLost, Finished, Ready, Task
+from supermax.engine.remote_trial import Link, RemoteTrial, TrialInterrupted, set_current_link
+
+Objective = Callable[[Any], Any]
+
+
+def live(channel: Channel, objective: Objective, *, parent: int, once: bool) -> None:
+    """Serve tasks until the coordinator closes the channel; with `once`, a single one."""
+    kernel.die_with_parent(parent)
+    kernel.adopt_orphans()
+    kernel.be_first_oom_victim()
+    link = Link(channel)
+    set_current_link(link)
+    with contextlib.suppress(ConnectionLost):
+        channel.send(Ready(os.getpid()))
+        while True:
+            task = link.next_task()
+            serve(link, task, channel.take_fd(), objective)
+            if once:
+                return
+
+
+def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
+    me = os.getpid()
+    _redirect_output(output)
+    os.environ.update(task.env)
+    kernel.forget_peak_rss()
+    started = time.monotonic()
+    state, values, raised = _attempt(RemoteTrial(link, task), objective)
+    if os.getpid() != me:  # a process that the objective forked came back through here
+        os._exit(0 if state == COMPLETE else 1)
+    outcome = Outcome(
+        attempt=task.attempt,
+        state=state,
+        values=values,
+        raised=raised,
+        seconds=time.monotonic() - started,
+        peak_rss=kernel.peak_rss(),
+        **_device_peaks(),
+    )
+    if state != INTERRUPTED:
+        with contextlib.suppress(OSError):  # a full disk: the message below still carries it
+            TrialFolder(Path(task.folder)).write_outcome(outcome)
+    _flush()
+    link.channel.send(Finished(outcome.to_json(), _unclean()))
+
+
+def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
+    try:
+        return COMPLETE, as_values(objective(trial)), None
+    except optuna.TrialPruned:
+        return PRUNED, None, None
+    except TrialInterrupted:
+        return INTERRUPTED, None, None
+    except ConnectionLost:
+        os._exit(0)  # nobody is left to tell; the trial goes on another time
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a kill from outside, not an outcome
+        os.kill(os.getpid(), signal.SIGINT)
+        raise
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)  # memory may be what is missing
+        return RAISED, None, describe(error)
+
+
+def _redirect_output(fd: int) -> None:
+    _flush()
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    faulthandler.enable()  # a crash leaves its stack in the log
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # and so does a hang, when asked
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _device_peaks() -> dict[str, int | None]:
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+            return {
+                "device_allocated": torch.cuda.max_memory_allocated(),
+                "device_reserved": torch.cuda.max_memory_reserved(),
+            }
+    except Exception:  # a poisoned context answers nothing any more
+        pass
+    return {"device_allocated": None, "device_reserved": None}
+
+
+def _unclean() -> str | None:
+    left = [pid for pid in kernel.children() if not kernel.is_zombie(pid)]
+    if left:
+        return f"the trial left {len(left)} child process(es) running"
+    threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+    if lasting := [thread.name for thread in threads if not thread.daemon]:
+        return f"the trial left {len(lasting)} thread(s) running"
+    return None
+
+
+def load_objective(blob: int) -> Objective:
+    """Read the objective's pickle without moving the file offset that all cells share."""
+    size = os.fstat(blob).st_size
+    data = bytearray()
+    while len(data) < size:
+        data += os.pread(blob, size - len(data), len(data))
+    objective: Objective = pickle.loads(data)
+    return objective
+
+
+def main(fd: int, blob: int, parent: int, once: int) -> None:
+    """A cell that was started as a new interpreter instead of being forked."""
+    channel = Channel(socket.socket(fileno=fd))
+    kernel.die_with_parent(parent)
+    objective = load_objective(blob)
+    os.close(blob)
+    live(channel, objective, parent=parent, once=bool(once))

@@ -1,0 +1,71 @@
+"""What every test of the engine gets: a study on disk, short pauses, and proof of cleanliness."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+
+from supermax.engine import coordinator, crew, policy
+from supermax.engine.fleet import TAG
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs on this machine are not ours
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses that are right for a night are too long for a test."""
+    monkeypatch.setattr(coordinator, "_TERM_GRACE", 0.3)
+    monkeypatch.setattr(coordinator, "_STOP_GRACE", 1.0)
+    monkeypatch.setattr(crew, "_LINGER", 1.0)
+    monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
+    monkeypatch.setattr(policy, "_FREE_BACK_OFF", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """No process of any run outlives its test."""
+    yield
+    assert eventually(lambda: not engine_processes()), f"left running: {engine_processes()}"
+
+
+def engine_processes() -> list[tuple[int, str]]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                continue
+            environment = process.environ()
+            if TAG in environment and environment.get("SUPERMAX_TEST_SESSION") == str(os.getpid()):
+                found.append((process.pid, " ".join(process.cmdline())[:80]))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
+    """Wait for a condition with a deadline."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/study.db"
+
+
+@pytest.fixture
+def study(url: str) -> optuna.Study:
+    return optuna.create_study(
+        storage=url, study_name="test", sampler=optuna.samplers.RandomSampler(seed=1)
+    )

@@ -1,0 +1,492 @@
+"""The displays: what they know, what they write, and that neither can hurt a run."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from supermax.display import display_for
+from supermax.display.live import LiveDisplay
+from supermax.display.plain import PlainDisplay
+from supermax.display.state import RunState
+from supermax.display.text import clean, duration
+from supermax.display.view import draw
+from supermax.engine import events as ev
+from supermax.engine.summary import Summary
+
+HOSTILE = ["[bold]x[/]", "[/]", "[link=x]", "a\x1b[2Jb\r\nc", "名前" * 60, "\ud800", ""]
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def started(
+    name: str = "study",
+    directions: tuple[str, ...] = ("minimize",),
+    target: int | None = 10,
+    finished: int = 0,
+    workers: int = 1,
+    best: tuple[int, float] | None = None,
+) -> ev.RunStarted:
+    return ev.RunStarted(name, directions, target, finished, 0, workers, "runs/1", best)
+
+
+def finish(number: int, *values: float, state: str = "COMPLETE") -> ev.TrialFinished:
+    return ev.TrialFinished(number, state, values or None, {}, 1, 1.5, number + 1)
+
+
+def fault(number: int, decision: str, kind: str = "crash") -> ev.FaultSeen:
+    return ev.FaultSeen(number, 1, kind, "objective", "The process was killed.", decision)
+
+
+def ended(stopped_by: str | None = None) -> ev.RunEnded:
+    return ev.RunEnded(Summary({"COMPLETE": 2, "FAIL": 1}, {"crash": 1}, stopped_by=stopped_by))
+
+
+def state_after(*events: ev.Event, clock: Clock | None = None) -> RunState:
+    state = RunState(clock or Clock())
+    for event in events:
+        state.update(event)
+    return state
+
+
+class TestState:
+    def test_best_follows_the_direction(self) -> None:
+        for direction, expected in [("minimize", (1, -2.0)), ("maximize", (2, 5.0))]:
+            trials = [finish(0, 1.0), finish(1, -2.0), finish(2, 5.0), finish(3, math.nan)]
+            assert state_after(started(directions=(direction,)), *trials).best == expected
+
+    def test_only_complete_trials_can_be_the_best(self) -> None:
+        pruned = finish(1, -9.0, state="PRUNED")
+        assert state_after(started(best=(7, 1.0)), pruned, finish(2, 2.0)).best == (7, 1.0)
+
+    def test_several_objectives_have_no_best(self) -> None:
+        state = state_after(started(directions=("minimize", "maximize")), finish(0, 1.0, 2.0))
+        assert state.best is None
+        assert state.states["COMPLETE"] == 1
+
+    def test_eta_comes_from_the_rate(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=10), clock=clock)
+        assert state.eta() is None
+        for number in range(4):
+            clock.now += 2.0
+            state.update(finish(number, 1.0))
+        assert state.eta() == pytest.approx(6 * 2.0)
+
+    def test_eta_grows_while_nothing_finishes(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=3), clock=clock)
+        clock.now += 1.0
+        state.update(finish(0, 1.0))
+        clock.now += 99.0
+        assert state.eta() == pytest.approx(2 * 50.0)
+
+    def test_eta_waits_for_the_first_volley(self) -> None:
+        clock = Clock()
+        state = state_after(started(workers=2), clock=clock)
+        clock.now += 1.0
+        state.update(finish(0, 1.0))
+        assert state.eta() is None
+        state.update(finish(1, 1.0))
+        assert state.eta() == pytest.approx(8 * 0.5)
+
+    def test_no_eta_without_target_or_when_stopping(self) -> None:
+        assert state_after(started(target=None), finish(0, 1.0)).eta() is None
+        stopping = ev.RunStopping("interrupt", 1)
+        assert state_after(started(), finish(0, 1.0), stopping).eta() is None
+
+    def test_a_fault_ends_its_attempt_only(self) -> None:
+        first, second = ev.TrialStarted(3, 1, 0, 100.0), ev.TrialStarted(3, 2, 1, 101.0)
+        state = state_after(started(), first, fault(3, "retry in 1.0 s"))
+        assert (state.running, state.waiting, state.retries) == ({}, {3}, 1)
+        state.update(second)
+        state.update(fault(3, "retry in 1.0 s"))  # late news of the first attempt
+        assert state.running[3].attempt == 2
+        state.update(finish(3, state="FAIL"))
+        assert (state.running, state.waiting) == ({}, set())
+        assert state.faults == {"crash": 2}
+
+    def test_reports_reach_their_trial(self) -> None:
+        begun = ev.TrialStarted(0, 1, 0, 100.0)
+        reports = [ev.TrialReported(0, 1, 0.5), ev.TrialReported(9, 2, 0.1)]
+        trial = state_after(started(), begun, *reports).running[0]
+        assert (trial.step, trial.value) == (1, 0.5)
+
+    def test_only_the_last_notices_are_kept(self) -> None:
+        texts = ["a", "b", "b", "c", "d", "b"]
+        state = state_after(started(), *map(ev.Notice, texts), ev.CellEnded(1, 4, None))
+        assert state.notices == {"c": 1, "d": 1, "b": 3}
+
+    def test_the_end_stops_the_clock(self) -> None:
+        clock = Clock()
+        state = state_after(started(), ev.TrialStarted(0, 1, 0, 100.0), clock=clock)
+        clock.now += 5.0
+        state.update(ended())
+        clock.now += 5.0
+        assert state.elapsed() == 5.0
+        assert (state.finished, state.running) == (3, {})
+
+
+class TestText:
+    @given(st.text(st.characters(categories=None)))
+    def test_clean_text_can_always_be_written(self, text: str) -> None:
+        clean(text).encode()
+        assert "\n" not in clean(text)
+        assert "\x1b" not in clean(text)
+
+    def test_long_text_is_cut(self) -> None:
+        assert clean("x" * 10_000_000) == "x" * 1000 + "..."
+
+    def test_duration(self) -> None:
+        given = [0.4, 61, 3723, -1, math.inf]
+        assert [duration(seconds) for seconds in given] == ["0:00", "1:01", "1:02:03", "0:00", "?"]
+
+
+def plain(clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
+    stream = io.StringIO()
+    return PlainDisplay(stream, clock), stream
+
+
+class TestPlain:
+    def test_a_slow_run_gets_a_line_per_trial(self) -> None:
+        clock = Clock()
+        display, stream = plain(clock)
+        with display:
+            display(started())
+            for number in range(3):
+                clock.now += 60.0
+                display(finish(number, 0.25))
+            display(ended())
+        lines = stream.getvalue().splitlines()
+        assert lines[0] == (
+            "[supermax 0:00] Study 'study' (minimize): 0/10 finished, 1 worker, "
+            "run files in runs/1"
+        )
+        assert lines[2] == (
+            "[supermax 2:00] Trial 1 complete at 0.25 in 1.5 s; 2/10 finished; "
+            "best 0.25 in trial 0 (minimize); about 8:00 left"
+        )
+        assert lines[-1].startswith("[supermax 3:00] Done. 3 finished trials in the study")
+        assert len(lines) == 5
+
+    def test_a_fast_run_gets_a_line_each_five_seconds(self) -> None:
+        clock = Clock()
+        display, stream = plain(clock)
+        with display:
+            display(started(target=1000))
+            for number in range(1000):
+                clock.now += 0.01
+                display(finish(number, 1.0))
+            display(ended())
+        progress = [line for line in stream.getvalue().splitlines() if "Trial" in line]
+        assert [line.partition(";")[0] for line in progress] == [
+            "[supermax 0:00] Trial 0 complete at 1 in 1.5 s",
+            "[supermax 0:05] Trial 500 complete at 1 in 1.5 s (+499 more trials)",
+            "[supermax 0:10] Trial 999 complete at 1 in 1.5 s (+498 more trials)",
+        ]
+
+    def test_any_event_brings_out_what_was_held_back(self) -> None:
+        clock = Clock()
+        display, stream = plain(clock)
+        for event in (started(), finish(0, 1.0), finish(1, 1.0)):
+            display(event)
+        assert "Trial 1" not in stream.getvalue()
+        clock.now += 5.0
+        display(ev.TrialReported(2, 1, 0.5))
+        assert "Trial 1" in stream.getvalue()
+
+    def test_faults_that_cost_a_trial_are_always_said(self) -> None:
+        display, stream = plain(Clock())
+        display(started())
+        for decision in ("failed", "retry in 1.0 s", "pruned", "halt"):
+            display(fault(4, decision))
+        said = [line for line in stream.getvalue().splitlines() if "crash" in line]
+        assert said == [
+            f"[supermax 0:00] Trial 4, attempt 1: crash (objective); {decision}; "
+            "The process was killed."
+            for decision in ("failed", "pruned", "halt")
+        ]
+
+    def test_the_same_fault_over_and_over_is_counted(self) -> None:
+        clock = Clock()
+        display, stream = plain(clock)
+        with display:
+            display(started())
+            for number in range(50):
+                display(fault(number, "failed"))
+                display(ev.Notice("The storage is slow."))
+            clock.now += 5.0
+            display(ev.CellStarted(1, 4242))
+            display(fault(50, "failed"))
+        lines = stream.getvalue().splitlines()
+        faults = [line for line in lines if "crash" in line]
+        assert len(faults) == 5
+        assert "Trial 49" in faults[3]
+        assert faults[3].endswith("(+46 more)")
+        notices = [line for line in lines if "slow" in line]
+        assert len(notices) == 4
+        assert notices[3].endswith("The storage is slow. (+46 more)")
+
+    def test_an_error_does_not_lose_what_was_held_back(self) -> None:
+        display, stream = plain(Clock())
+
+        def fail() -> None:
+            with display:
+                for event in (started(), finish(0, 1.0), finish(1, 1.0)):
+                    display(event)
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        lines = stream.getvalue().splitlines()
+        assert "Trial 1 complete" in lines[-2]
+        assert lines[-1] == "[supermax 0:00] The run ended early: 2/10 finished"
+
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_a_hostile_name_stays_on_its_line(self, name: str) -> None:
+        display, stream = plain(Clock())
+        display(started(name=name))
+        assert len(stream.getvalue().splitlines()) == 1
+        assert "\x1b" not in stream.getvalue()
+
+    def test_a_closed_stream_does_not_matter(self) -> None:
+        display, stream = plain(Clock())
+        stream.close()
+        with display:
+            display(started())
+            display(ended())
+
+    def test_a_reader_that_went_away_does_not_matter(self) -> None:
+        reader, writer = os.pipe()
+        os.close(reader)
+        stream = os.fdopen(writer, "w")
+        with PlainDisplay(stream) as display:
+            display(started())
+            display(ended())
+        with pytest.raises(BrokenPipeError):  # the pipe was broken indeed
+            stream.close()
+
+
+def picture(state: RunState, width: int, height: int = 24) -> str:
+    """The view as text, after it was also drawn in colour; no line of it is too long."""
+    Console(file=io.StringIO(), width=width, force_terminal=True).print(draw(state, height))
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(draw(state, height))
+    assert max(map(cell_len, stream.getvalue().splitlines())) <= width
+    return stream.getvalue()
+
+
+def busy(name: str = "study", trials: int = 3, clock: Clock | None = None) -> RunState:
+    running = [ev.TrialStarted(number, 1, number, 90.0) for number in range(trials)]
+    reports = [ev.TrialReported(number, 123456789, -1.23456789e-123) for number in range(trials)]
+    return state_after(
+        started(name=name, best=(4, 0.125)),
+        *running,
+        *reports,
+        ev.TrialStarted(77, 1, 7, 90.0),
+        fault(77, "retry in 1.0 s"),
+        fault(78, "failed", kind="[/] " + name),
+        ev.Notice("The storage is slow. " * 20),
+        ev.Notice(name),
+        ev.RunStopping("interrupt " + name, 3),
+        clock=clock,
+    )
+
+
+class TestView:
+    @pytest.mark.parametrize("width", [80, 200])
+    def test_everything_is_on_the_screen(self, width: int) -> None:
+        shown = picture(busy(), width)
+        for piece in [
+            "study", "0/10 finished", "0.125 in trial 4", "1 crash", "1 retry",
+            "1 trial to be retried", "123456789", "-1.23457e-123", "0:10", "The storage is slow.",
+            "interrupt",
+        ]:  # fmt: skip
+            assert piece in shown
+
+    @pytest.mark.parametrize("width", [80, 200])
+    @pytest.mark.parametrize("name", HOSTILE)
+    def test_hostile_text_is_shown_as_it_is(self, name: str, width: int) -> None:
+        shown = picture(busy(name), width)
+        if name.startswith("["):
+            assert shown.startswith(name)
+            assert f"! {name}" in shown
+
+    @pytest.mark.parametrize("width", [1, 10, 40])
+    def test_a_narrow_screen_is_only_ugly(self, width: int) -> None:
+        assert picture(busy(), width)
+
+    def test_more_trials_than_lines(self) -> None:
+        shown = picture(busy(trials=500), 80)
+        assert len(shown.splitlines()) <= 24
+        assert "more running" in shown
+
+    def test_eta_and_several_objectives(self) -> None:
+        clock = Clock()
+        state = state_after(started(directions=("minimize", "minimize")), clock=clock)
+        clock.now += 60.0
+        state.update(finish(0, 1.0, 2.0))
+        shown = picture(state, 80)
+        assert "1/10 finished, 9:00 left" in shown
+        assert "1 complete trial in this run, 2 objectives" in shown
+
+    def test_the_last_picture_says_how_it_ended(self) -> None:
+        for reason, words in [(None, "the target is reached"), ("timeout", "stopped by timeout")]:
+            state = busy()
+            state.update(ended(reason))
+            shown = picture(state, 80)
+            assert words in shown
+            assert "running" not in shown
+            assert shown.count("slow.") == 20  # now there is room for all of it
+
+    def test_before_the_run_and_without_target(self) -> None:
+        assert "opening" in picture(RunState(), 80)
+        assert "0 finished" in picture(state_after(started(target=None)), 80)
+
+
+class Terminal:
+    """A real pseudo-terminal, and everything that was written to it."""
+
+    def __init__(self) -> None:
+        self.master, slave = os.openpty()
+        self.stream = os.fdopen(slave, "w")
+        self._seen = bytearray()
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+            while data := os.read(self.master, 4096):
+                with self._news:
+                    self._seen += data
+                    self._news.notify()
+
+    def everything(self) -> str:
+        """What was written, once a last word written behind it has come through."""
+        self.stream.write("THE END")
+        self.stream.flush()
+        with self._news:
+            assert self._news.wait_for(lambda: self._seen.endswith(b"THE END"), timeout=30)
+            return self._seen.decode()
+
+    def close(self) -> None:
+        self.stream.close()
+        self._reader.join(timeout=30)
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+class TestLive:
+    def test_it_draws_and_leaves_the_terminal_as_it_was(
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stderr", terminal.stream)
+
+        def fail() -> None:
+            with display_for(None) as listener:
+                assert isinstance(listener, LiveDisplay)
+                listener(started(name="[/]"))
+                listener(finish(0, 0.5))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            fail()
+        assert sys.stderr is terminal.stream
+        shown = terminal.everything()
+        assert "[/]" in shown
+        assert "1/10 finished" in shown
+        assert "\x1b[?" not in shown  # no mode was ever set: no cursor hidden, no second screen
+
+    def test_prints_and_log_lines_go_through_it(
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stderr", terminal.stream)
+        handler = logging.StreamHandler()
+        logger = logging.getLogger("test_display")
+        logger.addHandler(handler)
+        try:
+            with display_for(True) as listener:
+                listener(started())
+                assert handler.stream is sys.stderr
+                assert handler.stream is not terminal.stream
+                logger.warning("a log line [/]")
+                print("printed [/]", end="", file=sys.stderr, flush=True)
+            assert handler.stream is terminal.stream
+        finally:
+            logger.removeHandler(handler)
+        shown = terminal.everything()
+        assert "a log line [/]" in shown
+        assert "printed [/]" in shown
+
+    def test_a_terminal_that_hangs_up_does_not_matter(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        master, slave = os.openpty()
+        stream = os.fdopen(slave, "w")
+        with LiveDisplay(stream) as display:
+            display(started())
+            os.close(master)
+            display(finish(0, 1.0))
+        with pytest.raises(OSError, match="Input/output error"):  # it had hung up indeed
+            stream.close()
+
+
+class TestChoice:
+    def test_a_file_gets_plain_lines(self, tmp_path: Path) -> None:
+        with (tmp_path / "log").open("w") as stream, display_for(True, stream) as listener:
+            assert isinstance(listener, PlainDisplay)
+
+    def test_a_dumb_terminal_gets_plain_lines(
+        self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TERM", "dumb")
+        with display_for(None, terminal.stream) as listener:
+            assert isinstance(listener, PlainDisplay)
+
+    def test_nothing_when_nothing_is_wanted(self) -> None:
+        stream = io.StringIO()
+        with display_for(False, stream) as listener:
+            listener(started())
+        assert stream.getvalue() == ""
+
+    def test_nothing_where_there_is_no_standard_error(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "stderr", None)
+        with display_for(None) as listener:
+            listener(started())
+
+    def test_a_closed_stream_is_no_terminal(self) -> None:
+        stream = io.StringIO()
+        stream.close()
+        with display_for(None, stream) as listener:
+            listener(started())

@@ -1,0 +1,140 @@
+"""Villains × moments: the named fault or the standing outcome, and nothing left running."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+import supermax
+from supermax.engine.faults import Kind
+from supermax.testing import MOMENTS, VILLAINS, mischief
+
+pytestmark = pytest.mark.usefixtures("quick")
+BEFORE, BETWEEN, RETURNING, AFTER, CHILD = MOMENTS
+STANDS = "the outcome stands"
+
+# What each villain comes to while the objective runs. A signal or an exit that repeats on a
+# fresh cell is the configuration's or the code's; kills from outside are tried twenty times.
+IN_THE_OBJECTIVE = {
+    "SIGSEGV": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "SIGKILL": (Kind.KILLED, TrialState.FAIL, 20),
+    "SIGABRT": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "hang, deaf to SIGTERM": (Kind.TIMEOUT, TrialState.PRUNED, 1),
+    "os._exit(0)": (Kind.EXIT, TrialState.FAIL, 2),
+    "os._exit(3)": (Kind.EXIT, TrialState.FAIL, 2),
+    "sys.exit": (Kind.EXIT, TrialState.FAIL, 1),
+    "memory exhausted": (Kind.HOST_OOM, TrialState.PRUNED, 3),
+    "endless loop that holds the GIL": (Kind.TIMEOUT, TrialState.PRUNED, 1),
+    "100 MB of output": (STANDS, TrialState.COMPLETE, 1),
+    "grandchild left behind": (STANDS, TrialState.COMPLETE, 1),
+    "deep recursion": (Kind.EXCEPTION, TrialState.FAIL, 1),
+    "stack overflow": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "thread that never ends": (STANDS, TrialState.COMPLETE, 1),
+    "hang": (Kind.TIMEOUT, TrialState.PRUNED, 1),
+}
+RESULTS = {
+    "unpicklable result": (Kind.UNSENDABLE, TrialState.FAIL, 1),
+    "NaN": (Kind.DIVERGED, TrialState.PRUNED, 1),
+}
+
+
+def expected(villain: str, moment: str) -> tuple[object, TrialState, int]:
+    if villain in RESULTS:
+        return RESULTS[villain]
+    if moment in (AFTER, CHILD):
+        return (STANDS, TrialState.COMPLETE, 1)
+    return IN_THE_OBJECTIVE[villain]
+
+
+CASES = [
+    (villain, moment)
+    for villain in VILLAINS
+    for moment in MOMENTS
+    if moment == RETURNING or villain not in RESULTS
+]
+
+
+@pytest.mark.parametrize(("villain", "moment"), CASES, ids=lambda value: value)
+def test_only_its_own_trial_notices(study: optuna.Study, villain: str, moment: str) -> None:
+    kind, state, attempts = expected(villain, moment)
+    summary = supermax.optimize(
+        study, mischief(villain, moment), n_trials=1, trial_timeout=3.0, progress=False
+    )
+    (trial,) = study.trials
+    record = trial.user_attrs["supermax"]
+    assert trial.state is state
+    assert record["attempts"] == attempts
+    if kind is STANDS:
+        assert summary.faults == {}
+        assert trial.value == (trial.params["x"] - 2) ** 2
+    else:
+        assert summary.faults == {str(kind): attempts}
+        assert {fault["kind"] for fault in record["faults"]} == {str(kind)}
+    if state is TrialState.PRUNED:
+        assert list(trial.constraints.values()) == [1.0]
+    else:
+        assert not trial.constraints
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_others_finish_beside_all_villains(study: optuna.Study, reuse: bool) -> None:
+    """Every second trial is a villain; the decent ones do not notice."""
+    crimes = [(v, BETWEEN) for v in IN_THE_OBJECTIVE if v != "SIGKILL"]
+    objectives = [mischief(villain, moment) for villain, moment in crimes]
+
+    def objective(trial: optuna.Trial) -> float:
+        if trial.number % 2:
+            return objectives[trial.number // 2 % len(objectives)](trial)
+        return trial.suggest_float("x", -10, 10) ** 2
+
+    n_trials = 2 * len(crimes)
+    summary = supermax.optimize(
+        study,
+        objective,
+        n_trials=n_trials,
+        workers=2,
+        trial_timeout=3.0,
+        reuse_cells=reuse,
+        progress=False,
+    )
+    assert summary.finished == n_trials
+    assert summary.trials["RUNNING"] == 0
+    for trial in study.trials[::2]:
+        assert trial.state is TrialState.COMPLETE
+        assert trial.value == trial.params["x"] ** 2
+        assert trial.user_attrs["supermax"]["attempts"] == 1
+
+
+def test_output_is_bounded_and_both_ends_are_kept(study: optuna.Study) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        print("the beginning", flush=True)
+        VILLAINS["100 MB of output"]()
+        print("the end", flush=True)
+        return 0.0
+
+    summary = supermax.optimize(study, objective, n_trials=1, progress=False)
+    (log,) = summary.run_dir.glob("trials/*/log.txt")
+    text = log.read_text()
+    assert text.startswith("the beginning\n")
+    assert text.endswith("the end\n")
+    assert "bytes left out" in text
+    assert log.stat().st_size < 1_200_000
+    assert [path.name for path in log.parent.iterdir() if "tail" in path.name] == []
+
+
+def test_a_crash_and_a_hang_leave_their_stack_in_the_ledger(study: optuna.Study) -> None:
+    def deep_inside() -> None:
+        VILLAINS["SIGSEGV"]()
+
+    def stuck_here() -> None:
+        VILLAINS["endless loop that holds the GIL"]()
+
+    def objective(trial: optuna.Trial) -> float:
+        deep_inside() if trial.number == 0 else stuck_here()
+        return 0.0
+
+    summary = supermax.optimize(study, objective, n_trials=2, trial_timeout=1.0, progress=False)
+    ledgers = sorted(summary.run_dir.glob("trials/*/ledger.jsonl"))
+    assert "deep_inside" in ledgers[0].read_text()
+    assert "stuck_here" in ledgers[1].read_text()
