@@ -25,7 +25,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "_STOP_GRACE", 1.0)
     monkeypatch.setattr(crew, "_LINGER", 1.0)
     monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
-    monkeypatch.setattr(policy, "_FREE_BACK_OFF", 0.001)
+    monkeypatch.setattr(policy, "_LONGEST_FREE_BACK_OFF", 0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,8 @@ class RunState:
                     trial.step, trial.value = event.step, event.value
             case ev.TrialFinished():
                 self._finish(event)
+            case ev.TrialPaused(number=number):
+                self.running.pop(number, None)
             case ev.FaultSeen():
                 self._fault(event)
             case ev.Notice(text=text):

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.job import Attempt, Job
 from supermax.engine.names import Names, plain_name, under_plain_names
+from supermax.engine.outcome import Outcome
 from supermax.engine.protocol import (
     Attribute,
     Look,
@@ -74,6 +75,16 @@ class Answers:
                 raise
             return Reply(error=_portable(error))
         return None
+
+    def replay(self, job: Job, outcome: Outcome) -> None:
+        """Write down what an attempt has said, of which not all may have been heard."""
+        trial_id = job.trial._trial_id
+        if outcome.curve:
+            self._storage.forget_steps(trial_id, min(step for step, _ in outcome.curve))
+        for step, value in outcome.curve:
+            self._storage.set_trial_intermediate_value(trial_id, step, value)
+        for key, value, system in outcome.attributes:
+            self._attribute(job, key, value, system)
 
     def _suggest(self, job: Job, name: str, portable: Any) -> float:
         distribution: BaseDistribution = (

@@ -1,8 +1,8 @@
 """ask → launch → watch → tell: the one loop, and the study's only writer.
 
-    study.ask ──▶ Job ──▶ idle cell ──▶ messages ──▶ Evidence ──▶ fault? ──▶ decision ──▶ study.tell
-                   ▲                                                 │
-                   └──────────────── retry, after a pause ◀──────────┘
+    study.ask ─▶ Job ─▶ idle cell ─▶ messages ─▶ Evidence ─▶ fault? ─▶ decision ─▶ study.tell
+                  ▲                                                       │
+                  └────────────────── retry, after a pause ◀──────────────┘
 
 One blocking wait (fleet.wait). Deadlines are looked at after everything that has arrived was
 read, so a slow storage or callback never makes a living cell look dead.
@@ -25,7 +25,7 @@ from supermax.engine import events as say
 from supermax.engine import kernel, policy
 from supermax.engine.answers import Answers, snapshot
 from supermax.engine.crew import Crew
-from supermax.engine.faults import Evidence, Fault, KilledFor, Kind, classify
+from supermax.engine.faults import Evidence, Fault, KilledFor, classify
 from supermax.engine.fleet import (
     KILL,
     SHOW_STACK,
@@ -44,7 +44,7 @@ from supermax.engine.job import Attempt, Job
 from supermax.engine.logs import tail_of
 from supermax.engine.names import plain_params
 from supermax.engine.outcome import INTERRUPTED, PRUNED, Outcome
-from supermax.engine.protocol import Exited, Finished, Message, Stop, StopStudy, Task
+from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, StopStudy, Task
 from supermax.engine.resume import standing_outcome
 from supermax.engine.storage import PatientStorage
 from supermax.engine.telling import tell
@@ -116,6 +116,8 @@ class Coordinator:
             self.take_up(job)
         if self.exhausted():
             self.study._stop_flag = True
+        if self.more_to_come():
+            self.fleet.start_keeper()
         while True:
             self.heed_stop()
             self.fill()
@@ -252,11 +254,12 @@ class Coordinator:
                 self.came_to(attempt, Outcome.from_json(outcome), unclean)
             case StopStudy():
                 self.study._stop_flag = True
+            case Report(step, value):
+                self.answers.to(attempt, message)
+                self.emit(say.TrialReported(attempt.job.number, step, value))
             case _:
                 if (reply := self.answers.to(attempt, message)) is not None:
                     self.fleet.send(attempt.cell, reply)
-                elif attempt.curve_started and hasattr(message, "step"):
-                    self.emit(say.TrialReported(attempt.job.number, message.step, message.value))
 
     def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
@@ -284,6 +287,7 @@ class Coordinator:
         """The run is stopping: the trial stays claimed and goes on next time."""
         job.note_stop()
         self.waiting.append(job)
+        self.emit(say.TrialPaused(job.number))
 
     def evidence(
         self, attempt: Attempt, outcome: Outcome | None, exit: Exited | None = None
@@ -310,6 +314,7 @@ class Coordinator:
         """A trial that an earlier run had claimed: tell what it came to, or go on with it."""
         outcome = standing_outcome(job)
         if outcome is not None:
+            self.answers.replay(job, outcome)
             self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         elif job.last_fault is not None:
             self.act(job, job.last_fault, Evidence())
@@ -352,16 +357,15 @@ class Coordinator:
                 raise RunHalted(reason)
 
     def consider_halting(self, fault: Fault, evidence: Evidence) -> None:
-        self.failures.append(fault.signature if fault.kind is Kind.EXCEPTION else str(fault.kind))
+        self.failures.append(fault.signature)
         raised = evidence.outcome.raised if evidence.outcome else None
-        if raised and fault.kind is Kind.EXCEPTION:
-            if policy.halts(self.failures, self.ever_succeeded):
-                raise RunHalted(
-                    f"The first {len(self.failures)} trials all failed with the same exception "
-                    f"from the same line ({raised.where}), and none has ever succeeded. Fix it, "
-                    f"then call again; supermax.retry(study) runs the failed trials once more."
-                    f"\n\n{raised.traceback}"
-                )
+        if raised and policy.halts(self.failures, self.ever_succeeded):
+            raise RunHalted(
+                f"The first {len(self.failures)} trials all failed with the same exception from "
+                f"the same line ({raised.where}), and none has ever succeeded. Fix it, then call "
+                f"again; supermax.retry(study) runs the failed trials once more."
+                f"\n\n{raised.traceback}"
+            )
 
     def finish(
         self,
@@ -401,7 +405,8 @@ class Coordinator:
         now = time.monotonic()
         due = [self.crew.next_deadline(), self._started + (self.options.timeout or math.inf)]
         for attempt in self.attempts.values():
-            due += [when for when, _ in attempt.ladder[:1]] or self.limits(attempt)
+            due += [when for when, _ in attempt.ladder[:1]]
+            due += self.limits(attempt) if attempt.killed_for is None else []
         if len(self.attempts) < self.options.workers and not self.stop_reason:
             due += [job.not_before for job in self.waiting]
         if self.options.timeout is not None and self.stop_reason:
@@ -422,13 +427,14 @@ class Coordinator:
         now = time.monotonic()
         self.crew.enforce_deadlines()
         for attempt in self.attempts.values():
-            if attempt.ladder:
+            late = any(limit <= now for limit in self.limits(attempt))
+            if attempt.ladder and (attempt.killed_for is not None or not late):
                 self.climb(attempt, now)
-            elif any(limit <= now for limit in self.limits(attempt)):
+            elif late:
                 timeout = self.options.trial_timeout
-                late = timeout is not None and attempt.started + timeout <= now
-                attempt.killed_for = KilledFor.TIMEOUT if late else KilledFor.STALL
-                attempt.limit = timeout if late else self.options.stall_timeout
+                slow = timeout is not None and attempt.started + timeout <= now
+                attempt.killed_for = KilledFor.TIMEOUT if slow else KilledFor.STALL
+                attempt.limit = timeout if slow else self.options.stall_timeout
                 self.fleet.signal(attempt.cell, SHOW_STACK, group=False)
                 term = now + _STACK_PAUSE
                 attempt.ladder = [(term, TERM), (term + _TERM_GRACE, KILL)]

@@ -55,6 +55,13 @@ class TrialFinished:
 
 
 @dataclass(frozen=True)
+class TrialPaused:
+    """The run is stopping: the trial stays claimed and goes on in the next run."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class FaultSeen:
     number: int
     attempt: int
@@ -100,6 +107,7 @@ Event = (
     | TrialStarted
     | TrialReported
     | TrialFinished
+    | TrialPaused
     | FaultSeen
     | CellStarted
     | CellEnded

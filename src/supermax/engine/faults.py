@@ -138,15 +138,10 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
         return Kind.EXIT, Culprit.CODE, "Return a value or raise; do not leave the process."
     if raised.unsendable:
         return Kind.UNSENDABLE, Culprit.CODE, "Return a number, or one per direction."
-    if name == "MemoryError" or "defaultcpuallocator" in low or "std::bad_alloc" in low:
-        return Kind.HOST_OOM, Culprit.CONFIGURATION, _LESS_MEMORY
-    if from_torch and (
-        name == "OutOfMemoryError"
-        or "cuda out of memory" in low
-        or "cuda error: out of memory" in low
-        or "status_alloc_failed" in low
-    ):
+    if name == "OutOfMemoryError" or (from_torch and any(sign in low for sign in _DEVICE_FULL)):
         return Kind.DEVICE_OOM, Culprit.CONFIGURATION, _LESS_MEMORY
+    if name.endswith("MemoryError") or any(sign in low for sign in _HOST_FULL):
+        return Kind.HOST_OOM, Culprit.CONFIGURATION, _LESS_MEMORY
     if "device-side assert" in low:
         return (
             Kind.DEVICE_ASSERT,
@@ -163,6 +158,8 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
     return Kind.EXCEPTION, Culprit.CODE, f"Raised at {raised.where}; see the traceback."
 
 
+_DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
+_HOST_FULL = ("defaultcpuallocator", "std::bad_alloc")
 _LESS_MEMORY = "Use a smaller batch or model, fewer workers, or a machine with more memory."
 
 

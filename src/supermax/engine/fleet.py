@@ -247,7 +247,8 @@ class Fleet:
 
     def _lose_keeper(self) -> KeeperGone:
         """Make sure that nothing of it is left before anybody goes on."""
-        assert self._control is not None and self._keeper is not None
+        assert self._control is not None
+        assert self._keeper is not None
         self._selector.unregister(self._control)
         self._control.close()
         self._control = None

@@ -264,14 +264,18 @@ def _why_not_fork() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "loading the objective started CUDA"
-    if len(os.listdir("/proc/self/task")) > 1:
+    if _threads() > 1:
         # Some libraries (OpenBLAS) end their threads before a fork and restart them on demand.
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        if (threads := len(os.listdir("/proc/self/task"))) > 1:
-            return f"loading the objective started {threads - 1} threads"
+        if _threads() > 1:
+            return f"loading the objective started {_threads() - 1} thread(s)"
     return None
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _random_states() -> tuple[Any, Any]:

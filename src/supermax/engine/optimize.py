@@ -79,7 +79,6 @@ def run(
         del trials, running
         try:
             with _signals(coordinator):
-                fleet.start_keeper()
                 coordinator.run(leftovers)
         finally:
             fleet.close()
@@ -108,8 +107,8 @@ def check(study: Any, objective: Any, options: Options) -> None:
         seconds = getattr(options, name)
         if seconds is not None and not seconds > 0:
             wrong.append(f"{name} must be more than 0 seconds, but is {seconds}")
-    strange: list[Any] = [callback for callback in options.callbacks if not callable(callback)]
-    wrong += [f"callbacks must be functions, not {_kind(callback)}" for callback in strange]
+    callbacks: tuple[Any, ...] = options.callbacks
+    wrong += [f"callbacks must be functions, not {_kind(c)}" for c in callbacks if not callable(c)]
     if wrong:
         raise UserError(f"{'; '.join(wrong)}.")
     if study._thread_local.in_optimize_loop:

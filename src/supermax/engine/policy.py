@@ -18,6 +18,7 @@ _TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
 _FREE_BACK_OFF = 0.05
+_LONGEST_FREE_BACK_OFF = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _free(before: Sequence[Fault]) -> Decision:
     earlier = sum(fault.kind in _FREE for fault in before)
     if earlier + 1 >= MOST_FREE_RETRIES:
         return Fail(Culprit.OUTSIDE)
-    return Retry(min(_FREE_BACK_OFF * 2**earlier, 1.0) if earlier else 0.0)
+    return Retry(min(_FREE_BACK_OFF * 2**earlier, _LONGEST_FREE_BACK_OFF) if earlier else 0.0)
 
 
 def _seen_on_fresh_cells(fault: Fault, charged: Sequence[Fault]) -> int:

@@ -58,6 +58,8 @@ class Link:
         self.stop_requested = False
         self.task: Task | None = None
         self.system_attrs: dict[str, Any] = {}  # of the trial, as far as this attempt set them
+        self.curve: dict[int, float] = {}
+        self.attributes: dict[tuple[str, bool], Any] = {}
         self._lock = threading.RLock()
 
     def next_task(self) -> Task:
@@ -66,6 +68,8 @@ class Link:
         self.stop_requested = False
         self.task = message
         self.system_attrs = dict(message.trial.system_attrs)
+        self.curve = {}
+        self.attributes = {}
         return message
 
     def tell(self, message: Message) -> None:
@@ -160,7 +164,9 @@ class RemoteStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        self._own(trial_id).tell(Report(step, intermediate_value))
+        link = self._own(trial_id)
+        link.curve[step] = intermediate_value
+        link.tell(Report(step, intermediate_value))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._set(trial_id, key, value, system=False)
@@ -173,6 +179,7 @@ class RemoteStorage(BaseStorage):
         assert link.task is not None
         if not link.task.volatile:
             json.dumps(value)  # raises here what the study's storage would raise
+            link.attributes[key, system] = value
         if system:
             link.system_attrs[key] = value
         link.tell(Attribute(key, faithful(value), system))

@@ -19,6 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,16 @@ def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
         raised=raised,
         seconds=time.monotonic() - started,
         peak_rss=kernel.peak_rss(),
+        curve=tuple(link.curve.items()),
+        attributes=tuple((key, value, own) for (key, own), value in link.attributes.items()),
         **_device_peaks(),
     )
     if state != INTERRUPTED:
         with contextlib.suppress(OSError):  # a full disk: the message below still carries it
             TrialFolder(Path(task.folder)).write_outcome(outcome)
     _flush()
-    link.channel.send(Finished(outcome.to_json(), _unclean()))
+    heard = replace(outcome, curve=(), attributes=())  # these went out one by one
+    link.channel.send(Finished(heard.to_json(), _unclean()))
 
 
 def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
@@ -118,7 +122,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def _device_peaks() -> dict[str, int | None]:
+def _device_peaks() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():

@@ -1,0 +1,73 @@
+"""Programs that tests run, kill and run again: python -m tests.engine.programs NAME URL ..."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+import supermax
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def value_of(x: float, choice: str, depth: int) -> float:
+    return (x - 2) ** 2 + depth + len(choice)
+
+
+def short_trial(trial: Any) -> float:
+    """A few reports, a little work, and a value that follows from the parameters alone."""
+    x = trial.suggest_float("x", -10, 10)
+    choice = trial.suggest_categorical("choice", ["a", "bb", "ccc"])
+    depth = trial.suggest_int("depth", 1, 4)
+    for step in range(3):
+        time.sleep(0.01)
+        trial.report(value_of(x, choice, depth) + 3 - step, step)
+    return value_of(x, choice, depth)
+
+
+def chaos(url: str, n_trials: str) -> None:
+    sampler = optuna.samplers.TPESampler(n_startup_trials=5)
+    study = optuna.create_study(
+        storage=url, study_name="chaos", load_if_exists=True, sampler=sampler
+    )
+    supermax.optimize(study, short_trial, n_trials=int(n_trials), workers=3, progress=False)
+
+
+def staged(url: str, marks: str, n_trials: str) -> None:
+    """Every trial says in `marks` which step it reached, and waits there for a go-ahead file."""
+    folder = Path(marks)
+
+    def objective(trial: Any) -> float:
+        done = trial.checkpoint_dir / "step"
+        first = int(done.read_text()) + 1 if done.exists() else 0
+        x = trial.suggest_float("x", -10, 10)
+        for step in range(first, 3):
+            trial.report(x + step, step)
+            done.write_text(str(step))
+            mark = folder / f"{trial.number}-{trial.attempt}-{step}"
+            mark.write_text(json.dumps({"pid": os.getpid()}))
+            while step == 1 and not (folder / "go").exists():
+                time.sleep(0.01)
+        y = trial.suggest_float("y", -10, 10)
+        return x + y
+
+    study = optuna.create_study(storage=url, study_name="staged", load_if_exists=True)
+    wide = optuna.distributions.FloatDistribution(-10, 10)
+    for known in range(len(study.trials), 12):  # enough for TPE to draw x and y together
+        params = {"x": known / 2, "y": -known / 2}
+        space = {"x": wide, "y": wide}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=0.0))
+    summary = supermax.optimize(
+        study, objective, n_trials=int(n_trials), workers=2, progress=False
+    )
+    print(summary.stopped_by)
+
+
+if __name__ == "__main__":
+    {"chaos": chaos, "staged": staged}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,111 @@
+"""A killer sends SIGKILL to random processes of a run; the study must not show it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+from optuna.trial import TrialState
+
+from supermax.engine.fleet import TAG
+from tests.conftest import eventually
+from tests.engine.programs import value_of
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def start(url: str, n_trials: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.engine.programs", "chaos", url, str(n_trials)], cwd=ROOT
+    )
+
+
+def kin() -> list[psutil.Process]:
+    """The keeper and the cells, and what an earlier run left of them."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if TAG in (environment := process.environ()) and (
+                environment.get("SUPERMAX_TEST_SESSION") == str(os.getpid())
+            ):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def run_under_fire(url: str, n_trials: int, seed: int, longest: float) -> dict[str, int]:
+    """Run to the target while processes are killed at random; start the coordinator again
+    whenever it dies. Returns how many of each were killed."""
+    dice = random.Random(seed)
+    killed = {"coordinator": 0, "cell or keeper": 0}
+    deadline = time.monotonic() + longest
+    program = start(url, n_trials)
+    try:
+        while program.poll() != 0:
+            assert time.monotonic() < deadline, f"not done in {longest} s; killed {killed}"
+            time.sleep(dice.uniform(0.02, 0.3))
+            if program.poll() not in (None, 0):
+                assert program.returncode == -signal.SIGKILL
+                program = start(url, n_trials)
+                continue
+            others = kin()
+            if len(others) < 2:  # still starting: a run that is never let start proves nothing
+                continue
+            if dice.random() < 0.1:
+                program.kill()
+                killed["coordinator"] += program.wait() == -signal.SIGKILL
+            else:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    dice.choice(others).kill()
+                    killed["cell or keeper"] += 1
+    finally:
+        program.kill()
+        program.wait()
+    return killed
+
+
+def check_nothing_shows(url: str, n_trials: int) -> None:
+    study = optuna.load_study(study_name="chaos", storage=url)
+    trials = study.trials
+    assert [trial.number for trial in trials] == list(range(n_trials))
+    for trial in trials:
+        assert trial.state is TrialState.COMPLETE
+        assert trial.value == value_of(**trial.params)
+        curve = [value_of(**trial.params) + 3 - step for step in range(3)]
+        assert list(trial.intermediate_values.values()) == curve
+
+
+def test_every_trial_is_there_once_with_its_value(url: str) -> None:
+    killed = run_under_fire(url, n_trials=200, seed=7, longest=150)
+    assert killed["coordinator"] >= 3
+    assert killed["cell or keeper"] >= 10
+    check_nothing_shows(url, 200)
+
+
+@pytest.mark.chaos_long
+@pytest.mark.parametrize("seed", range(4))
+def test_every_trial_is_there_once_after_a_long_fight(url: str, seed: int) -> None:
+    run_under_fire(url, n_trials=1500, seed=seed, longest=1800)
+    check_nothing_shows(url, 1500)
+
+
+def test_killing_the_coordinator_ends_everything(tmp_path: Path, url: str) -> None:
+    program = start(url, 100_000)
+    try:
+        assert eventually(lambda: len(kin()) >= 3)
+        program.kill()
+        program.wait()
+        assert eventually(lambda: not kin(), within=5.0)
+    finally:
+        program.kill()
+        program.wait()
