@@ -374,29 +374,31 @@ class Coordinator:
         outcome: Outcome | None,
         constraint: tuple[str, float] | None = None,
     ) -> None:
-        trouble = tell(self.study, self.storage, job, state, outcome, constraint)
-        if trouble is not None:
-            self.emit(say.Notice(f"The sampler raised {type(trouble).__name__}: {trouble}"))
+        told = tell(self.study, self.storage, job, state, outcome, constraint)
+        if told.trouble is not None:
+            kind = type(told.trouble).__name__
+            self.emit(say.Notice(f"The sampler raised {kind}: {told.trouble}"))
         self._finished += 1
         self.told += 1
         self.crew.trial_finished()
         self.ever_succeeded |= state is TrialState.COMPLETE or (
             state is TrialState.PRUNED and constraint is None
         )
-        frozen = self.storage.get_trial(job.trial._trial_id)
         self.emit(
             say.TrialFinished(
                 number=job.number,
-                state=frozen.state.name,
-                values=tuple(frozen.values) if frozen.values is not None else None,
-                params=plain_params(frozen),
+                state=told.state.name,
+                values=tuple(told.values) if told.values is not None else None,
+                params=plain_params(job.trial._cached_frozen_trial),
                 attempts=job.attempt,
                 seconds=outcome.seconds if outcome else 0.0,
                 finished=self._finished,
             )
         )
-        for callback in self.options.callbacks:
-            callback(self.study, copy.deepcopy(frozen))
+        if self.options.callbacks:
+            frozen = self.storage.get_trial(job.trial._trial_id)
+            for callback in self.options.callbacks:
+                callback(self.study, copy.deepcopy(frozen))
 
     # Deadlines.
 

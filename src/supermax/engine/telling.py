@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import TrialState
 
 from supermax.engine.faults import Fault
@@ -17,6 +21,16 @@ FORMAT = 1
 _MOST_MESSAGE = 500
 
 
+@dataclass(frozen=True)
+class Told:
+    """How the trial stands in the study now. `trouble` is what the sampler raised when it was
+    told, if anything: the trial is finished all the same."""
+
+    state: TrialState
+    values: Sequence[float] | None
+    trouble: Exception | None = None
+
+
 def tell(
     study: Study,
     storage: PatientStorage,
@@ -24,27 +38,25 @@ def tell(
     state: TrialState,
     outcome: Outcome | None,
     constraint: tuple[str, float] | None = None,
-) -> Exception | None:
-    """Finish the trial; telling one that is finished already changes nothing.
-
-    Returns what the sampler raised while it was told, if anything: the trial is finished anyway.
-    """
+) -> Told:
+    """Finish the trial; telling one that is finished already changes nothing."""
     trial_id = job.trial._trial_id
-    if storage.get_trial(trial_id).state.is_finished():
-        return None
-    if constraint is not None:
-        name, value = constraint
-        storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
-    storage.set_trial_user_attr(trial_id, RECORD, record(job, outcome))
     complete = state is TrialState.COMPLETE and outcome is not None
     values = list(outcome.values or ()) if complete and outcome is not None else None
     try:
-        study.tell(job.number, values, state, skip_if_finished=True)
+        if constraint is not None:
+            name, value = constraint
+            storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
+        storage.set_trial_user_attr(trial_id, RECORD, record(job, outcome))
+        # What study.tell does, without reading the trial back from storage once more.
+        state, told, _ = _tell_with_warning(study, job.trial, values, state, skip_if_finished=True)
+        return Told(state, told)
     except Exception as error:
-        if not storage.get_trial(trial_id).state.is_finished():
+        finished = storage.get_trial(trial_id)
+        if not finished.state.is_finished():
             raise
-        return error
-    return None
+        trouble = None if isinstance(error, UpdateFinishedTrialError) else error
+        return Told(finished.state, finished.values, trouble)
 
 
 def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:

@@ -1,0 +1,312 @@
+"""What the engine costs, beside Optuna alone in the same run.
+
+    make bench                 everything, about ten minutes on two cores
+    python benchmarks/engine.py --only noop,sleep,growth,start --scale 0.1
+
+Prints one table and leaves dated JSON under benchmarks/results/. Every ratio is taken against
+Optuna in the same run, on the same kind of storage, with the same objective and sampler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+import supermax
+from supermax.engine import events
+from supermax.engine.storage import PatientStorage
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    ours: str
+    optuna: str
+    measured: float
+    bar: str
+    met: bool
+
+
+def noop(trial: Any) -> float:
+    return float(trial.suggest_float("x", 0.0, 1.0))
+
+
+def sleeping(trial: Any) -> float:
+    x = trial.suggest_float("x", 0.0, 1.0)
+    time.sleep(0.05)
+    return float(x)
+
+
+def first_line(trial: Any) -> float:
+    return time.monotonic()  # one clock for all processes of a machine
+
+
+def new_study(folder: str, name: str) -> optuna.Study:
+    sampler = optuna.samplers.RandomSampler(seed=0)
+    return optuna.create_study(
+        storage=f"sqlite:///{folder}/{name}.db", study_name=name, sampler=sampler
+    )
+
+
+def timed(action: Callable[[], object]) -> float:
+    gc.collect()
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def bench_noop(folder: str, scale: float) -> list[Line]:
+    """(a) A trial that does nothing: what a trial costs when nothing hides the cost."""
+    n = int(2000 * scale)
+    alone = timed(lambda: new_study(folder, "alone").optimize(noop, n_trials=n))
+    ours = timed(
+        lambda: supermax.optimize(
+            new_study(folder, "ours"), noop, n_trials=n, reuse_cells=True, progress=False
+        )
+    )
+    fresh = timed(
+        lambda: supermax.optimize(new_study(folder, "fresh"), noop, n_trials=n, progress=False)
+    )
+    ratio = ours / alone
+    return [
+        Line(
+            f"(a) {n} no-op trials, one worker, cells reused",
+            f"{ours / n * 1e3:.1f} ms/trial",
+            f"{alone / n * 1e3:.1f} ms/trial",
+            ratio,
+            "at most 1.5×",
+            ratio <= 1.5,
+        ),
+        Line(
+            f"    the same, a fresh process for every trial",
+            f"{fresh / n * 1e3:.1f} ms/trial",
+            f"{alone / n * 1e3:.1f} ms/trial",
+            fresh / alone,
+            "(no bar)",
+            True,
+        ),
+    ]
+
+
+def bench_sleep(folder: str, scale: float) -> list[Line]:
+    """(b) Two workers on trials that take 50 ms."""
+    n = int(300 * scale)
+    alone = timed(lambda: new_study(folder, "alone").optimize(sleeping, n_trials=n))
+    ours = timed(
+        lambda: supermax.optimize(
+            new_study(folder, "ours"),
+            sleeping,
+            n_trials=n,
+            workers=2,
+            reuse_cells=True,
+            progress=False,
+        )
+    )
+    ratio = alone / ours
+    return [
+        Line(
+            f"(b) {n} trials of 50 ms, two workers, cells reused",
+            f"{n / ours:.1f} trials/s",
+            f"{n / alone:.1f} trials/s",
+            ratio,
+            "at least 1.8×",
+            ratio >= 1.8,
+        )
+    ]
+
+
+class Stopwatch:
+    """Time spent inside Optuna's own storage and sampler, per trial told."""
+
+    def __init__(self) -> None:
+        self.inside = 0.0
+        self.marks: list[tuple[float, float]] = []  # (wall, inside) after each trial
+        self._depth = 0
+
+    def wrap(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            self._depth += 1
+            started = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.inside += time.perf_counter() - started
+
+        setattr(owner, name, measured)
+
+    def __call__(self, event: events.Event) -> None:
+        if isinstance(event, events.TrialFinished):
+            self.marks.append((time.perf_counter(), self.inside))
+
+    def per_trial(self, first: int, last: int) -> tuple[float, float]:
+        """(harness, Optuna) seconds a trial, from trial `first` to trial `last`."""
+        (wall_a, inside_a), (wall_b, inside_b) = self.marks[first], self.marks[last]
+        n = last - first
+        inside = (inside_b - inside_a) / n
+        return (wall_b - wall_a) / n - inside, inside
+
+
+def bench_growth(folder: str, scale: float) -> list[Line]:
+    """(c) Ten thousand trials: memory, and the harness's own time early and late."""
+    n = int(10_000 * scale)
+    tenth = n // 10
+    watch = Stopwatch()
+    originals = {name: getattr(PatientStorage, name) for name in ("_do",)}
+    for name in ("ask", "tell"):
+        originals[f"study.{name}"] = getattr(optuna.Study, name)
+        watch.wrap(optuna.Study, name)
+    watch.wrap(PatientStorage, "_do")
+    me = psutil.Process()
+    rss: list[int] = []
+
+    def listener(event: events.Event) -> None:
+        watch(event)
+        if isinstance(event, events.TrialFinished) and event.number in (20, n - 1):
+            rss.append(me.memory_info().rss)
+
+    try:
+        supermax.optimize(
+            new_study(folder, "ours"), noop, n_trials=n, reuse_cells=True, progress=listener
+        )
+    finally:
+        PatientStorage._do = originals["_do"]  # type: ignore[method-assign]
+        optuna.Study.ask = originals["study.ask"]  # type: ignore[method-assign]
+        optuna.Study.tell = originals["study.tell"]  # type: ignore[method-assign]
+    early, optuna_early = watch.per_trial(0, tenth - 1)
+    late, optuna_late = watch.per_trial(n - tenth, n - 1)
+    growth = (rss[-1] - rss[0]) / 1e6
+    alone = alone_growth(folder, n)
+    return [
+        Line(
+            f"(c) memory growth over {n} trials",
+            f"{growth:.0f} MB",
+            f"{alone:.0f} MB",
+            growth,
+            "under 60 MB",
+            growth < 60,
+        ),
+        Line(
+            f"    harness time a trial, last {tenth} / first {tenth}",
+            f"{late * 1e3:.2f} / {early * 1e3:.2f} ms",
+            f"{optuna_late * 1e3:.1f} / {optuna_early * 1e3:.1f} ms in ask, tell, storage",
+            late / early,
+            "at most 1.5×",
+            late / early <= 1.5,
+        ),
+    ]
+
+
+def alone_growth(folder: str, n: int) -> float:
+    me = psutil.Process()
+    study = new_study(folder, "alone-growth")
+    study.optimize(noop, n_trials=20)
+    before = me.memory_info().rss
+    study.optimize(noop, n_trials=n - 20)
+    return (me.memory_info().rss - before) / 1e6
+
+
+def bench_start(folder: str, scale: float) -> list[Line]:
+    """(d) From the task sent to the objective's first line."""
+    n = int(200 * scale)
+    lines = []
+    for reuse, limit in ((True, 5.0), (False, 100.0)):
+        sent: dict[int, float] = {}
+        waits: list[float] = []
+
+        def listener(
+            event: events.Event, sent: dict[int, float] = sent, waits: list[float] = waits
+        ) -> None:
+            if isinstance(event, events.TrialStarted):
+                sent[event.number] = event.at
+            if isinstance(event, events.TrialFinished) and event.values:
+                waits.append((event.values[0] - sent[event.number]) * 1e3)
+
+        name = "reused" if reuse else "fresh"
+        supermax.optimize(
+            new_study(folder, name), first_line, n_trials=n, reuse_cells=reuse, progress=listener
+        )
+        median = statistics.median(waits)
+        tail = statistics.quantiles(waits, n=20)[-1]
+        lines.append(
+            Line(
+                f"(d) task sent to first line, {name} cells",
+                f"median {median:.2f} ms, 95 % under {tail:.2f} ms",
+                "–",
+                median,
+                f"under {limit:g} ms",
+                median < limit,
+            )
+        )
+    return lines
+
+
+BENCHES = {
+    "noop": bench_noop,
+    "sleep": bench_sleep,
+    "growth": bench_growth,
+    "start": bench_start,
+}
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "versions": {name: version(name) for name in ("supermax", "optuna", "sqlalchemy")},
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default=",".join(BENCHES), help="which, by name")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the trials to run")
+    options = parser.parse_args()
+    lines: list[Line] = []
+    for name in options.only.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            lines += BENCHES[name](folder, options.scale)
+    table = Table(title="The engine beside Optuna alone, same run")
+    for column in ("what", "Supermax", "Optuna", "measured", "bar", ""):
+        table.add_column(column)
+    for line in lines:
+        mark = "met" if line.met else "MISSED"
+        table.add_row(line.name, line.ours, line.optuna, f"{line.measured:.2f}", line.bar, mark)
+    Console(width=160).print(table)
+    if options.scale == 1.0:
+        results = Path(__file__).parent / "results"
+        results.mkdir(exist_ok=True)
+        path = results / f"engine-{date.today().isoformat()}.json"
+        kept = {"machine": machine(), "lines": [asdict(line) for line in lines]}
+        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        print(f"Written to {path.relative_to(Path.cwd())}")
+    return 0 if all(line.met for line in lines) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""What a cell is: pristine, on its own, found again, and gone when it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import psutil
+import pytest
+from optuna.trial import TrialState
+
+import supermax
+from supermax.engine import events, kernel
+from supermax.engine.fleet import thread_limits
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.usefixtures("quick")
+SEEN: list[int] = []
+
+
+def pollute(trial: Any) -> float:
+    """Says what it found, then changes everything a process has."""
+    trial.set_user_attr("pid", os.getpid())
+    trial.set_user_attr("found", [len(SEEN), os.environ.get("POLLUTED"), str(Path.cwd())])
+    trial.set_user_attr("random", [random.random(), float(np.random.random())])
+    SEEN.append(trial.number)
+    os.environ["POLLUTED"] = "yes"
+    os.chdir("/")
+    random.seed(0)
+    np.random.seed(0)
+    return 0.0
+
+
+def test_nothing_of_a_trial_reaches_the_next(study: optuna.Study) -> None:
+    supermax.optimize(study, pollute, n_trials=4, progress=False)
+    attrs = [trial.user_attrs for trial in study.trials]
+    assert len({a["pid"] for a in attrs}) == 4
+    assert [a["found"] for a in attrs] == [[0, None, str(Path.cwd())]] * 4
+    for i in (0, 1):
+        assert len({a["random"][i] for a in attrs}) == 4  # nor do they all start alike
+
+
+def test_reused_cells_serve_many_trials(study: optuna.Study) -> None:
+    summary = supermax.optimize(study, pollute, n_trials=6, reuse_cells=True, progress=False)
+    assert len({trial.user_attrs["pid"] for trial in study.trials}) == 1
+    assert summary.cells == 1
+
+
+def test_a_reused_cell_is_replaced_after_a_fault_or_a_left_child(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("pid", os.getpid())
+        if trial.number == 1:
+            raise ValueError("once")
+        if trial.number == 3:
+            subprocess.Popen(["sleep", "600"])
+        return 0.0
+
+    seen: list[events.Event] = []
+    supermax.optimize(study, objective, n_trials=6, reuse_cells=True, progress=seen.append)
+    pids = [trial.user_attrs["pid"] for trial in study.trials]
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4] == pids[5]
+    notes = [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
+    assert any("child process" in note for note in notes)
+
+
+def test_a_retry_runs_on_a_cell_that_has_run_nothing(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        trial.set_user_attr(f"pid {trial.attempt}", os.getpid())
+        if trial.number == 2 and trial.attempt == 1:
+            os.abort()
+        return 0.0
+
+    supermax.optimize(study, objective, n_trials=4, reuse_cells=True, progress=False)
+    pids = [trial.user_attrs for trial in study.trials]
+    assert pids[2]["pid 2"] not in {pids[0]["pid 1"], pids[1]["pid 1"], pids[2]["pid 1"]}
+
+
+def test_cells_are_shaped_for_trouble(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("group", os.getpgid(0) == os.getpid())
+        trial.set_user_attr("oom", Path("/proc/self/oom_score_adj").read_text().strip())
+        trial.set_user_attr("threads", os.environ["OMP_NUM_THREADS"])
+        return 0.0
+
+    supermax.optimize(study, objective, n_trials=1, workers=2, progress=False)
+    attrs = study.trials[0].user_attrs
+    assert attrs["group"]
+    assert attrs["oom"] == "1000"
+    assert attrs["threads"] == thread_limits(2, {})["OMP_NUM_THREADS"]
+
+
+def test_thread_counts_share_the_cores_unless_the_user_said_otherwise() -> None:
+    limits = thread_limits(1_000, {"MKL_NUM_THREADS": "7"})
+    assert limits["OMP_NUM_THREADS"] == "1"
+    assert "MKL_NUM_THREADS" not in limits
+
+
+def test_devices_are_shared_out_evenly(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("device", os.environ["CUDA_VISIBLE_DEVICES"])
+        return 0.0
+
+    running: dict[int, int] = {}
+    supermax.optimize(
+        study,
+        objective,
+        n_trials=12,
+        workers=2,
+        devices=[3, 5],
+        progress=running.get,  # type: ignore[arg-type]
+    )
+    used = Counter(trial.user_attrs["device"] for trial in study.trials)
+    assert set(used) == {"3", "5"}
+    assert min(used.values()) >= 3
+
+
+def test_a_cuda_error_is_tried_again_with_blocking_launches(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        trial.set_user_attr(f"blocking {trial.attempt}", os.environ.get("CUDA_LAUNCH_BLOCKING"))
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    summary = supermax.optimize(study, objective, n_trials=1, progress=False)
+    trial = study.trials[0]
+    assert trial.user_attrs["blocking 1"] is None
+    assert trial.user_attrs["blocking 2"] == "1"
+    assert trial.state is TrialState.FAIL
+    assert summary.faults == {"device-side assert": 2}
+
+
+def test_a_silent_trial_is_a_stall_once_it_has_reported(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        if trial.attempt == 1:
+            trial.report(0.0, 0)
+            signal.pause()
+        return 1.0
+
+    summary = supermax.optimize(study, objective, n_trials=1, stall_timeout=0.5, progress=False)
+    assert summary.faults == {"stall": 1}
+    assert study.trials[0].value == 1.0
+
+
+def test_before_its_first_report_a_trial_may_be_silent(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        eventually(lambda: False, within=1.0)
+        return 1.0
+
+    summary = supermax.optimize(study, objective, n_trials=1, stall_timeout=0.2, progress=False)
+    assert summary.faults == {}
+
+
+def test_a_stopped_cell_stalls_nobody(study: optuna.Study) -> None:
+    """SIGSTOP: alive, silent, and deaf to TERM."""
+
+    def objective(trial: Any) -> float:
+        if trial.number == 0:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return 1.0
+
+    supermax.optimize(study, objective, n_trials=6, workers=2, trial_timeout=2.0, progress=False)
+    states = [trial.state for trial in study.trials]
+    assert states == [TrialState.PRUNED, *[TrialState.COMPLETE] * 5]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make a module of the user's, importable from here and so from cells."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(name: str, source: str) -> Any:
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+        return __import__(name)
+
+    yield make
+    for name in [
+        n for n, m in sys.modules.items() if str(tmp_path) in str(getattr(m, "__file__", ""))
+    ]:
+        del sys.modules[name]
+
+
+def test_an_objective_that_starts_threads_is_loaded_in_new_interpreters(
+    study: optuna.Study, module: Any
+) -> None:
+    threaded = module(
+        "threaded",
+        """
+        import os, threading
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+        def objective(trial):
+            trial.set_user_attr("pid", os.getpid())
+            return trial.suggest_float("x", 0, 1)
+        """,
+    )
+    seen: list[events.Event] = []
+    supermax.optimize(study, threaded.objective, n_trials=3, progress=seen.append)
+    assert any("new interpreter" in e.text for e in seen if isinstance(e, events.Notice))
+    assert len({trial.user_attrs["pid"] for trial in study.trials}) == 3
+
+
+def test_a_seed_set_at_import_holds_in_every_cell(study: optuna.Study, module: Any) -> None:
+    seeded = module(
+        "seeded",
+        """
+        import random
+        import numpy as np
+        random.seed(3)
+        np.random.seed(4)
+
+        def objective(trial):
+            trial.set_user_attr("drawn", [random.random(), float(np.random.random())])
+            return 0.0
+        """,
+    )
+    expected = [random.Random(3).random(), float(np.random.RandomState(4).random_sample())]
+    supermax.optimize(study, seeded.objective, n_trials=2, progress=False)
+    assert [trial.user_attrs["drawn"] for trial in study.trials] == [expected] * 2
+
+
+def test_data_of_the_objective_is_shared_and_not_sent_again(study: optuna.Study) -> None:
+    data = np.ones(10_000_000)
+
+    def objective(trial: Any) -> float:
+        return float(data[trial.number])
+
+    summary = supermax.optimize(study, objective, n_trials=5, progress=False)
+    assert summary.trials["COMPLETE"] == 5
+    assert psutil.Process().memory_info().rss < 2e9
+
+
+def test_works_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import optuna, supermax
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            print("once")
+
+            class Config:
+                scale = 2.0
+
+            def helper(x):
+                return Config.scale * x
+
+            def objective(trial):
+                return helper(trial.suggest_float("x", 0, 1))
+
+            study = optuna.create_study(storage="sqlite:///here.db", study_name="s")
+            supermax.optimize(study, objective, n_trials=4, workers=2)
+            print(all(t.value == 2.0 * t.params["x"] for t in study.trials))
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["once", "True"]
+
+
+def test_a_process_that_left_its_session_is_ended_with_its_cell(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+
+    def objective(trial: Any) -> float:
+        script = (
+            "import os,sys,time\n"
+            "if os.fork(): os._exit(0)\n"
+            "os.setsid()\n"
+            f"open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+            "time.sleep(600)"
+        )
+        subprocess.Popen([sys.executable, "-c", script], env={}, start_new_session=True)
+        eventually(lambda: note.exists() and note.read_text() != "")
+        return 0.0
+
+    seen: list[events.Event] = []
+    supermax.optimize(study, objective, n_trials=1, progress=seen.append)
+    assert kernel.is_zombie(int(note.read_text()))
+
+
+def test_the_display_never_stops_the_work(study: optuna.Study) -> None:
+    def broken(event: events.Event) -> None:
+        raise RuntimeError("no terminal")
+
+    assert supermax.optimize(study, lambda trial: 1.0, n_trials=2, progress=broken).finished == 2
+
+
+def test_the_record_of_a_trial_is_json(study: optuna.Study) -> None:
+    supermax.optimize(study, lambda trial: 1.0, n_trials=1, progress=False)
+    record = study.trials[0].user_attrs["supermax"]
+    assert json.loads(json.dumps(record)) == record
+    assert record["peak_rss"] > 1_000_000

@@ -1,0 +1,61 @@
+"""Imports go one way, and the engine stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "supermax"
+# Each part and what else of the package it may import.
+ALLOWED = {
+    "errors": set[str](),
+    "engine": {"errors"},
+    "display": {"engine", "errors"},
+    "testing": set[str](),
+    "run": {"display", "engine", "errors"},
+    "__init__": {"run", "engine", "errors"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        part = part_of(path)
+        used = {name.split(".")[1] for name in imports(path) if name.startswith("supermax.")}
+        wrong += [f"{path.name} imports {other}" for other in used - ALLOWED[part] - {part}]
+    assert wrong == []
+
+
+def test_the_engine_knows_no_torch_and_no_terminal() -> None:
+    for path in (SOURCE / "engine").glob("*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & {"torch", "rich", "typer"}
+
+
+def test_importing_supermax_does_not_import_torch() -> None:
+    code = "import supermax, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_no_file_grows_out_of_hand() -> None:
+    long = {
+        path.name: n for path in SOURCE.rglob("*.py") if (n := path.read_text().count("\n")) > 500
+    }
+    assert long == {}
