@@ -142,7 +142,7 @@ def test_a_silent_trial_is_a_stall_once_it_has_reported(study: optuna.Study) -> 
     def objective(trial: Any) -> float:
         if trial.attempt == 1:
             trial.report(0.0, 0)
-            signal.pause()
+            threading.Event().wait()
         return 1.0
 
     summary = supermax.optimize(study, objective, n_trials=1, stall_timeout=0.5, progress=False)
