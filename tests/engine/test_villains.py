@@ -17,9 +17,9 @@ STANDS = "the outcome stands"
 # What each villain comes to while the objective runs. A signal or an exit that repeats on a
 # fresh cell is the configuration's or the code's; kills from outside are tried twenty times.
 IN_THE_OBJECTIVE = {
-    "SIGSEGV": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "SIGSEGV": ("signal SIGSEGV", TrialState.FAIL, 2),
     "SIGKILL": (Kind.KILLED, TrialState.FAIL, 20),
-    "SIGABRT": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "SIGABRT": ("signal SIGABRT", TrialState.FAIL, 2),
     "hang, deaf to SIGTERM": (Kind.TIMEOUT, TrialState.PRUNED, 1),
     "os._exit(0)": (Kind.EXIT, TrialState.FAIL, 2),
     "os._exit(3)": (Kind.EXIT, TrialState.FAIL, 2),
@@ -29,7 +29,7 @@ IN_THE_OBJECTIVE = {
     "100 MB of output": (STANDS, TrialState.COMPLETE, 1),
     "grandchild left behind": (STANDS, TrialState.COMPLETE, 1),
     "deep recursion": (Kind.EXCEPTION, TrialState.FAIL, 1),
-    "stack overflow": (Kind.SIGNAL, TrialState.FAIL, 2),
+    "stack overflow": ("signal SIGSEGV", TrialState.FAIL, 2),
     "thread that never ends": (STANDS, TrialState.COMPLETE, 1),
     "hang": (Kind.TIMEOUT, TrialState.PRUNED, 1),
 }

@@ -333,11 +333,11 @@ class Coordinator:
     def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
         decision = policy.decide(fault, job.faults, self.options.retries)
         words = _in_words(decision)
-        self.faults[str(fault.kind)] += 1
+        self.faults[fault.name] += 1
         job.note_fault(fault, words, evidence)
         self.emit(
             say.FaultSeen(
-                job.number, job.attempt, str(fault.kind), str(fault.culprit), fault.message, words
+                job.number, job.attempt, fault.name, str(fault.culprit), fault.message, words
             )
         )
         match decision:

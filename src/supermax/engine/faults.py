@@ -17,7 +17,7 @@ class Kind(StrEnum):
     HOST_OOM = "host out of memory"
     DEVICE_ASSERT = "device-side assert"
     CUDA_ERROR = "CUDA error"
-    SIGNAL = "killed by a signal of its own"
+    SIGNAL = "signal"
     KILLED = "killed from outside"
     EXIT = "exit without an outcome"
     TIMEOUT = "trial timeout"
@@ -78,6 +78,11 @@ class Fault:
     advice: str
     signature: str  # equal for two faults that are the same thing again
     fresh_cell: bool = True
+
+    @property
+    def name(self) -> str:
+        """The kind, as people should read it: a signal by its name."""
+        return f"signal {self.signature}" if self.kind is Kind.SIGNAL else str(self.kind)
 
 
 def classify(evidence: Evidence) -> Fault | None:

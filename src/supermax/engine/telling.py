@@ -79,7 +79,7 @@ def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:
 
 def _short(fault: Fault) -> dict[str, str]:
     return {
-        "kind": str(fault.kind),
+        "kind": fault.name,
         "culprit": str(fault.culprit),
         "message": fault.message[:_MOST_MESSAGE],
         "advice": fault.advice,
