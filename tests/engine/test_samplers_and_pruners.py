@@ -195,6 +195,18 @@ def test_a_grid_that_was_stopped_half_way_goes_on(url: str) -> None:
     assert visited(study) == Counter(POINTS)
 
 
+def test_a_sampler_that_raises_when_it_is_told_does_not_end_the_run(url: str) -> None:
+    """Optuna's grid does so for an enqueued trial when one point is left."""
+    make, objective, _ = SAMPLERS["Grid"]
+    study = optuna.create_study(storage=url, sampler=make())
+    run(study, objective, 5)
+    study.enqueue_trial({"x": 0, "c": "a"})
+    run(study, objective, None)
+    assert set(visited(study)) == POINTS
+    assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+    assert len(study.trials) == 7
+
+
 # Seeds.
 
 SEEDED = {

@@ -131,6 +131,12 @@ def test_the_trials_study_answers_what_optuna_answers(url: str) -> None:
     }
 
 
+def test_pruning_with_two_directions_is_refused_as_in_optuna(url: str) -> None:
+    study = optuna.create_study(storage=url, directions=["minimize", "maximize"])
+    run(study, lambda trial: (float(trial.should_prune()), 1.0), 1)
+    assert fault(study).startswith("NotImplementedError")
+
+
 # The trial.
 
 

@@ -1,12 +1,13 @@
 """What a cell's trial asks and says while it runs, and what the study answers.
 
-Suggest, ShouldPrune, RelativeParams, Look ──▶ Reply
-Report, Attribute ──▶ storage
+Suggest, ShouldPrune, RelativeParams, Look, Attribute ──▶ Reply
+Report ──▶ storage
 """
 
 from __future__ import annotations
 
 import copy
+from math import isnan
 from typing import Any
 
 from optuna.distributions import (
@@ -19,19 +20,18 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.job import Attempt, Job
 from supermax.engine.names import Names, plain_name, under_plain_names
-from supermax.engine.outcome import Outcome
 from supermax.engine.protocol import (
     Attribute,
     Look,
     Message,
     RelativeParams,
     Reply,
-    Report,
     ShouldPrune,
     Suggest,
     faithful,
 )
 from supermax.engine.storage import CLAIM, PatientStorage
+from supermax.errors import EnvironmentFault
 
 _STUDY_READS = {
     "get_study_id_from_name",
@@ -49,15 +49,13 @@ class Answers:
         self._storage = storage
         self._names = names
 
-    def to(self, attempt: Attempt, message: Message) -> Reply | None:
-        """Do what the message says; the reply, for one that waits for it.
+    def to(self, attempt: Attempt, message: Message) -> Reply:
+        """Do what the message asks for.
 
         Errors travel back and are raised in the objective, where Optuna would raise them.
         """
         try:
             match message:
-                case Report(step, value):
-                    self._report(attempt, step, value)
                 case Attribute(key, value, system):
                     self._attribute(attempt.job, key, value, system)
                 case Suggest(name, distribution):
@@ -70,21 +68,24 @@ class Answers:
                     return Reply(faithful({plain_name(k): v for k, v in params.items()}))
                 case Look(what, args):
                     return Reply(faithful(self._look(what, args)))
+        except EnvironmentFault:
+            raise
         except Exception as error:
-            if isinstance(message, (Report, Attribute)):
-                raise
             return Reply(error=_portable(error))
-        return None
+        return Reply()
 
-    def replay(self, job: Job, outcome: Outcome) -> None:
-        """Write down what an attempt has said, of which not all may have been heard."""
-        trial_id = job.trial._trial_id
-        if outcome.curve:
-            self._storage.forget_steps(trial_id, min(step for step, _ in outcome.curve))
-        for step, value in outcome.curve:
-            self._storage.set_trial_intermediate_value(trial_id, step, value)
-        for key, value, system in outcome.attributes:
-            self._attribute(job, key, value, system)
+    def catch_up(self, job: Job) -> None:
+        """Write down reports that a killed coordinator had not heard or not stored."""
+        trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
+        curve = job.folder.curve()
+        stored = cached.intermediate_values
+        differing = [s for s in {*curve, *stored} if not _equal(curve.get(s), stored.get(s))]
+        if not curve or not differing:
+            return
+        self._storage.forget_steps(trial_id, min(differing))
+        for step in sorted(s for s in curve if s >= min(differing)):
+            self._storage.set_trial_intermediate_value(trial_id, step, curve[step])
+        cached.intermediate_values = curve
 
     def _suggest(self, job: Job, name: str, portable: Any) -> float:
         distribution: BaseDistribution = (
@@ -109,7 +110,8 @@ class Answers:
         elif stored != name:
             job.trial._fixed_params = {**fixed, stored: value}
 
-    def _report(self, attempt: Attempt, step: int, value: float) -> None:
+    def note(self, attempt: Attempt, step: int, value: float) -> None:
+        """Write a report down. Nobody waits for an answer."""
         trial, cached = attempt.job.trial, attempt.job.trial._cached_frozen_trial
         if not attempt.curve_started and attempt.job.attempt > 1:
             # An earlier attempt got further; its curve ends where this one begins.
@@ -143,6 +145,12 @@ class Answers:
         if what not in _STUDY_READS:
             raise RuntimeError(f"{what} is not available inside a trial.")
         return getattr(self._storage, what)(*args)
+
+
+def _equal(one: float | None, other: float | None) -> bool:
+    return one == other or (
+        one is not None and one != one and other is not None and other != other
+    )
 
 
 def snapshot(job: Job) -> FrozenTrial:

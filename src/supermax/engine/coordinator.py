@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import GridSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -43,7 +44,7 @@ from supermax.engine.folder import StudyFolder
 from supermax.engine.job import Attempt, Job
 from supermax.engine.logs import tail_of
 from supermax.engine.names import plain_params
-from supermax.engine.outcome import INTERRUPTED, PRUNED, Outcome
+from supermax.engine.outcome import INTERRUPTED, PRUNED, RAISED, Outcome, describe
 from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, StopStudy, Task
 from supermax.engine.resume import standing_outcome
 from supermax.engine.storage import PatientStorage
@@ -255,11 +256,21 @@ class Coordinator:
             case StopStudy():
                 self.study._stop_flag = True
             case Report(step, value):
-                self.answers.to(attempt, message)
-                self.emit(say.TrialReported(attempt.job.number, step, value))
+                self.note(attempt, step, value)
             case _:
-                if (reply := self.answers.to(attempt, message)) is not None:
-                    self.fleet.send(attempt.cell, reply)
+                self.fleet.send(attempt.cell, self.answers.to(attempt, message))
+
+    def note(self, attempt: Attempt, step: int, value: float) -> None:
+        try:
+            self.answers.note(attempt, step, value)
+        except StorageInternalError as error:  # a step the database has no room for, say
+            del self.attempts[attempt.cell.number]
+            self.crew.dismiss(attempt.cell, "its report could not be stored")
+            self.fleet.signal(attempt.cell, KILL)
+            outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
+            self.conclude(attempt.job, self.evidence(attempt, outcome))
+        else:
+            self.emit(say.TrialReported(attempt.job.number, step, value))
 
     def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
@@ -313,8 +324,8 @@ class Coordinator:
     def take_up(self, job: Job) -> None:
         """A trial that an earlier run had claimed: tell what it came to, or go on with it."""
         outcome = standing_outcome(job)
+        self.answers.catch_up(job)
         if outcome is not None:
-            self.answers.replay(job, outcome)
             self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         elif job.last_fault is not None:
             self.act(job, job.last_fault, Evidence())

@@ -6,6 +6,7 @@ run_dir/
   trials/00042/
     ledger.jsonl           one line a launch, fault, stop or end; the coordinator appends
     drawn.json             parameters the sampler drew together, before they are asked for
+    curve.jsonl            one line a report; the cell appends it before it sends it
     outcome.json           what the last attempt came to; the cell writes it, atomically
     log.txt                output of all attempts, bounded
     checkpoint/            the objective's own
@@ -39,6 +40,7 @@ class TrialFolder:
         self._ledger = path / "ledger.jsonl"
         self._drawn = path / "drawn.json"
         self._outcome = path / "outcome.json"
+        self._curve = path / "curve.jsonl"
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the ledger; it is on the disk when this returns."""
@@ -47,15 +49,23 @@ class TrialFolder:
 
     def records(self) -> list[dict[str, Any]]:
         """The ledger's lines; a torn last one, from a crash while it was written, is left out."""
-        try:
-            text = self._ledger.read_text(errors="replace")
-        except OSError:
-            return []
-        records = []
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError):
-                records.append(json.loads(line))
-        return [record for record in records if isinstance(record, dict)]
+        return [record for record in read_lines(self._ledger) if isinstance(record, dict)]
+
+    def append_report(self, attempt: int, step: int, value: float) -> None:
+        """Survives this process, not the machine: it is written at every step."""
+        append_line(self._curve, json.dumps([attempt, step, value]), sync=False)
+
+    def curve(self) -> dict[int, float]:
+        """All that was reported, as the attempts that count make it: each one's first report
+        ends what earlier ones have said from that step on."""
+        curve: dict[int, float] = {}
+        latest = 0
+        for attempt, step, value in read_lines(self._curve):
+            if attempt > latest:
+                curve = {s: v for s, v in curve.items() if s < step}
+                latest = attempt
+            curve[step] = value
+        return curve
 
     def write_outcome(self, outcome: Outcome) -> None:
         write_atomically(self._outcome, json.dumps(outcome.to_json()))
@@ -174,14 +184,28 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def append_line(path: Path, line: str) -> None:
+def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """Add a line that starts on its own, even after one that a crash tore."""
     with path.open("ab+") as file:
         if file.tell() and not _ends_with_newline(file):
             line = "\n" + line
         file.write(line.encode() + b"\n")
         file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[Any]:
+    """A file of JSON lines, without those that a crash tore."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return []
+    lines = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
 
 
 def _ends_with_newline(file: Any) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,8 @@ def find_home(study: Study) -> Home:
         beside = file.with_name(f"{file.name}.supermax")
         return Home(str(file), beside / name, volatile=False)
     if isinstance(storage, InMemoryStorage) or _is_sqlite(storage):
-        run_dir = Path(tempfile.mkdtemp(prefix="supermax-"))
-        return Home("memory", run_dir / name, volatile=True)
+        somewhere = Path(tempfile.gettempdir()) / f"supermax-{uuid.uuid4().hex[:12]}"
+        return Home("memory", somewhere / name, volatile=True)
     address = _address(storage)
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
@@ -52,7 +53,7 @@ def prepare(storage: BaseStorage) -> None:
     storage = _unwrapped(storage)
     if isinstance(storage, RDBStorage) and _file_of(storage) is not None:
         _use_wal(storage.engine)
-    if isinstance(storage, JournalStorage) and isinstance(storage._backend, JournalFileBackend):
+    if isinstance(storage, JournalStorage) and type(storage._backend) is JournalFileBackend:
         storage._backend = MendingJournal(storage._backend)
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +98,16 @@ def check(study: Any, objective: Any, options: Options) -> None:
         wrong.append(f"study must be an optuna.Study, not {_kind(study)}")
     if not callable(objective):
         wrong.append(f"objective must be a function that takes a trial, not {_kind(objective)}")
-    if options.n_trials is not None and options.n_trials < 0:
-        wrong.append(f"n_trials must not be negative, but is {options.n_trials}")
-    if options.workers < 1:
-        wrong.append(f"workers must be at least 1, but is {options.workers}")
-    if options.retries < 0:
-        wrong.append(f"retries must not be negative, but is {options.retries}")
+    for name, least in (("n_trials", 0), ("workers", 1), ("retries", 0)):
+        count: Any = getattr(options, name)
+        if name == "n_trials" and count is None:
+            continue
+        if type(count) is bool or not isinstance(count, Integral) or int(count) < least:
+            wrong.append(f"{name} must be a whole number from {least} on, but is {count!r}")
     for name in ("timeout", "trial_timeout", "stall_timeout"):
-        seconds = getattr(options, name)
-        if seconds is not None and not seconds > 0:
-            wrong.append(f"{name} must be more than 0 seconds, but is {seconds}")
+        seconds: Any = getattr(options, name)
+        if seconds is not None and not (isinstance(seconds, Real) and float(seconds) > 0):
+            wrong.append(f"{name} must be a number of seconds above 0, but is {seconds!r}")
     callbacks: tuple[Any, ...] = options.callbacks
     wrong += [f"callbacks must be functions, not {_kind(c)}" for c in callbacks if not callable(c)]
     if wrong:

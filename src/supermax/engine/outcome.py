@@ -30,9 +30,6 @@ class Raised:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`curve` and `attributes` are what the attempt has said on its way, for a coordinator that
-    was killed before it heard the last of it."""
-
     attempt: int
     state: str
     values: tuple[float, ...] | None = None
@@ -41,8 +38,6 @@ class Outcome:
     peak_rss: int | None = None
     device_allocated: int | None = None
     device_reserved: int | None = None
-    curve: tuple[tuple[int, float], ...] = ()
-    attributes: tuple[tuple[str, Any, bool], ...] = ()  # key, value, whether Optuna's own
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -56,8 +51,6 @@ class Outcome:
                 **fields,
                 "raised": Raised(**raised) if raised else None,
                 "values": tuple(values) if values is not None else None,
-                "curve": tuple((step, value) for step, value in fields.get("curve", ())),
-                "attributes": tuple(map(tuple, fields.get("attributes", ()))),
             }
         )
 

@@ -7,6 +7,7 @@ that reads from the coordinator and refuses to write.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -58,8 +59,6 @@ class Link:
         self.stop_requested = False
         self.task: Task | None = None
         self.system_attrs: dict[str, Any] = {}  # of the trial, as far as this attempt set them
-        self.curve: dict[int, float] = {}
-        self.attributes: dict[tuple[str, bool], Any] = {}
         self._lock = threading.RLock()
 
     def next_task(self) -> Task:
@@ -68,8 +67,6 @@ class Link:
         self.stop_requested = False
         self.task = message
         self.system_attrs = dict(message.trial.system_attrs)
-        self.curve = {}
-        self.attributes = {}
         return message
 
     def tell(self, message: Message) -> None:
@@ -165,7 +162,10 @@ class RemoteStorage(BaseStorage):
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         link = self._own(trial_id)
-        link.curve[step] = intermediate_value
+        assert link.task is not None
+        with contextlib.suppress(OSError):  # a full disk: the study still hears of it
+            folder = TrialFolder(Path(link.task.folder))
+            folder.append_report(link.task.attempt, step, intermediate_value)
         link.tell(Report(step, intermediate_value))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
@@ -179,10 +179,9 @@ class RemoteStorage(BaseStorage):
         assert link.task is not None
         if not link.task.volatile:
             json.dumps(value)  # raises here what the study's storage would raise
-            link.attributes[key, system] = value
+        link.ask(Attribute(key, faithful(value), system))
         if system:
             link.system_attrs[key] = value
-        link.tell(Attribute(key, faithful(value), system))
 
     def _own(self, trial_id: int) -> Link:
         link = self._link

@@ -19,7 +19,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,16 +73,13 @@ def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
         raised=raised,
         seconds=time.monotonic() - started,
         peak_rss=kernel.peak_rss(),
-        curve=tuple(link.curve.items()),
-        attributes=tuple((key, value, own) for (key, own), value in link.attributes.items()),
         **_device_peaks(),
     )
     if state != INTERRUPTED:
         with contextlib.suppress(OSError):  # a full disk: the message below still carries it
             TrialFolder(Path(task.folder)).write_outcome(outcome)
     _flush()
-    heard = replace(outcome, curve=(), attributes=())  # these went out one by one
-    link.channel.send(Finished(heard.to_json(), _unclean()))
+    link.channel.send(Finished(outcome.to_json(), _unclean()))
 
 
 def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:

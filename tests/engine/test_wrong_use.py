@@ -1,0 +1,277 @@
+"""Every wrong use ends in one clear sentence, without our insides, and nothing half-written."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import Trial, TrialState
+
+import supermax
+from supermax import EnvironmentFault, RunHalted, SupermaxError, UserError
+from supermax.engine.events import Event, FaultSeen
+from tests.conftest import eventually
+
+pytestmark = pytest.mark.usefixtures("quick")
+PACKAGE = str(Path(supermax.__file__).parent)
+LOCK = threading.Lock()
+NUMBERS = (number for number in range(3))
+
+
+def good(trial: Trial) -> float:
+    return trial.suggest_float("x", 0, 1)
+
+
+def refusal(kind: type[SupermaxError], *args: Any, **options: Any) -> str:
+    """Call, and check what every refusal has in common: the sentence, and none of our insides."""
+    options.setdefault("progress", False)
+    with pytest.raises(kind) as caught:
+        supermax.optimize(*args, **options)
+    error = caught.value
+    assert error.__cause__ is None
+    assert error.__suppress_context__
+    inside = [entry for entry in caught.traceback if str(entry.path).startswith(PACKAGE)]
+    assert len(inside) <= 1
+    text = str(error)
+    sentence = text.partition("\n")[0]
+    assert sentence.endswith(".") or "\n" in text
+    return text
+
+
+def untouched(study: optuna.Study, tmp_path: Path) -> bool:
+    return not study.trials and {path.name for path in tmp_path.iterdir()} == {"study.db"}
+
+
+# The call.
+
+CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "objective None": (None, {}, ["objective must be a function", "not None"]),
+    "objective a number": (5, {}, ["objective must be a function", "int"]),
+    "objective a result": (1.5, {}, ["objective must be a function", "float"]),
+    "n_trials negative": (good, {"n_trials": -1}, ["n_trials must", "-1"]),
+    "workers 0": (good, {"workers": 0}, ["workers must", "0"]),
+    "retries negative": (good, {"retries": -2}, ["retries must", "-2"]),
+    "timeout 0": (good, {"timeout": 0}, ["timeout must", "seconds", "0"]),
+    "timeout negative": (good, {"timeout": -1.5}, ["timeout must", "-1.5"]),
+    "timeout NaN": (good, {"timeout": float("nan")}, ["timeout must", "nan"]),
+    "trial_timeout 0": (good, {"trial_timeout": 0}, ["trial_timeout must", "seconds"]),
+    "stall_timeout 0": (good, {"stall_timeout": 0}, ["stall_timeout must", "seconds"]),
+    "callback a number": (good, {"callbacks": [5]}, ["callbacks must be functions", "int"]),
+    "two things": (None, {"workers": 0}, ["objective must be", "; ", "workers must"]),
+    # Of the wrong kind altogether: named too, not a TypeError from somewhere within.
+    "n_trials text": (good, {"n_trials": "5"}, ["n_trials must", "'5'"]),
+    "n_trials broken": (good, {"n_trials": 2.5}, ["n_trials must", "2.5"]),
+    "workers text": (good, {"workers": "2"}, ["workers must", "'2'"]),
+    "workers None": (good, {"workers": None}, ["workers must", "None"]),
+    "workers broken": (good, {"workers": 1.5}, ["workers must", "1.5"]),
+    "retries None": (good, {"retries": None}, ["retries must", "None"]),
+    "timeout text": (good, {"timeout": "60"}, ["timeout must", "'60'"]),
+    "callback without a list": (good, {"callbacks": print}, ["callbacks"]),
+    "devices a number": (good, {"devices": 3}, ["devices"]),
+    "run_dir a number": (good, {"run_dir": 5}, ["run_dir"]),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_wrong_argument_is_named_before_anything_happens(
+    study: optuna.Study, tmp_path: Path, case: str
+) -> None:
+    objective, options, words = CALLS[case]
+    text = refusal(UserError, study, objective, **{"n_trials": 2, **options})
+    assert [word for word in words if word not in text] == []
+    assert "\n" not in text
+    assert untouched(study, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [None, "sqlite:///study.db", optuna.create_study], ids=repr)
+def test_a_study_that_is_none_is_named(wrong: Any) -> None:
+    text = refusal(UserError, wrong, good, 1)
+    assert "study must be an optuna.Study" in text
+
+
+def test_a_call_without_an_objective_is_pythons_own_error(study: optuna.Study) -> None:
+    with pytest.raises(TypeError, match="objective"):
+        supermax.optimize(study)  # type: ignore[call-arg]
+    assert not study.trials
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), 1e12])
+def test_a_limit_as_good_as_none_is_fine(study: optuna.Study, seconds: float) -> None:
+    limits = {"timeout": seconds, "trial_timeout": seconds, "stall_timeout": seconds}
+    assert supermax.optimize(study, good, 1, progress=False, **limits).finished == 1
+
+
+# Objectives that cannot travel.
+
+
+class Holder:
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def __call__(self, trial: Trial) -> float:
+        return 1.0
+
+    def method(self, trial: Trial) -> float:
+        return 1.0
+
+
+def holding(thing: Any) -> Callable[[Trial], float]:
+    def objective(trial: Trial) -> float:
+        return float(thing is None)
+
+    return objective
+
+
+def with_global(name: str) -> Callable[[Trial], float]:
+    def uses_lock(trial: Trial) -> float:
+        return float(LOCK is None)
+
+    def uses_numbers(trial: Trial) -> float:
+        return float(NUMBERS is None)
+
+    def uses_lock_further_in(trial: Trial) -> float:
+        return sum(float(LOCK is None) for _ in range(3))
+
+    return {"LOCK": uses_lock, "NUMBERS": uses_numbers, "inner": uses_lock_further_in}[name]
+
+
+def keyword_only(trial: Trial, *, thing: Any) -> float:
+    return 1.0
+
+
+def keyword_default() -> Callable[[Trial], float]:
+    def objective(trial: Trial, *, guard: Any = LOCK) -> float:
+        return 1.0
+
+    return objective
+
+
+def class_attribute() -> Callable[[Trial], float]:
+    class Guarded:
+        guard = LOCK
+
+        def __call__(self, trial: Trial) -> float:
+            return 1.0
+
+    return Guarded()
+
+
+TRAVELLERS: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "global lock": (lambda: with_global("LOCK"), ["the global 'LOCK' is a lock"]),
+    "global generator": (lambda: with_global("NUMBERS"), ["the global 'NUMBERS' is a generator"]),
+    "closure": (lambda: holding(LOCK), ["the variable 'thing' is a lock"]),
+    "instance": (lambda: Holder(LOCK), ["attribute 'thing'", "is a lock"]),
+    "deep in an instance": (
+        lambda: Holder({"a": [1, LOCK]}),
+        ["attribute 'thing'", "item 'a'", "item 1", "is a lock"],
+    ),
+    "bound method": (lambda: Holder(LOCK).method, ["Holder", "attribute 'thing'", "is a lock"]),
+    "partial": (
+        lambda: functools.partial(keyword_only, thing=LOCK),
+        ["argument 'thing'", "is a lock"],
+    ),
+    "another objective": (lambda: holding(holding(LOCK)), ["'thing'", "is a lock"]),
+    "global, from an inner function": (lambda: with_global("inner"), ["'LOCK'", "is a lock"]),
+    "keyword default": (keyword_default, ["'guard'", "is a lock"]),
+    "class attribute": (class_attribute, ["'guard'", "is a lock"]),
+}
+
+
+@pytest.mark.parametrize("case", TRAVELLERS)
+def test_what_cannot_travel_is_named(study: optuna.Study, tmp_path: Path, case: str) -> None:
+    make, words = TRAVELLERS[case]
+    text = refusal(UserError, study, make(), 1)
+    assert text.startswith("The objective cannot be sent to another process: ")
+    assert [word for word in words if word not in text] == []
+    assert "cannot pickle" in text
+    assert untouched(study, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["w", "rb"])
+def test_an_open_file_is_named(study: optuna.Study, tmp_path: Path, mode: str) -> None:
+    with Path(tmp_path.parent / "open").open("w") as made, Path(made.name).open(mode) as file:
+        for objective, words in ((holding(file), "'thing'"), (Holder(file), "attribute 'thing'")):
+            text = refusal(UserError, study, objective, 1)
+            assert words in text
+            assert "TextIOWrapper" in text or "BufferedReader" in text
+    assert untouched(study, tmp_path)
+
+
+def test_a_module_that_a_cell_cannot_import_is_named(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ghost = types.ModuleType("ghost_of_a_module")
+    exec("def objective(trial): return 1.0", vars(ghost))
+    monkeypatch.setitem(sys.modules, ghost.__name__, ghost)
+    text = refusal(UserError, study, ghost.objective, 2)
+    assert "cannot be loaded in another process" in text
+    assert "No module named 'ghost_of_a_module'" in text
+    assert not study.trials
+
+
+# Results that do not fit.
+
+
+@pytest.mark.parametrize(("directions", "returned"), [(1, (1.0, 2.0)), (2, 1.0), (2, (1, 2, 3))])
+def test_values_that_do_not_match_the_directions_halt_the_run(
+    url: str, directions: int, returned: Any
+) -> None:
+    study = optuna.create_study(storage=url, directions=["minimize"] * directions)
+    text = refusal(RunHalted, study, lambda _: returned, 5)
+    count = len(returned) if isinstance(returned, tuple) else 1
+    assert f"returned {count} value" in text
+    assert f"{directions} direction" in text
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+
+
+def test_a_missing_return_halts_the_run_too(study: optuna.Study) -> None:
+    """It fails every trial in the same way, as an exception from one line does."""
+    text = refusal(RunHalted, study, lambda trial: None, 8)
+    assert "None" in text
+    assert len(study.trials) == 3
+
+
+@pytest.mark.parametrize(("kind", "workers"), [("arity", 2), ("exception", 6)])
+def test_after_a_halt_the_fixed_objective_runs_at_the_first_call(
+    study: optuna.Study, tmp_path: Path, kind: str, workers: int
+) -> None:
+    """Outcomes of the broken objective that were on disk already do not halt the next run."""
+    run_dir = tmp_path / "run"
+
+    def broken(trial: Trial) -> Any:
+        (tmp_path / f"started-{trial.number}").touch()
+        assert eventually(lambda: len(list(tmp_path.glob("started-*"))) == workers)
+        if kind == "arity":
+            return 1.0, 2.0
+        raise ValueError("always the same")
+
+    def hold_on(event: Event) -> None:
+        if isinstance(event, FaultSeen):
+            eventually(lambda: len(list(run_dir.glob("trials/*/outcome.json"))) >= workers)
+
+    refusal(RunHalted, study, broken, 20, workers=workers, run_dir=run_dir, progress=hold_on)
+    summary = supermax.optimize(study, good, workers + 4, run_dir=run_dir, progress=False)
+    assert summary.finished == workers + 4
+    assert summary.trials["RUNNING"] == 0
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("place", ["below a file", "/proc/1/supermax", "/dev/null/x"])
+def test_a_run_dir_that_cannot_be_written_is_named(
+    study: optuna.Study, tmp_path: Path, place: str
+) -> None:
+    wanted = tmp_path / "study.db" / "x" if place == "below a file" else Path(place)
+    text = refusal(EnvironmentFault, study, good, 1, run_dir=wanted)
+    assert f"run folder {wanted} cannot be written" in text
+    assert "run_dir" in text
+    assert not study.trials
+    assert supermax.optimize(study, good, 1, progress=False).finished == 1  # and nothing is stuck
