@@ -148,9 +148,9 @@ class Answers:
 
 
 def _equal(one: float | None, other: float | None) -> bool:
-    return one == other or (
-        one is not None and one != one and other is not None and other != other
-    )
+    if one is None or other is None:
+        return one is other
+    return one == other or (isnan(one) and isnan(other))
 
 
 def snapshot(job: Job) -> FrozenTrial:
