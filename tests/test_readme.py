@@ -1,0 +1,84 @@
+"""What the README shows, run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+STAND_INS = """
+import json, optuna
+
+def build(trial):
+    return {"lr": trial.suggest_float("lr", 1e-3, 1.0), "w": 5.0}
+
+def train(model):
+    model["w"] *= 1 - model["lr"] / 2
+    return model["w"]
+
+def save(model, epoch, path):
+    path.write_text(json.dumps([model, epoch]))
+
+def load(model, path):
+    saved, epoch = json.loads(path.read_text())
+    model.update(saved)
+    return epoch
+"""
+CRASHES = """
+import os, signal, supermax
+whole = objective
+
+def objective(trial):
+    def crash(value, step, report=trial.report):
+        report(value, step)
+        if step == 10 and trial.attempt == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+    trial.report = crash
+    return whole(trial)
+
+study = optuna.create_study(storage="sqlite:///readme.db", pruner=optuna.pruners.NopPruner())
+supermax.optimize(study, objective, n_trials=2, progress=False)
+for trial in study.trials:
+    assert trial.user_attrs["supermax"]["attempts"] == 2
+    assert trial.value == list(trial.intermediate_values.values())[-1]
+    assert list(trial.intermediate_values) == list(range(1, 31))
+"""
+
+
+def run(program: str, folder: Path) -> str:
+    script = folder / "program.py"
+    script.write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_promise_keeps_its_word(tmp_path: Path) -> None:
+    assert "n_trials=5000" in BLOCKS[0]
+    few = BLOCKS[0].replace("n_trials=5000", "n_trials=20") + "\nprint(summary.finished)"
+    assert run(few, tmp_path).strip() == "20"
+    assert run(few, tmp_path).strip() == "20"  # the same command again: nothing left to do
+
+
+def test_the_checkpoint_example_goes_on_where_it_was(tmp_path: Path) -> None:
+    run(STAND_INS + BLOCKS[1] + CRASHES, tmp_path)
+
+
+def test_the_demo_runs_to_its_end() -> None:
+    script = ROOT / "examples" / "misbehaving.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "60 finished trials" in done.stdout
+    for fault in ("signal SIGSEGV", "exit without an outcome", "trial timeout", "exception"):
+        assert fault in done.stdout
+
+
+def test_every_target_the_readme_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
