@@ -32,6 +32,7 @@ IN_THE_OBJECTIVE = {
     "stack overflow": ("signal SIGSEGV", TrialState.FAIL, 2),
     "thread that never ends": (STANDS, TrialState.COMPLETE, 1),
     "hang": (Kind.TIMEOUT, TrialState.PRUNED, 1),
+    "all files closed, then a hang": (Kind.EXIT, TrialState.FAIL, 2),
 }
 RESULTS = {
     "unpicklable result": (Kind.UNSENDABLE, TrialState.FAIL, 1),

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from optuna.exceptions import StorageInternalError
 from optuna.samplers import GridSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -33,6 +32,7 @@ from supermax.engine.fleet import (
     TERM,
     Cell,
     CellGone,
+    CellMute,
     CellReady,
     Fleet,
     Heard,
@@ -49,7 +49,7 @@ from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, St
 from supermax.engine.resume import standing_outcome
 from supermax.engine.storage import PatientStorage
 from supermax.engine.telling import tell
-from supermax.errors import RunHalted
+from supermax.errors import EnvironmentFault, RunHalted
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _STACK_PAUSE = 0.3  # for a hung cell to write its stack into its log
@@ -236,6 +236,10 @@ class Coordinator:
                     self.hear(attempt, message)
             case CellReady(cell):
                 self.crew.came_up(cell)
+            case CellMute(cell):
+                if (attempt := self.attempts.get(cell.number)) and not attempt.ladder:
+                    attempt.doom = KilledFor.MUTE  # unless it is about to end by itself
+                    attempt.ladder = [(time.monotonic() + _TERM_GRACE, KILL)]
             case CellGone(cell, exit):
                 self.cell_gone(cell, exit)
             case KeeperGone(cells):
@@ -263,7 +267,9 @@ class Coordinator:
     def note(self, attempt: Attempt, step: int, value: float) -> None:
         try:
             self.answers.note(attempt, step, value)
-        except StorageInternalError as error:  # a step the database has no room for, say
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # a step the database has no room for, say
             del self.attempts[attempt.cell.number]
             self.crew.dismiss(attempt.cell, "its report could not be stored")
             self.fleet.signal(attempt.cell, KILL)
@@ -457,7 +463,7 @@ class Coordinator:
         when, signum = attempt.ladder[0]
         if when > now:
             return
-        attempt.killed_for = attempt.killed_for or KilledFor.STOP
+        attempt.killed_for = attempt.killed_for or attempt.doom
         self.fleet.signal(attempt.cell, signum)
         attempt.ladder = attempt.ladder[1:] or [(now + 1.0, int(KILL))]
 

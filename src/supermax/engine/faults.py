@@ -44,7 +44,7 @@ class KilledFor(StrEnum):
     TIMEOUT = "timeout"
     STALL = "stall"
     STOP = "stop"
-    LINGERING = "lingering"
+    MUTE = "mute"
 
 
 # Signals that come from a person, a scheduler or the kernel's memory killer, never from a bug.
@@ -186,6 +186,15 @@ def _without_outcome(evidence: Evidence) -> Fault:
             f"Nothing was heard for {evidence.limit:g} s after step {evidence.last_step}.",
             "The log's end shows where it hung. Raise stall_timeout if the work is just slow.",
             "stall",
+            fresh,
+        )
+    if evidence.killed_for is KilledFor.MUTE:
+        return Fault(
+            Kind.EXIT,
+            Culprit.CONFIGURATION_OR_CODE,
+            "The process closed its connection to Supermax, or wrote to it, and went on.",
+            "Something closes or uses file descriptors that are not its own.",
+            "mute",
             fresh,
         )
     if evidence.coordinator_lost:

@@ -78,6 +78,13 @@ class CellReady:
 
 
 @dataclass(frozen=True)
+class CellMute:
+    """A cell closed its socket, or sends what nobody understands. Mostly it is just ending."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
 class CellGone:
     cell: Cell
     exit: Exited
@@ -102,7 +109,9 @@ class ObjectiveBroken:
     traceback: str
 
 
-FleetEvent = Heard | CellReady | CellGone | KeeperGone | ObjectiveLoaded | ObjectiveBroken
+FleetEvent = (
+    Heard | CellReady | CellMute | CellGone | KeeperGone | ObjectiveLoaded | ObjectiveBroken
+)
 
 
 class Fleet:
@@ -216,16 +225,17 @@ class Fleet:
         return events + exits
 
     def _hear(self, cell: Cell) -> Iterator[FleetEvent]:
-        with contextlib.suppress(ConnectionLost, ValueError):
+        try:
             for message in cell.channel.waiting():
                 if isinstance(message, Ready):
                     cell.ready = True
                     yield CellReady(cell)
                 else:
                     yield Heard(cell, message)
-            return
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(cell.channel)  # closed; the keeper will say how it ended
+        except Exception:  # the end, or bytes that are no message: whatever a cell can send
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(cell.channel)
+                yield CellMute(cell)
 
     def _hear_keeper(self) -> list[FleetEvent]:
         assert self._control is not None

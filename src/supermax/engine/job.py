@@ -9,7 +9,7 @@ from typing import Any
 from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import Trial
 
-from supermax.engine.faults import Culprit, Evidence, Fault, Kind, classify
+from supermax.engine.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.fleet import Cell
 from supermax.engine.folder import TrialFolder
 
@@ -101,7 +101,8 @@ class Attempt:
     last_heard: float = field(default_factory=time.monotonic)
     last_step: int | None = None
     ladder: list[tuple[float, int]] = field(default_factory=list)  # when to send which signal
-    killed_for: Any = None
+    doom: KilledFor = KilledFor.STOP  # why the ladder is there
+    killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
     curve_started: bool = False
 

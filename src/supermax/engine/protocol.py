@@ -18,6 +18,7 @@ from typing import Any
 
 import cloudpickle
 
+RECORD = "supermax"  # the one user attribute that is Supermax's own
 _CHUNK = 1 << 16
 _MOST_FDS = 4
 _MOST_READS = 64
@@ -231,7 +232,9 @@ def _plain(value: Any) -> bool:
     if isinstance(value, list):
         return type(value) is list and all(map(_plain, value))
     if isinstance(value, dict):
-        return all(type(key) is str and _plain(item) for key, item in value.items())
+        return all(
+            type(key) is str and key != _PICKLED and _plain(item) for key, item in value.items()
+        )
     return value is None or type(value) in (bool, int, float, str)
 
 

@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, Trial
 
 from supermax.engine.folder import TrialFolder
 from supermax.engine.protocol import (
+    RECORD,
     Attribute,
     Channel,
     Look,
@@ -169,6 +170,8 @@ class RemoteStorage(BaseStorage):
         link.tell(Report(step, intermediate_value))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        if key == RECORD:
+            raise ValueError(f"The attribute {key!r} is kept by Supermax; use another name.")
         self._set(trial_id, key, value, system=False)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:

@@ -8,7 +8,8 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from supermax.engine.names import plain_params
-from supermax.engine.telling import FORMAT, RECORD
+from supermax.engine.protocol import RECORD
+from supermax.engine.telling import FORMAT, repeated_by
 
 
 def retry(study: Study, states: Iterable[TrialState] = (TrialState.FAIL,)) -> list[int]:
@@ -21,7 +22,7 @@ def retry(study: Study, states: Iterable[TrialState] = (TrialState.FAIL,)) -> li
     """
     wanted = set(states)
     trials = study.get_trials(deepcopy=False)
-    repeated = {trial.user_attrs.get(RECORD, {}).get("repeats") for trial in trials}
+    repeated = {repeated_by(trial.user_attrs) for trial in trials}
     queued = []
     for trial in trials:
         if trial.state in wanted and trial.number not in repeated:

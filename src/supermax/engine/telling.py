@@ -14,9 +14,9 @@ from optuna.trial import TrialState
 from supermax.engine.faults import Fault
 from supermax.engine.job import Job
 from supermax.engine.outcome import Outcome
+from supermax.engine.protocol import RECORD
 from supermax.engine.storage import PatientStorage
 
-RECORD = "supermax"  # the one user attribute
 FORMAT = 1
 _MOST_MESSAGE = 500
 
@@ -62,7 +62,7 @@ def tell(
 def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:
     """What is kept of a trial's life beside its values, as JSON."""
     kept: dict[str, Any] = {"format": FORMAT, "attempts": job.attempt}
-    if repeats := job.trial.user_attrs.get(RECORD, {}).get("repeats"):
+    if (repeats := repeated_by(job.trial.user_attrs)) is not None:
         kept["repeats"] = repeats
     if outcome is not None:
         kept["seconds"] = round(outcome.seconds, 3)
@@ -75,6 +75,12 @@ def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:
     if job.faults:
         kept["faults"] = [_short(fault) for fault in job.faults]
     return kept
+
+
+def repeated_by(user_attrs: dict[str, Any]) -> int | None:
+    """The number of the trial that one with these attributes repeats, if any."""
+    record = user_attrs.get(RECORD)
+    return record.get("repeats") if isinstance(record, dict) else None
 
 
 def _short(fault: Fault) -> dict[str, str]:

@@ -101,6 +101,12 @@ def leave_thread() -> None:
     threading.Thread(target=threading.Event().wait, daemon=False).start()
 
 
+def close_all_files() -> None:
+    """Takes the connection to the coordinator along, then hangs."""
+    os.closerange(3, 10_000)
+    threading.Event().wait()
+
+
 def sleep_for_ever() -> None:
     time.sleep(1e6)
 
@@ -121,6 +127,7 @@ VILLAINS: dict[str, Mischief] = {
     "stack overflow": overflow_the_stack,
     "thread that never ends": leave_thread,
     "hang": sleep_for_ever,
+    "all files closed, then a hang": close_all_files,
     "unpicklable result": threading.Lock,
     "NaN": lambda: float("nan"),
 }
