@@ -14,7 +14,7 @@ from supermax.engine.coordinator import Options
 from supermax.engine.events import Listener
 from supermax.engine.optimize import run
 from supermax.engine.summary import Summary
-from supermax.errors import SupermaxError
+from supermax.errors import SupermaxError, UserError
 
 
 def optimize(
@@ -67,6 +67,14 @@ def optimize(
         UserError: The call, or the objective, cannot work as it is.
         EnvironmentFault: The machine or the storage does not allow the run to go on.
     """
+    for name, value, kind in (
+        ("callbacks", callbacks, Iterable),
+        ("devices", devices, Sequence),
+        ("run_dir", run_dir, (str, os.PathLike)),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted = "a path" if name == "run_dir" else "a list"
+            raise UserError(f"{name} must be {wanted}, but is {value!r}.") from None
     options = Options(
         n_trials=n_trials,
         timeout=timeout,
@@ -76,7 +84,7 @@ def optimize(
         stall_timeout=stall_timeout,
         retries=retries,
         devices=tuple(str(device) for device in devices or ()),
-        callbacks=tuple(callbacks),
+        callbacks=tuple(callbacks or ()),
     )
     home = Path(run_dir) if run_dir is not None else None
     try:

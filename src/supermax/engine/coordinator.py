@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from optuna.samplers import GridSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -47,6 +46,7 @@ from supermax.engine.names import plain_params
 from supermax.engine.outcome import INTERRUPTED, PRUNED, RAISED, Outcome, describe
 from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, StopStudy, Task
 from supermax.engine.resume import standing_outcome
+from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
 from supermax.engine.telling import tell
 from supermax.errors import EnvironmentFault, RunHalted
@@ -55,6 +55,7 @@ FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _STACK_PAUSE = 0.3  # for a hung cell to write its stack into its log
 _TERM_GRACE = 5.0
 _STOP_GRACE = 30.0  # for a trial that never reports
+_LONGEST_WAIT = 3600.0  # what the system call takes; then the deadlines are looked at anew
 _RECOUNT = 5.0  # seconds; others may finish trials of the same study
 Callback = Callable[[Study, FrozenTrial], None]
 
@@ -103,6 +104,7 @@ class Coordinator:
         self.told = 0
         self.stop_reason: str | None = None
         self.ever_succeeded = False
+        self.settling = False
         self.failures: list[str] = []
         self._started = time.monotonic()
         self._counted = 0.0
@@ -113,9 +115,11 @@ class Coordinator:
 
     def run(self, leftovers: Sequence[Job]) -> None:
         self.recount()
+        self.settling = True
         for job in leftovers:
             self.take_up(job)
-        if self.exhausted():
+        self.settling = False
+        if exhausted(self.study):
             self.study._stop_flag = True
         if self.more_to_come():
             self.fleet.start_keeper()
@@ -174,15 +178,12 @@ class Coordinator:
 
     def recount(self) -> None:
         """Others may work on the study too: now and then look how many trials are finished."""
+        self.storage.check_file()
         trials = self.storage.get_all_trials(self.study._study_id, deepcopy=False)
         states = Counter(trial.state for trial in trials)
         self._finished = sum(states[state] for state in FINISHED)
         self.ever_succeeded |= bool(states[TrialState.COMPLETE] or states[TrialState.PRUNED])
         self._counted = time.monotonic()
-
-    def exhausted(self) -> bool:
-        sampler = self.study.sampler
-        return isinstance(sampler, GridSampler) and sampler.is_exhausted(self.study)
 
     # Launching.
 
@@ -371,9 +372,12 @@ class Coordinator:
                 self.consider_halting(fault, evidence)
             case policy.Halt(reason):
                 self.finish(job, TrialState.FAIL, evidence.outcome)
-                raise RunHalted(reason)
+                if not self.settling:
+                    raise RunHalted(reason)
 
     def consider_halting(self, fault: Fault, evidence: Evidence) -> None:
+        if self.settling:  # what an earlier run's objective did says nothing of today's
+            return
         self.failures.append(fault.signature)
         raised = evidence.outcome.raised if evidence.outcome else None
         if raised and policy.halts(self.failures, self.ever_succeeded):
@@ -431,7 +435,7 @@ class Coordinator:
         if self.options.timeout is not None and self.stop_reason:
             due.remove(self._started + self.options.timeout)
         soonest = min(due)
-        return None if soonest == math.inf else max(0.0, soonest - now)
+        return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
 
     def limits(self, attempt: Attempt) -> list[float]:
         """When this attempt is too slow, and when it is too silent."""

@@ -101,43 +101,56 @@ class StudyFolder:
     def trial(self, number: int) -> TrialFolder:
         return TrialFolder(self.trials / f"{number:05d}")
 
-    def open(self, identity: str, about: dict[str, Any]) -> None:
+    def open(self, identity: str, study: str, storage: str) -> None:
         """Make the folder the home of the run `identity`.
 
-        A folder of another study (one that was deleted and made again under the same name) is
-        moved aside, never written into and never removed.
+        What an older study left that had the same name and storage, and was deleted, is moved
+        aside within the folder; nothing is removed and nobody else's folder is taken.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            about = {"study": study, "storage": storage}
             known = self._known()
-            if known and known.get("format", FORMAT) > FORMAT:
-                raise UserError(
-                    f"The run folder {self.path} was written by a newer Supermax (format "
-                    f"{known['format']}, this one knows {FORMAT}). Upgrade, or give another "
-                    f"run_dir."
-                )
-            if known and known.get("identity") != identity:
-                aside = self.path.with_name(
-                    f"{self.path.name}.old-{time.strftime('%Y%m%d-%H%M%S')}"
-                )
-                self.path.rename(aside)
-                self.path.mkdir()
+            if known is not None and known.get("identity") != identity:
+                self._take_over(known, about)
             self.trials.mkdir(exist_ok=True)
-            write_atomically(
-                self._run, json.dumps({"format": FORMAT, "identity": identity, **about}, indent=1)
-            )
+            text = json.dumps({"format": FORMAT, "identity": identity, **about}, indent=1)
+            write_atomically(self._run, text)
         except OSError as error:
             raise EnvironmentFault(
                 f"The run folder {self.path} cannot be written ({error.strerror or error}). "
                 f"Free or fix it, or give a folder that can be written as run_dir."
             ) from error
 
+    def _take_over(self, known: dict[str, Any], about: dict[str, str]) -> None:
+        if known.get("format", FORMAT) > FORMAT:
+            raise UserError(
+                f"The run folder {self.path} was written by a newer Supermax (format "
+                f"{known['format']}, this one knows {FORMAT}). Upgrade, or give another run_dir."
+            )
+        if {key: known.get(key) for key in about} != about:
+            whose = f"of the study '{known['study']}'" if "study" in known else "of something else"
+            raise UserError(
+                f"The folder {self.path} holds the run {whose}. Give each study a run_dir of its "
+                f"own."
+            )
+        number = 1
+        while (aside := self.path / f"old-{number}").exists():
+            number += 1
+        aside.mkdir()
+        for item in (self.trials, self.keeper_log, self._run):
+            if item.exists():
+                item.rename(aside / item.name)
+
     def _known(self) -> dict[str, Any] | None:
+        """What the folder says it is; None for a new one, nothing for one that is unreadable."""
+        if not self._run.exists():
+            return None
         try:
             known = json.loads(self._run.read_text())
-        except (OSError, ValueError):
-            return None
-        return known if isinstance(known, dict) else None
+        except ValueError:
+            return {}
+        return known if isinstance(known, dict) else {}
 
 
 class Lock:
@@ -149,8 +162,8 @@ class Lock:
             self._file = path.open("a+")
         except OSError as error:
             raise EnvironmentFault(
-                f"The lock file {path} cannot be written ({error.strerror or error}). "
-                f"Free or fix the folder, or give one that can be written as run_dir."
+                f"The lock file {path} cannot be written ({error.strerror or error}). It keeps "
+                f"two runs from working on one study; make its folder writable."
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -13,7 +13,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -25,8 +24,10 @@ from supermax.engine.fleet import TAG, Fleet
 from supermax.engine.folder import Lock, StudyFolder, new_identity
 from supermax.engine.names import Names
 from supermax.engine.pickling import pickle_objective
+from supermax.engine.remote_trial import RemoteStudy
 from supermax.engine.resume import find_leftovers, foreign_notice
 from supermax.engine.sampling import reseed
+from supermax.engine.sqlite import SameFile
 from supermax.engine.storage import PatientStorage, reason
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault, UserError
@@ -50,9 +51,11 @@ def run(
     place = home.find_home(study)
     folder = StudyFolder(Path(run_dir).absolute() if run_dir is not None else place.run_dir)
     emit = _emitter(listeners)
-    with _locked(place, folder, study.study_name), _patient(study, emit) as storage:
+    if place.file is not None and not place.file.is_file():
+        raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
+    with _locked(place, study.study_name), _patient(study, place, emit) as storage:
         trials = _first_look(study, storage)
-        folder.open(storage.claim, {"study": study.study_name, "storage": place.address})
+        folder.open(storage.claim, study.study_name, place.address)
         kernel.sweep(f"{TAG}={storage.claim}")
         reseed(study.sampler, len(trials))
         running = [trial for trial in trials if trial.state is TrialState.RUNNING]
@@ -112,6 +115,10 @@ def check(study: Any, objective: Any, options: Options) -> None:
     wrong += [f"callbacks must be functions, not {_kind(c)}" for c in callbacks if not callable(c)]
     if wrong:
         raise UserError(f"{'; '.join(wrong)}.")
+    if isinstance(study, RemoteStudy):
+        raise UserError(
+            "supermax.optimize cannot run on a study from inside one of that study's own trials."
+        )
     if study._thread_local.in_optimize_loop:
         raise UserError("This study is being optimised already; one run at a time.")
 
@@ -121,10 +128,9 @@ def _kind(value: object) -> str:
 
 
 @contextlib.contextmanager
-def _locked(place: home.Home, folder: StudyFolder, study_name: str) -> Iterator[None]:
+def _locked(place: home.Home, study_name: str) -> Iterator[None]:
     """One coordinator a study and host, wherever its run folder is."""
-    base = folder.path if place.volatile else place.run_dir
-    lock = Lock(base.with_name(f"{base.name}.lock"), study_name)
+    lock = Lock(place.run_dir / "lock", study_name)
     try:
         yield
     finally:
@@ -132,11 +138,16 @@ def _locked(place: home.Home, folder: StudyFolder, study_name: str) -> Iterator[
 
 
 @contextlib.contextmanager
-def _patient(study: Study, emit: Callable[[say.Event], None]) -> Iterator[PatientStorage]:
+def _patient(
+    study: Study, place: home.Home, emit: Callable[[say.Event], None]
+) -> Iterator[PatientStorage]:
     """For the run's duration the study writes through a patient storage that claims trials."""
     inner = study._storage
     home.prepare(inner)
-    storage = PatientStorage(inner, "", lambda text: emit(say.Notice(text)))
+    file = SameFile(place.file) if place.file is not None else None
+    storage = PatientStorage(
+        inner, study._study_id, file=file, on_wait=lambda text: emit(say.Notice(text))
+    )
     study._storage = storage
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
@@ -158,18 +169,17 @@ def _first_look(study: Study, storage: PatientStorage) -> list[FrozenTrial]:
             storage.set_study_system_attr(study._study_id, IDENTITY, claim)
         storage.claim = str(claim)
         return storage.get_all_trials(study._study_id, deepcopy=False)
-    except (StorageInternalError, OSError) as error:
-        raise EnvironmentFault(
-            f"The study '{study.study_name}' cannot be opened: {reason(error)}. Check that its "
-            f"storage is there, is running and can be written."
-        ) from error
-    except KeyError as error:
-        raise UserError(
-            f"The study '{study.study_name}' is not in its storage any more. Create it again, "
-            f"or open the storage it is in."
-        ) from error
+    except EnvironmentFault as error:
+        raise EnvironmentFault(_cannot_open(study, reason(error.__cause__ or error))) from error
     finally:
         storage.patience = PatientStorage.default_patience
+
+
+def _cannot_open(study: Study, why: str) -> str:
+    return (
+        f"The study '{study.study_name}' cannot be opened: {why}. Check that its storage is "
+        f"there, is running and can be written."
+    )
 
 
 @contextlib.contextmanager
@@ -236,6 +246,7 @@ def _started(
 
 def _summary(coordinator: Coordinator, folder: StudyFolder, seconds: float) -> Summary:
     study = coordinator.study
+    coordinator.storage.check_file()
     trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
     faults = coordinator.faults + coordinator.crew.faults

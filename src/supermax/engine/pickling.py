@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -71,11 +72,17 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     if inspect.ismethod(obj):
         yield f"{type(obj.__self__).__name__} object", obj.__self__
     if inspect.isfunction(obj):
-        found = inspect.getclosurevars(obj)
-        yield from ((f"the global '{name}'", value) for name, value in found.globals.items())
-        yield from ((f"the variable '{name}'", value) for name, value in found.nonlocals.items())
-        defaults = obj.__defaults__ or ()
-        yield from ((f"default argument {i + 1}", value) for i, value in enumerate(defaults))
+        names = _names(obj.__code__)
+        globals_used = {n: v for n, v in obj.__globals__.items() if n in names}
+        nonlocals = inspect.getclosurevars(obj).nonlocals
+        defaults = {
+            name: parameter.default
+            for name, parameter in inspect.signature(obj).parameters.items()
+            if parameter.default is not parameter.empty
+        }
+        yield from ((f"the global '{name}'", value) for name, value in globals_used.items())
+        yield from ((f"the variable '{name}'", value) for name, value in nonlocals.items())
+        yield from ((f"the default of '{name}'", value) for name, value in defaults.items())
     elif isinstance(obj, dict):
         yield from ((f"item {key!r}", value) for key, value in obj.items())
     elif isinstance(obj, (list, tuple, set, frozenset)):
@@ -84,8 +91,16 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield "the function", obj.func
         yield from ((f"argument {i + 1}", value) for i, value in enumerate(obj.args))
         yield from ((f"argument '{k}'", v) for k, v in (obj.keywords or {}).items())
-    elif hasattr(obj, "__dict__") and not inspect.isclass(obj) and not inspect.ismodule(obj):
+    elif hasattr(obj, "__dict__") and not inspect.ismodule(obj):
         yield from ((f"attribute '{name}'", value) for name, value in vars(obj).items())
+        if not inspect.isclass(obj):
+            yield f"class {type(obj).__name__}", type(obj)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Global names that a function uses, its inner functions included."""
+    inner = [const for const in code.co_consts if isinstance(const, CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _a(noun: str) -> str:

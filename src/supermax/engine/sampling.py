@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, BruteForceSampler, GridSampler
+from optuna.samplers._brute_force import _TreeNode
 from optuna.samplers._lazy_random_state import LazyRandomState
+from optuna.study import Study
+from optuna.trial import TrialState
 
 
 def reseed(sampler: BaseSampler, trials: int) -> None:
@@ -23,3 +26,16 @@ def reseed(sampler: BaseSampler, trials: int) -> None:
             value._rng.seed(int.from_bytes(digest[:4], "big"))
         elif isinstance(value, BaseSampler):
             reseed(value, trials)
+
+
+def exhausted(study: Study) -> bool:
+    """True when the sampler has nothing new to offer; asked anyway, it would repeat a point."""
+    sampler = study.sampler
+    if isinstance(sampler, GridSampler):
+        return bool(sampler.is_exhausted(study))
+    if isinstance(sampler, BruteForceSampler):
+        tree = _TreeNode()
+        trials = [t for t in study.get_trials(deepcopy=False) if t.state is not TrialState.WAITING]
+        sampler._populate_tree(tree, trials, {})
+        return bool(trials) and not tree.is_any_expandable(exclude_running=False)
+    return False

@@ -7,6 +7,7 @@ no trial or one that the next run knows as its own. Everything else is Optuna's 
 from __future__ import annotations
 
 import copy
+import json
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -23,7 +24,8 @@ from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax.errors import EnvironmentFault
+from supermax.engine.sqlite import SameFile
+from supermax.errors import EnvironmentFault, UserError
 
 CLAIM = "supermax:claim"
 _QUIET = 5.0  # seconds of waiting before anybody is told
@@ -37,12 +39,19 @@ class PatientStorage(BaseStorage):
     default_patience = 600.0
 
     def __init__(
-        self, inner: BaseStorage, claim: str, on_wait: Callable[[str], None] | None = None
+        self,
+        inner: BaseStorage,
+        study_id: int,
+        *,
+        file: SameFile | None,
+        on_wait: Callable[[str], None],
     ) -> None:
         self.inner = inner
-        self.claim = claim
+        self.claim = ""  # set once the study's identity is known
         self.patience = self.default_patience
-        self._on_wait = on_wait or (lambda _: None)
+        self._study_id = study_id
+        self._file = file
+        self._on_wait = on_wait
 
     def _do(self, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         started = time.monotonic()
@@ -54,6 +63,7 @@ class PatientStorage(BaseStorage):
             except StorageInternalError as error:
                 waited = time.monotonic() - started
                 if not passing(error):
+                    self._broken(error)
                     raise
                 if waited > self.patience:
                     raise EnvironmentFault(
@@ -65,6 +75,34 @@ class PatientStorage(BaseStorage):
                     told = True
                 time.sleep(pause)  # there is nothing to wait on but the storage itself
                 pause = min(pause * 2, 1.0)
+            except KeyError as error:
+                if self._study_is_gone():
+                    raise UserError(
+                        "The study is not in its storage any more. Create it again, or open the "
+                        "storage it is in."
+                    ) from error
+                raise
+            except (OSError, json.JSONDecodeError) as error:  # a journal file
+                raise EnvironmentFault(_unusable(reason(error))) from error
+
+    def _study_is_gone(self) -> bool:
+        try:
+            self.inner.get_study_user_attrs(self._study_id)
+        except KeyError:
+            return True
+        return False
+
+    def _broken(self, error: StorageInternalError) -> None:
+        """Tell a database that is broken from one that refuses a value."""
+        cause = error.__cause__
+        if isinstance(cause, sqlalchemy.exc.DatabaseError) and not isinstance(
+            cause, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError)
+        ):
+            raise EnvironmentFault(_unusable(reason(error))) from error
+
+    def check_file(self) -> None:
+        if self._file is not None and not self._file.is_there():
+            raise EnvironmentFault(_unusable(f"{self._file.path} was removed or replaced"))
 
     # Trials: the two places where one becomes ours.
 
@@ -197,6 +235,13 @@ class PatientStorage(BaseStorage):
 
     def remove_session(self) -> None:
         self.inner.remove_session()
+
+
+def _unusable(why: str) -> str:
+    return (
+        f"The study's storage cannot be used any more: {why}. Outcomes that are not in the study "
+        f"yet are in the run folder; bring the storage back and call again."
+    )
 
 
 def _delete_steps(backend: RDBStorage, trial_id: int, first: int) -> None:

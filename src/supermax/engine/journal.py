@@ -1,0 +1,89 @@
+"""Optuna's journal files, safe against writers that were killed in the middle of a line.
+
+Optuna skips a torn last line when it reads, but glues the next one onto it, and from the line
+after that on the file is unreadable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+from optuna.exceptions import DuplicatedStudyError
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import get_lock_file
+
+_START = b'{"op_code":'
+
+
+def mend(storage: JournalStorage) -> None:
+    """Repair the file now, and before every line that is appended from here on."""
+    backend = storage._backend
+    if type(backend) is JournalFileBackend:
+        storage._backend = backend = MendingJournal(backend)
+    if isinstance(backend, MendingJournal):
+        with get_lock_file(backend._lock):
+            mend_tail(Path(backend._file_path))
+        with contextlib.suppress(DuplicatedStudyError):  # create_study's own line, read only now
+            storage.get_all_studies()
+
+
+class MendingJournal(JournalFileBackend):
+    def __init__(self, original: JournalFileBackend) -> None:
+        vars(self).update(vars(original))
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        with get_lock_file(self._lock):
+            mend_tail(Path(self._file_path))
+        super().append_logs(logs)
+
+
+def mend_tail(path: Path) -> bytes:
+    """Take a torn line off the end of the file; what is left of it is kept in a file beside.
+
+    A line that was glued onto a torn one is kept. Call it while nobody else writes.
+    """
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = _start_of_last_line(file, size)
+        file.seek(start)
+        line: bytes = file.read()
+        whole = _whole_part(line)
+        torn = line.removesuffix(whole) if whole else line
+        if not torn:
+            return b""
+        with path.with_name(f"{path.name}.torn").open("ab") as aside:
+            aside.write(torn + b"\n")
+        file.seek(start)
+        file.truncate()
+        file.write(whole)
+        return torn
+
+
+def _whole_part(line: bytes) -> bytes:
+    """The end of `line` that is a whole record: all of it, a part that was glued on, or none."""
+    at = 0 if line.endswith(b"\n") else -1
+    while at >= 0:
+        try:
+            json.loads(line[at:])
+        except ValueError:
+            at = line.find(_START, at + 1)
+        else:
+            return line[at:]
+    return b""
+
+
+def _start_of_last_line(file: IO[bytes], size: int) -> int:
+    end = max(0, size - 1)  # the last line's own newline does not count
+    while end > 0:
+        start = max(0, end - 4096)
+        file.seek(start)
+        at = file.read(end - start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
