@@ -11,7 +11,7 @@ import optuna
 import psutil
 import pytest
 
-from supermax.engine import coordinator, crew, policy
+from supermax.engine import crew, policy, watch
 from supermax.engine.fleet import TAG
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -21,8 +21,8 @@ os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs on this mac
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses that are right for a night are too long for a test."""
-    monkeypatch.setattr(coordinator, "_TERM_GRACE", 0.3)
-    monkeypatch.setattr(coordinator, "_STOP_GRACE", 1.0)
+    monkeypatch.setattr(watch, "_TERM_GRACE", 0.3)
+    monkeypatch.setattr(watch, "_STOP_GRACE", 1.0)
     monkeypatch.setattr(crew, "_LINGER", 1.0)
     monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
     monkeypatch.setattr(policy, "_LONGEST_FREE_BACK_OFF", 0.01)

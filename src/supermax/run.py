@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -30,7 +29,7 @@ def optimize(
     retries: int = 2,
     devices: Sequence[int | str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
-    callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] = (),
+    callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = (),
     progress: bool | Listener | None = None,
 ) -> Summary:
     """Run an Optuna objective crash-proof, each trial in a process of its own.
@@ -67,14 +66,6 @@ def optimize(
         UserError: The call, or the objective, cannot work as it is.
         EnvironmentFault: The machine or the storage does not allow the run to go on.
     """
-    for name, value, kind in (
-        ("callbacks", callbacks, Iterable),
-        ("devices", devices, Sequence),
-        ("run_dir", run_dir, (str, os.PathLike)),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted = "a path" if name == "run_dir" else "a list"
-            raise UserError(f"{name} must be {wanted}, but is {value!r}.") from None
     options = Options(
         n_trials=n_trials,
         timeout=timeout,
@@ -83,14 +74,24 @@ def optimize(
         trial_timeout=trial_timeout,
         stall_timeout=stall_timeout,
         retries=retries,
-        devices=tuple(str(device) for device in devices or ()),
-        callbacks=tuple(callbacks or ()),
+        devices=devices if devices is not None else (),
+        callbacks=_listed(callbacks),
     )
-    home = Path(run_dir) if run_dir is not None else None
     try:
         if callable(progress):
-            return run(study, objective, options, run_dir=home, listeners=[progress])
+            return run(study, objective, options, run_dir=run_dir, listeners=[progress])
+        if not (progress is None or isinstance(progress, bool)):
+            raise UserError(
+                f"progress must be None, True, False or a function, but is {progress!r}."
+            )
         with display_for(progress) as listener:
-            return run(study, objective, options, run_dir=home, listeners=[listener])
+            return run(study, objective, options, run_dir=run_dir, listeners=[listener])
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the sentence, not our insides
+
+
+def _listed(callbacks: Any) -> Any:
+    """A generator is used up by looking at it; what is no iterable is left for the check."""
+    if callbacks is None:
+        return ()
+    return list(callbacks) if isinstance(callbacks, Iterable) else callbacks

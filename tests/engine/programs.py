@@ -53,6 +53,8 @@ def staged(url: str, marks: str, n_trials: str) -> None:
             mark = folder / f"{trial.number}-{trial.attempt}-{step}"
             mark.write_text(json.dumps({"pid": os.getpid()}))
             while step == 1 and not (folder / "go").exists():
+                if trial.stop_requested:
+                    (folder / "stopping").touch()
                 time.sleep(0.01)
         y = trial.suggest_float("y", -10, 10)
         return x + y

@@ -84,6 +84,7 @@ def test_ctrl_c_and_term_end_cleanly_and_the_trial_goes_on(
     first = start_staged(url, marks, 13)
     assert eventually((marks / "12-1-1").exists, 30)
     first.send_signal(signum)
+    assert eventually((marks / "stopping").exists)
     (marks / "go").touch()  # lets the trial come to its next report, where it stops
     output, _ = first.communicate(timeout=30)
     if signum == signal.SIGINT:

@@ -71,7 +71,7 @@ def test_a_study_whose_file_is_gone_cannot_be_opened(
     text = refusal(EnvironmentFault, study, good, 1)
     assert "The study 's' cannot be opened" in text
     assert "storage" in text
-    after = [file for file in sorted(tmp_path.rglob("*")) if not file.name.endswith(".lock")]
+    after = [file for file in sorted(tmp_path.rglob("*")) if file.name != "lock"]
     assert [file for file in after if file.is_file()] == [f for f in before if f.is_file()]
 
 

@@ -52,9 +52,9 @@ def untouched(study: optuna.Study, tmp_path: Path) -> bool:
 # The call.
 
 CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
-    "objective None": (None, {}, ["objective must be a function", "not None"]),
-    "objective a number": (5, {}, ["objective must be a function", "int"]),
-    "objective a result": (1.5, {}, ["objective must be a function", "float"]),
+    "objective None": (None, {}, ["objective must be a function", "None"]),
+    "objective a number": (5, {}, ["objective must be a function", "5"]),
+    "objective a result": (1.5, {}, ["objective must be a function", "1.5"]),
     "n_trials negative": (good, {"n_trials": -1}, ["n_trials must", "-1"]),
     "workers 0": (good, {"workers": 0}, ["workers must", "0"]),
     "retries negative": (good, {"retries": -2}, ["retries must", "-2"]),
@@ -63,7 +63,11 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "timeout NaN": (good, {"timeout": float("nan")}, ["timeout must", "nan"]),
     "trial_timeout 0": (good, {"trial_timeout": 0}, ["trial_timeout must", "seconds"]),
     "stall_timeout 0": (good, {"stall_timeout": 0}, ["stall_timeout must", "seconds"]),
-    "callback a number": (good, {"callbacks": [5]}, ["callbacks must be functions", "int"]),
+    "callback a number": (
+        good,
+        {"callbacks": [5]},
+        ["callbacks must be a list of functions", "5"],
+    ),
     "two things": (None, {"workers": 0}, ["objective must be", "; ", "workers must"]),
     # Of the wrong kind altogether: named too, not a TypeError from somewhere within.
     "n_trials text": (good, {"n_trials": "5"}, ["n_trials must", "'5'"]),
@@ -76,6 +80,11 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "callback without a list": (good, {"callbacks": print}, ["callbacks"]),
     "devices a number": (good, {"devices": 3}, ["devices"]),
     "run_dir a number": (good, {"run_dir": 5}, ["run_dir"]),
+    "run_dir empty": (good, {"run_dir": ""}, ["run_dir"]),
+    "devices a text": (good, {"devices": "cuda"}, ["devices", "'cuda'"]),
+    "devices None inside": (good, {"devices": [None]}, ["devices"]),
+    "timeout True": (good, {"timeout": True}, ["timeout", "True"]),
+    "progress a number": (good, {"progress": 5}, ["progress", "5"]),
 }
 
 
@@ -90,7 +99,9 @@ def test_a_wrong_argument_is_named_before_anything_happens(
     assert untouched(study, tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [None, "sqlite:///study.db", optuna.create_study], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [None, "sqlite:///study.db", optuna.create_study], ids=["None", "a URL", "a function"]
+)
 def test_a_study_that_is_none_is_named(wrong: Any) -> None:
     text = refusal(UserError, wrong, good, 1)
     assert "study must be an optuna.Study" in text

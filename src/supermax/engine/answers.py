@@ -10,6 +10,7 @@ import copy
 from math import isnan
 from typing import Any
 
+import cloudpickle
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
@@ -168,7 +169,7 @@ def snapshot(job: Job) -> FrozenTrial:
 
 def _portable(error: Exception) -> Exception:
     try:
-        faithful(error)
+        cloudpickle.loads(cloudpickle.dumps(error))
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

@@ -4,8 +4,8 @@
                   ▲                                                       │
                   └────────────────── retry, after a pause ◀──────────────┘
 
-One blocking wait (fleet.wait). Deadlines are looked at after everything that has arrived was
-read, so a slow storage or callback never makes a living cell look dead.
+One blocking wait (fleet.wait). A cell that has something unread in its socket, or waits for an
+answer, is not silent: a slow storage, sampler or callback never makes a living cell look dead.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -27,8 +28,6 @@ from supermax.engine.crew import Crew
 from supermax.engine.faults import Evidence, Fault, KilledFor, classify
 from supermax.engine.fleet import (
     KILL,
-    SHOW_STACK,
-    TERM,
     Cell,
     CellGone,
     CellMute,
@@ -49,12 +48,10 @@ from supermax.engine.resume import standing_outcome
 from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
 from supermax.engine.telling import tell
+from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
-_STACK_PAUSE = 0.3  # for a hung cell to write its stack into its log
-_TERM_GRACE = 5.0
-_STOP_GRACE = 30.0  # for a trial that never reports
 _LONGEST_WAIT = 3600.0  # what the system call takes; then the deadlines are looked at anew
 _RECOUNT = 5.0  # seconds; others may finish trials of the same study
 Callback = Callable[[Study, FrozenTrial], None]
@@ -69,8 +66,8 @@ class Options:
     trial_timeout: float | None = None
     stall_timeout: float | None = None
     retries: int = 2
-    devices: tuple[str, ...] = ()
-    callbacks: tuple[Callback, ...] = ()
+    devices: Sequence[int | str] = ()
+    callbacks: Sequence[Callback] = ()
 
 
 class Coordinator:
@@ -96,7 +93,9 @@ class Coordinator:
         self.options = options
         self.emit = emit
         self.volatile = volatile
-        self.crew = Crew(fleet, options.workers, options.reuse_cells, options.devices, emit)
+        devices = tuple(map(str, options.devices))
+        self.crew = Crew(fleet, options.workers, options.reuse_cells, devices, emit)
+        self.watch = Watch(fleet, options.trial_timeout, options.stall_timeout)
         self.waiting: list[Job] = []
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.faults: Counter[str] = Counter()
@@ -109,7 +108,7 @@ class Coordinator:
         self._started = time.monotonic()
         self._counted = 0.0
         self._finished = 0
-        self._stop_asked: str | None = None
+        self.stop_asked: str | None = None  # and not heeded yet
 
     # The loop.
 
@@ -130,25 +129,24 @@ class Coordinator:
                 return
             for event in self.fleet.wait(self.next_deadline()):
                 self.handle(event)
-            self.enforce_deadlines()
+            self.crew.enforce_deadlines()
+            self.watch.enforce(self.attempts.values())
 
     def request_stop(self, reason: str) -> None:
         """End the run cleanly; may be called from a signal handler."""
-        self._stop_asked = reason
+        self.stop_asked = reason
         self.fleet.wake()
 
     def heed_stop(self) -> None:
         timeout = self.options.timeout
         if timeout is not None and time.monotonic() - self._started >= timeout:
-            self._stop_asked = self._stop_asked or "timeout"
-        if self._stop_asked and not self.stop_reason:
-            self.stop_reason = self._stop_asked
+            self.stop_asked = self.stop_asked or "timeout"
+        if self.stop_asked and not self.stop_reason:
+            self.stop_reason = self.stop_asked
             self.emit(say.RunStopping(self.stop_reason, len(self.attempts)))
             for attempt in self.attempts.values():
                 self.fleet.send(attempt.cell, Stop())
-                if not attempt.ladder:
-                    later = time.monotonic() + _STOP_GRACE
-                    attempt.ladder = [(later, TERM), (later + _TERM_GRACE, KILL)]
+                self.watch.wind_down(attempt)
 
     def more_to_come(self) -> bool:
         """True while trials shall be launched that are not running yet."""
@@ -182,7 +180,7 @@ class Coordinator:
         trials = self.storage.get_all_trials(self.study._study_id, deepcopy=False)
         states = Counter(trial.state for trial in trials)
         self._finished = sum(states[state] for state in FINISHED)
-        self.ever_succeeded |= bool(states[TrialState.COMPLETE] or states[TrialState.PRUNED])
+        self.ever_succeeded |= any(map(succeeded, trials))
         self._counted = time.monotonic()
 
     # Launching.
@@ -238,46 +236,64 @@ class Coordinator:
             case CellReady(cell):
                 self.crew.came_up(cell)
             case CellMute(cell):
-                if (attempt := self.attempts.get(cell.number)) and not attempt.ladder:
-                    attempt.doom = KilledFor.MUTE  # unless it is about to end by itself
-                    attempt.ladder = [(time.monotonic() + _TERM_GRACE, KILL)]
+                if (attempt := self.attempts.get(cell.number)) is not None:
+                    self.watch.mute(attempt)
             case CellGone(cell, exit):
                 self.cell_gone(cell, exit)
             case KeeperGone(cells):
                 for cell in cells:
                     self.cell_gone(cell, Exited(cell.number, None, int(KILL), 0, 0))
                 self.crew.keeper_gone(tail_of(self.folder.keeper_log))
-            case ObjectiveLoaded(_, why_not):
-                self.crew.loaded(why_not)
+            case ObjectiveLoaded(why_not_fork):
+                self.crew.loaded(why_not_fork)
             case ObjectiveBroken(error, traceback):
                 self.crew.broken(error, traceback)
 
     def hear(self, attempt: Attempt, message: Message) -> None:
         attempt.last_heard = time.monotonic()
         match message:
-            case Finished(outcome, unclean):
+            case Finished(fields, unclean):
+                try:
+                    outcome = Outcome.from_json(fields)
+                except Exception as error:
+                    self.reject(attempt, error)
+                    return
                 del self.attempts[attempt.cell.number]
-                self.came_to(attempt, Outcome.from_json(outcome), unclean)
+                self.came_to(attempt, outcome, unclean)
             case StopStudy():
                 self.study._stop_flag = True
             case Report(step, value):
                 self.note(attempt, step, value)
             case _:
                 self.fleet.send(attempt.cell, self.answers.to(attempt, message))
+                attempt.last_heard = time.monotonic()  # the time it waited for us is not its own
 
     def note(self, attempt: Attempt, step: int, value: float) -> None:
         try:
             self.answers.note(attempt, step, value)
         except EnvironmentFault:
             raise
+        except UpdateFinishedTrialError:
+            number = attempt.job.number
+            self.emit(say.Notice(f"Trial {number} was finished by somebody else; it is let go."))
+            self.end_now(attempt, "its trial was finished by somebody else")
+            self.emit(say.TrialPaused(number))
+            self.recount()
         except Exception as error:  # a step the database has no room for, say
-            del self.attempts[attempt.cell.number]
-            self.crew.dismiss(attempt.cell, "its report could not be stored")
-            self.fleet.signal(attempt.cell, KILL)
-            outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
-            self.conclude(attempt.job, self.evidence(attempt, outcome))
+            self.reject(attempt, error)
         else:
             self.emit(say.TrialReported(attempt.job.number, step, value))
+
+    def reject(self, attempt: Attempt, error: Exception) -> None:
+        """What a cell says makes no sense or cannot be stored: that is its trial's own trouble."""
+        self.end_now(attempt, "what it said could not be stored")
+        outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
+        self.conclude(attempt.job, self.evidence(attempt, outcome))
+
+    def end_now(self, attempt: Attempt, why: str) -> None:
+        del self.attempts[attempt.cell.number]
+        self.crew.dismiss(attempt.cell, why)
+        self.fleet.signal(attempt.cell, KILL)
 
     def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
@@ -331,7 +347,12 @@ class Coordinator:
     def take_up(self, job: Job) -> None:
         """A trial that an earlier run had claimed: tell what it came to, or go on with it."""
         outcome = standing_outcome(job)
-        self.answers.catch_up(job)
+        try:
+            self.answers.catch_up(job)
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # a step the database has no room for, say
+            self.emit(say.Notice(f"Trial {job.number}: its reports cannot be stored ({error})."))
         if outcome is not None:
             self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         elif job.last_fault is not None:
@@ -402,9 +423,7 @@ class Coordinator:
         self._finished += 1
         self.told += 1
         self.crew.trial_finished()
-        self.ever_succeeded |= state is TrialState.COMPLETE or (
-            state is TrialState.PRUNED and constraint is None
-        )
+        self.ever_succeeded |= constraint is None and told.state is not TrialState.FAIL
         self.emit(
             say.TrialFinished(
                 number=job.number,
@@ -420,56 +439,25 @@ class Coordinator:
             frozen = self.storage.get_trial(job.trial._trial_id)
             for callback in self.options.callbacks:
                 callback(self.study, copy.deepcopy(frozen))
-
-    # Deadlines.
+            self._counted = 0.0  # they may have added trials
 
     def next_deadline(self) -> float | None:
         """Seconds until something is due, or None to wait for ever."""
         now = time.monotonic()
-        due = [self.crew.next_deadline(), self._started + (self.options.timeout or math.inf)]
-        for attempt in self.attempts.values():
-            due += [when for when, _ in attempt.ladder[:1]]
-            due += self.limits(attempt) if attempt.killed_for is None else []
-        if len(self.attempts) < self.options.workers and not self.stop_reason:
-            due += [job.not_before for job in self.waiting]
-        if self.options.timeout is not None and self.stop_reason:
-            due.remove(self._started + self.options.timeout)
+        due = [self.crew.next_deadline(), *self.watch.due(self.attempts.values())]
+        if self.options.timeout is not None and not self.stop_reason:
+            due.append(self._started + self.options.timeout)
+        if not self.stop_reason:
+            due += [job.not_before for job in self.waiting if job.not_before > now]
         soonest = min(due)
         return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
 
-    def limits(self, attempt: Attempt) -> list[float]:
-        """When this attempt is too slow, and when it is too silent."""
-        limits = []
-        if self.options.trial_timeout is not None:
-            limits.append(attempt.started + self.options.trial_timeout)
-        if self.options.stall_timeout is not None and attempt.last_step is not None:
-            limits.append(attempt.last_heard + self.options.stall_timeout)
-        return limits
 
-    def enforce_deadlines(self) -> None:
-        now = time.monotonic()
-        self.crew.enforce_deadlines()
-        for attempt in self.attempts.values():
-            late = any(limit <= now for limit in self.limits(attempt))
-            if attempt.ladder and (attempt.killed_for is not None or not late):
-                self.climb(attempt, now)
-            elif late:
-                timeout = self.options.trial_timeout
-                slow = timeout is not None and attempt.started + timeout <= now
-                attempt.killed_for = KilledFor.TIMEOUT if slow else KilledFor.STALL
-                attempt.limit = timeout if slow else self.options.stall_timeout
-                self.fleet.signal(attempt.cell, SHOW_STACK, group=False)
-                term = now + _STACK_PAUSE
-                attempt.ladder = [(term, TERM), (term + _TERM_GRACE, KILL)]
-
-    def climb(self, attempt: Attempt, now: float) -> None:
-        """TERM, grace, KILL the group."""
-        when, signum = attempt.ladder[0]
-        if when > now:
-            return
-        attempt.killed_for = attempt.killed_for or attempt.doom
-        self.fleet.signal(attempt.cell, signum)
-        attempt.ladder = attempt.ladder[1:] or [(now + 1.0, int(KILL))]
+def succeeded(trial: FrozenTrial) -> bool:
+    """True for what the objective itself brought to an end."""
+    if trial.state is TrialState.PRUNED:
+        return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
+    return trial.state is TrialState.COMPLETE
 
 
 def _in_words(decision: policy.Decision) -> str:

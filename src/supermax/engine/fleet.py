@@ -15,11 +15,10 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
-import time
+import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from supermax.engine import kernel
@@ -39,9 +38,12 @@ from supermax.engine.protocol import (
     Started,
     Task,
 )
+from supermax.errors import EnvironmentFault
 
+TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
 TAG = "SUPERMAX_RUN"
-_SEND_PATIENCE = 20  # seconds a cell may leave its mail unread before it counts as gone
+_SEND_PATIENCE = 5  # seconds a cell may leave its mail unread before it is ended
+_MOST_KILLS = 10
 _CLOSING = 15.0
 _THREADS = (
     "OMP_NUM_THREADS",
@@ -63,7 +65,7 @@ class Cell:
     pid: int | None = None
     ready: bool = False
     trials: int = 0
-    started_at: float = field(default_factory=time.monotonic)
+    kills: int = 0  # how often it was sent SIGKILL
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,7 @@ class KeeperGone:
 
 @dataclass(frozen=True)
 class ObjectiveLoaded:
-    forks: bool
-    why_not: str | None
+    why_not_fork: str | None
 
 
 @dataclass(frozen=True)
@@ -129,32 +130,41 @@ class Fleet:
         os.set_blocking(self._wake_w, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._keeper: subprocess.Popen[bytes] | None = None
+        self._loaded = False
         self._control: Channel | None = None
+        _open.add(self)
 
     # Doing.
 
     def start_keeper(self) -> None:
         """Start the process that loads the objective; wait() tells how that went."""
         ours, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as blob, theirs, self._log.open("ab") as log:
-            blob.write(self._objective)
-            blob.flush()
-            fds = (theirs.fileno(), blob.fileno())
-            self._keeper = subprocess.Popen(
-                command("keeper", sys.path, *fds, os.getpid()),
-                env=self._env,
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        try:
+            with tempfile.TemporaryFile() as blob, theirs, self._log.open("ab") as log:
+                blob.write(self._objective)
+                blob.flush()
+                fds = (theirs.fileno(), blob.fileno())
+                self._keeper = subprocess.Popen(
+                    command("keeper", *fds, os.getpid()),
+                    env=self._env,
+                    pass_fds=fds,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise EnvironmentFault(
+                f"The process that makes cells cannot be started ({error.strerror or error}). "
+                f"Make room on the disk, or end other processes, and call again."
+            ) from error
+        self._loaded = False
         self._control = Channel(ours, _SEND_PATIENCE)
         self._selector.register(self._control, selectors.EVENT_READ)
-        self._control.send(Setup(sys.path, self._fresh))
+        self._tell_keeper(Setup(self._fresh))
 
     def start_cell(self, device: str | None = None) -> Cell:
-        assert self._control is not None
         ours, theirs = socket.socketpair()
         self.made += 1
         cell = Cell(self.made, Channel(ours, _SEND_PATIENCE), device)
@@ -178,8 +188,10 @@ class Fleet:
         cell.trials += 1
 
     def send(self, cell: Cell, message: Message) -> None:
-        with contextlib.suppress(ConnectionLost):
+        try:
             cell.channel.send(message)
+        except ConnectionLost:  # it is gone, or does not read and holds half a message: no use
+            self.signal(cell, KILL)
 
     def hang_up(self, cell: Cell) -> None:
         """Nothing more will be sent: a cell that waits for work ends."""
@@ -188,6 +200,9 @@ class Fleet:
 
     def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
         self._tell_keeper(SignalCell(cell.number, int(signum), group))
+        cell.kills += signum == KILL
+        if cell.kills > _MOST_KILLS:  # the keeper does not do its work: stopped, or stuck
+            self._kill_keeper()
 
     def wake(self) -> None:
         """Make wait() return; may be called from a signal handler."""
@@ -195,9 +210,16 @@ class Fleet:
             os.write(self._wake_w, b"!")
 
     def _tell_keeper(self, message: Message, *fds: int) -> None:
-        assert self._control is not None
-        with contextlib.suppress(ConnectionLost):  # its death will be heard of
+        if self._control is None:
+            return
+        try:
             self._control.send(message, fds)
+        except ConnectionLost:
+            self._kill_keeper()  # it is gone already, or does not read; wait() will say so
+
+    def _kill_keeper(self) -> None:
+        if self._keeper is not None:
+            self._keeper.kill()
 
     # Hearing.
 
@@ -243,8 +265,9 @@ class Fleet:
         try:
             for message in self._control.waiting():
                 match message:
-                    case Loaded(forks, why_not):
-                        events.append(ObjectiveLoaded(forks, why_not))
+                    case Loaded(why_not):
+                        self._loaded = True
+                        events.append(ObjectiveLoaded(why_not))
                     case LoadFailed(error, traceback):
                         events.append(ObjectiveBroken(error, traceback))
                     case Started(number, pid) if number in self.cells:
@@ -274,6 +297,16 @@ class Fleet:
             self._selector.unregister(cell.channel)
         cell.channel.close()
 
+    def let_go(self) -> None:
+        """In a forked copy of this process: close everything, end nothing."""
+        for channel in [cell.channel for cell in self.cells.values()] + [self._control]:
+            if channel is not None:
+                channel.close()
+        if self._wake_r >= 0:
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            self._selector.close()
+
     def close(self) -> None:
         """End everything: the keeper kills its cells and their kin when its socket closes."""
         for cell in self.cells.values():
@@ -285,11 +318,14 @@ class Fleet:
             self._control.close()
             self._control = None
         if self._keeper is not None:
+            if not self._loaded:  # busy with the user's imports; there is no cell yet to end
+                self._keeper.kill()
             try:
                 self._keeper.wait(_CLOSING)
             except subprocess.TimeoutExpired:
                 self._keeper.kill()
                 self._keeper.wait()
+        _open.discard(self)
         if self._wake_r >= 0:
             self._selector.close()
             os.close(self._wake_r)
@@ -298,10 +334,20 @@ class Fleet:
             kernel.sweep(self._tag)
 
 
+# A process that the user's program forks must not keep the connections open when the program is
+# gone: the keeper ends everything when it sees the end of its socket.
+_open: weakref.WeakSet[Fleet] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for fleet in list(_open):
+        fleet.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Share the cores among the cells, unless the user has said how."""
     share = str(max(1, kernel.cores() // workers))
     return {name: share for name in _THREADS if name not in environment}
-
-
-TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2

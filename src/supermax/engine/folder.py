@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import platform
 import tempfile
 import time
 import uuid
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +48,9 @@ class TrialFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the ledger; it is on the disk when this returns."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        append_line(self._ledger, json.dumps({**record, "at": round(time.time(), 3)}))
+        with _clear_words(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            append_line(self._ledger, json.dumps({**record, "at": round(time.time(), 3)}))
 
     def records(self) -> list[dict[str, Any]]:
         """The ledger's lines; a torn last one, from a crash while it was written, is left out."""
@@ -78,8 +83,9 @@ class TrialFolder:
             return None
 
     def write_drawn(self, drawn: dict[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._drawn, json.dumps(drawn))
+        with _clear_words(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._drawn, json.dumps(drawn))
 
     def drawn(self) -> dict[str, Any] | None:
         try:
@@ -87,6 +93,17 @@ class TrialFolder:
         except (OSError, ValueError):
             return None
         return drawn if isinstance(drawn, dict) else None
+
+
+@contextlib.contextmanager
+def _clear_words(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{path} cannot be written ({error.strerror or error}). Make room or make it "
+            f"writable, then call again: the run goes on."
+        ) from error
 
 
 class StudyFolder:
@@ -101,8 +118,9 @@ class StudyFolder:
     def trial(self, number: int) -> TrialFolder:
         return TrialFolder(self.trials / f"{number:05d}")
 
-    def open(self, identity: str, study: str, storage: str) -> None:
-        """Make the folder the home of the run `identity`.
+    def open(self, identity: str, study: str, storage: str) -> str:
+        """Make the folder the home of the study `identity`; returns the claim that marks the
+        trials of runs in this folder. A run elsewhere, on another machine say, has another.
 
         What an older study left that had the same name and storage, and was deleted, is moved
         aside within the folder; nothing is removed and nobody else's folder is taken.
@@ -114,11 +132,15 @@ class StudyFolder:
             if known is not None and known.get("identity") != identity:
                 self._take_over(known, about)
             self.trials.mkdir(exist_ok=True)
-            text = json.dumps({"format": FORMAT, "identity": identity, **about}, indent=1)
-            write_atomically(self._run, text)
-        except OSError as error:
+            known = self._known() or {}
+            claim = known.get("claim") or _claim_of(identity, self.path)
+            content = {"format": FORMAT, "identity": identity, "claim": claim, **about}
+            write_atomically(self._run, json.dumps(content, indent=1))
+            return str(claim)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
             raise EnvironmentFault(
-                f"The run folder {self.path} cannot be written ({error.strerror or error}). "
+                f"The run folder {self.path} cannot be written ({why}). "
                 f"Free or fix it, or give a folder that can be written as run_dir."
             ) from error
 
@@ -175,12 +197,28 @@ class Lock:
                 f"Another run is at work on the study '{study_name}' on this machine (process "
                 f"{holder}). Wait for it or stop it; one run at a time keeps the study whole."
             ) from error
-        self._file.truncate(0)
-        self._file.write(str(os.getpid()))
-        self._file.flush()
+        _held.add(self)
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, it just says not whose
+            self._file.truncate(0)
+            self._file.write(str(os.getpid()))
+            self._file.flush()
 
     def release(self) -> None:
-        self._file.close()
+        _held.discard(self)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+# A process that the user's program forks must not keep the lock when the program is gone.
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -228,3 +266,9 @@ def _ends_with_newline(file: Any) -> bool:
 
 def new_identity() -> str:
     return uuid.uuid4().hex
+
+
+def _claim_of(identity: str, path: Path) -> str:
+    """The same again if the folder is removed and made anew."""
+    place = f"{identity} {platform.node()} {path.resolve()}"
+    return hashlib.sha256(place.encode()).hexdigest()[:32]

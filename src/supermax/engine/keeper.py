@@ -25,7 +25,6 @@ import socket
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any
 
 from supermax.engine import kernel, worker
 from supermax.engine.logs import BoundedLog
+from supermax.engine.outcome import describe
 from supermax.engine.protocol import (
     CaptureLog,
     Channel,
@@ -51,13 +51,15 @@ _BOOT = (
     "from supermax.engine.{module} import main; main(*map(int, sys.argv[2:]))"
 )
 _STRAY_PATIENCE = 5.0
+LOADING = "SUPERMAX_LOADING"  # in the environment while the user's modules are imported
 
 
-def command(module: str, sys_path: list[str], *fds: int) -> list[str]:
+def command(module: str, *numbers: int) -> list[str]:
     """How to start one of the engine's processes, with the caller's view of the world."""
+    path = [os.fspath(entry) for entry in sys.path]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     boot = _BOOT.format(module=module)
-    return [sys.executable, *flags, "-P", "-c", boot, json.dumps(sys_path), *map(str, fds)]
+    return [sys.executable, *flags, "-P", "-c", boot, json.dumps(path), *map(str, numbers)]
 
 
 @dataclass
@@ -77,6 +79,7 @@ class Keeper:
         self.objective: Callable[..., Any] | None = None
         self.forks = False
         self.cells: dict[int, int] = {}  # pid -> cell
+        self.own: set[int] = set()
         self.logs: dict[int, _Log] = {}  # fd -> log
         self.wake: tuple[int, ...] = ()
         self.selector = selectors.DefaultSelector()
@@ -85,18 +88,21 @@ class Keeper:
     def load(self) -> bool:
         """Load the objective and find out whether cells can be forked from here."""
         before = _random_states()
+        os.environ[LOADING] = "1"
         try:
             self.objective = worker.load_objective(self.blob)
         except BaseException as error:  # whatever the user's modules do at import
-            text = f"{type(error).__name__}: {error}"
-            self.channel.send(LoadFailed(text, traceback.format_exc()))
+            raised = describe(error)
+            self.channel.send(LoadFailed(f"{raised.type}: {raised.message}", raised.traceback))
             return False
+        del os.environ[LOADING]
+        self.own = set(kernel.children())  # helpers that the user's modules have started
         why_not = _why_not_fork()
         self.forks = why_not is None
         self.restore_random = _random_for_cells(before)
         gc.collect()
         gc.freeze()  # shared pages stay shared: the collector does not touch them in the cells
-        self.channel.send(Loaded(self.forks, why_not))
+        self.channel.send(Loaded(why_not))
         return True
 
     def run(self) -> Callable[[], None] | None:
@@ -138,9 +144,13 @@ class Keeper:
         return None
 
     def start_cell(self, request: StartCell, fd: int) -> Callable[[], None] | None:
-        if not self.forks:
-            pid = self.spawn(request, fd)
-        elif (pid := os.fork()) == 0:
+        try:
+            pid = os.fork() if self.forks else self.spawn(request, fd)
+        except OSError:  # no process to be had just now: a cell that never came up, no more
+            os.close(fd)
+            self.channel.send(Exited(request.cell, 1, None, 0, 0))
+            return None
+        if pid == 0:
             return self.become_cell(request, fd)
         os.close(fd)
         self.cells[pid] = request.cell
@@ -149,7 +159,7 @@ class Keeper:
 
     def spawn(self, request: StartCell, fd: int) -> int:
         fresh = int(self.setup.fresh)
-        args = command("worker", self.setup.sys_path, fd, self.blob, os.getpid(), fresh)
+        args = command("worker", fd, self.blob, os.getpid(), fresh)
         os.set_inheritable(fd, True)
         os.set_inheritable(self.blob, True)
         return os.posix_spawn(args[0], args, {**os.environ, **request.env}, setsid=True)
@@ -226,7 +236,7 @@ class Keeper:
             kernel.kill_group(pgid, signal.SIGKILL)
         ended: set[int] = set()
         deadline = time.monotonic() + _STRAY_PATIENCE
-        while strays := [pid for pid in kernel.children() if pid not in self.cells]:
+        while strays := [pid for pid in kernel.children() if pid not in {*self.cells, *self.own}]:
             for pid in strays:
                 if not kernel.is_zombie(pid):
                     ended.add(pid)
@@ -241,11 +251,10 @@ class Keeper:
         return len(ended)
 
     def end_everything(self) -> None:
-        for pid in self.cells:
-            kernel.kill_group(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for cell in list(self.cells.values()):
+            self.signal(cell, signal.SIGKILL, group=True)
         self.cells.clear()
+        self.own.clear()
         self.end_strays(None)
         for log in list(self.logs.values()):
             self.pump(log)
@@ -299,7 +308,6 @@ def _random_for_cells(before: tuple[Any, Any]) -> Callable[[], None]:
 
 
 def main(control: int, blob: int, parent: int) -> None:
-    os.setsid() if os.getsid(0) != os.getpid() else None
     kernel.die_with_parent(parent)  # until the loop below can notice by itself
     kernel.adopt_orphans()
     channel = Channel(socket.socket(fileno=control))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -13,12 +14,13 @@ class BoundedLog:
     """Keeps the first HEAD and the last TAIL bytes written to it in one file.
 
     What comes after the head goes to two side files in turn, so that the end survives a crash
-    of the writer too; close() joins the parts.
+    of the writer too; close() joins the parts. A disk that is full, or a folder that is gone,
+    costs the log and nothing else.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._written = path.stat().st_size if path.exists() else 0  # an earlier attempt's output
+        self._written = _size(path)  # an earlier attempt's output
         self._skipped = 0
         self._parts = (path.with_suffix(".tail-a"), path.with_suffix(".tail-b"))
         self._current = 0
@@ -27,6 +29,14 @@ class BoundedLog:
             self._written = HEAD
 
     def write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._write(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _write(self, data: bytes) -> None:
         room = HEAD - self._written
         if room > 0:
             self._append(self.path, data[:room])
@@ -35,7 +45,7 @@ class BoundedLog:
         if data:
             self._write_tail(data)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         older, newer = (self._parts[1 - self._current], self._parts[self._current])
         tail = b"".join(part.read_bytes() for part in (older, newer) if part.exists())
         if tail:
@@ -64,6 +74,13 @@ class BoundedLog:
                 os.write(fd, data)
             finally:
                 os.close(fd)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def tail_of(path: Path, most: int = 4000) -> str:

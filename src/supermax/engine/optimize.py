@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,19 @@ from optuna.trial import FrozenTrial, TrialState
 from supermax.engine import events as say
 from supermax.engine import home, kernel
 from supermax.engine.answers import Answers
+from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
 from supermax.engine.fleet import TAG, Fleet
 from supermax.engine.folder import Lock, StudyFolder, new_identity
+from supermax.engine.job import Job
 from supermax.engine.names import Names
 from supermax.engine.pickling import pickle_objective
-from supermax.engine.remote_trial import RemoteStudy
 from supermax.engine.resume import find_leftovers, foreign_notice
 from supermax.engine.sampling import reseed
 from supermax.engine.sqlite import SameFile
 from supermax.engine.storage import PatientStorage, reason
 from supermax.engine.summary import Summary
-from supermax.errors import EnvironmentFault, UserError
+from supermax.errors import EnvironmentFault
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
@@ -41,96 +42,108 @@ def run(
     objective: Callable[..., Any],
     options: Options,
     *,
-    run_dir: Path | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
     listeners: Sequence[say.Listener] = (),
 ) -> Summary:
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
-    check(study, objective, options)
+    check(study, objective, options, run_dir)
     blob = pickle_objective(objective, study)
     place = home.find_home(study)
-    folder = StudyFolder(Path(run_dir).absolute() if run_dir is not None else place.run_dir)
+    folder = StudyFolder(_absolute(run_dir) if run_dir is not None else place.run_dir)
     emit = _emitter(listeners)
-    if place.file is not None and not place.file.is_file():
-        raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
-    with _locked(place, study.study_name), _patient(study, place, emit) as storage:
-        trials = _first_look(study, storage)
-        folder.open(storage.claim, study.study_name, place.address)
-        kernel.sweep(f"{TAG}={storage.claim}")
-        reseed(study.sampler, len(trials))
-        running = [trial for trial in trials if trial.state is TrialState.RUNNING]
-        leftovers, foreign = find_leftovers(study, running, storage.claim, folder)
-        emit(_started(study, options, trials, len(leftovers), folder))
-        if foreign:
-            emit(say.Notice(foreign_notice(foreign)))
-        fleet = Fleet(
-            blob,
-            identity=storage.claim,
-            workers=options.workers,
-            fresh=not options.reuse_cells,
-            log=folder.keeper_log,
-        )
-        coordinator = Coordinator(
-            study,
-            storage,
-            folder,
-            fleet,
-            Answers(study, storage, Names(trials)),
-            options,
-            emit,
-            volatile=place.volatile,
-        )
-        del trials, running
-        try:
-            with _signals(coordinator):
+    signals = Signals()
+    try:
+        with _opened(study, place, folder, emit) as (storage, trials):
+            coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
+            leftovers = _leftovers(coordinator, trials)
+            del trials  # the coordinator sees them anew as they change
+            with signals.heeded_by(coordinator), _ended(coordinator):
                 coordinator.run(leftovers)
-        finally:
-            fleet.close()
-            for attempt in coordinator.attempts.values():
-                with contextlib.suppress(OSError):
-                    attempt.job.note_stop()
-        summary = _summary(coordinator, folder, time.monotonic() - started)
-        emit(say.RunEnded(summary))
-        return summary
+            summary = _summary(coordinator, time.monotonic() - started)
+            emit(say.RunEnded(summary))
+            return summary
+    finally:
+        signals.pass_on()
 
 
-def check(study: Any, objective: Any, options: Options) -> None:
-    """Find what is wrong with a call before anything is touched, all of it at once."""
-    wrong = []
-    if not isinstance(study, Study):
-        wrong.append(f"study must be an optuna.Study, not {_kind(study)}")
-    if not callable(objective):
-        wrong.append(f"objective must be a function that takes a trial, not {_kind(objective)}")
-    for name, least in (("n_trials", 0), ("workers", 1), ("retries", 0)):
-        count: Any = getattr(options, name)
-        if name == "n_trials" and count is None:
-            continue
-        if type(count) is bool or not isinstance(count, Integral) or int(count) < least:
-            wrong.append(f"{name} must be a whole number from {least} on, but is {count!r}")
-    for name in ("timeout", "trial_timeout", "stall_timeout"):
-        seconds: Any = getattr(options, name)
-        if seconds is not None and not (isinstance(seconds, Real) and float(seconds) > 0):
-            wrong.append(f"{name} must be a number of seconds above 0, but is {seconds!r}")
-    callbacks: tuple[Any, ...] = options.callbacks
-    wrong += [f"callbacks must be functions, not {_kind(c)}" for c in callbacks if not callable(c)]
-    if wrong:
-        raise UserError(f"{'; '.join(wrong)}.")
-    if isinstance(study, RemoteStudy):
-        raise UserError(
-            "supermax.optimize cannot run on a study from inside one of that study's own trials."
-        )
-    if study._thread_local.in_optimize_loop:
-        raise UserError("This study is being optimised already; one run at a time.")
+def _absolute(run_dir: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(run_dir).absolute()
+    except OSError as error:  # the working directory is gone
+        raise EnvironmentFault(f"run_dir {str(run_dir)!r} leads nowhere ({error}).") from error
 
 
-def _kind(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+def _coordinator(
+    study: Study,
+    storage: PatientStorage,
+    folder: StudyFolder,
+    blob: bytes,
+    options: Options,
+    emit: Callable[[say.Event], None],
+    trials: list[FrozenTrial],
+    place: home.Home,
+) -> Coordinator:
+    reseed(study.sampler, len(trials))
+    fleet = Fleet(
+        blob,
+        identity=storage.claim,
+        workers=options.workers,
+        fresh=not options.reuse_cells,
+        log=folder.keeper_log,
+    )
+    answers = Answers(study, storage, Names(trials))
+    return Coordinator(
+        study, storage, folder, fleet, answers, options, emit, volatile=place.volatile
+    )
+
+
+def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]:
+    """Say how the study stands; returns the trials to go on with."""
+    claim, emit = coordinator.storage.claim, coordinator.emit
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    own, foreign = find_leftovers(coordinator.study, running, claim, coordinator.folder)
+    emit(_started(coordinator, trials, len(own)))
+    if foreign:
+        emit(say.Notice(foreign_notice(foreign)))
+    return own
 
 
 @contextlib.contextmanager
-def _locked(place: home.Home, study_name: str) -> Iterator[None]:
+def _ended(coordinator: Coordinator) -> Iterator[None]:
+    """However the run ends, nothing of it goes on, and what ran is known to have been stopped."""
+    try:
+        yield
+    finally:
+        coordinator.fleet.close()
+        for attempt in coordinator.attempts.values():
+            with contextlib.suppress(EnvironmentFault):
+                attempt.job.note_stop()
+
+
+@contextlib.contextmanager
+def _opened(
+    study: Study, place: home.Home, folder: StudyFolder, emit: Callable[[say.Event], None]
+) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
+    """The study for this run alone: locked, patient, its folder ready, nothing left running."""
+    if place.file is not None and not place.file.is_file():
+        raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_locked(place.run_dir / "lock", study.study_name))
+        storage = stack.enter_context(_patient(study, place, emit))
+        identity, trials = _first_look(study, storage)
+        # The same study may be reached by two addresses: a link, another name of the server.
+        locks = Path(tempfile.gettempdir()) / f"supermax-locks-{os.getuid()}"
+        stack.enter_context(_locked(locks / identity, study.study_name))
+        storage.claim = folder.open(identity, study.study_name, place.address)
+        kernel.sweep(f"{TAG}={storage.claim}")
+        yield storage, trials
+
+
+@contextlib.contextmanager
+def _locked(path: Path, study_name: str) -> Iterator[None]:
     """One coordinator a study and host, wherever its run folder is."""
-    lock = Lock(place.run_dir / "lock", study_name)
+    lock = Lock(path, study_name)
     try:
         yield
     finally:
@@ -145,9 +158,7 @@ def _patient(
     inner = study._storage
     home.prepare(inner)
     file = SameFile(place.file) if place.file is not None else None
-    storage = PatientStorage(
-        inner, study._study_id, file=file, on_wait=lambda text: emit(say.Notice(text))
-    )
+    storage = PatientStorage(inner, study, file=file, on_wait=lambda text: emit(say.Notice(text)))
     study._storage = storage
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
@@ -159,16 +170,15 @@ def _patient(
         study._thread_local.cached_all_trials = None
 
 
-def _first_look(study: Study, storage: PatientStorage) -> list[FrozenTrial]:
-    """The study's trials; and the run's identity, which is made when the study has none."""
+def _first_look(study: Study, storage: PatientStorage) -> tuple[str, list[FrozenTrial]]:
+    """The study's identity, which is made when it has none, and its trials."""
     storage.patience = _OPENING_PATIENCE
     try:
-        claim = storage.get_study_system_attrs(study._study_id).get(IDENTITY)
-        if claim is None:
-            claim = new_identity()
-            storage.set_study_system_attr(study._study_id, IDENTITY, claim)
-        storage.claim = str(claim)
-        return storage.get_all_trials(study._study_id, deepcopy=False)
+        identity = storage.get_study_system_attrs(study._study_id).get(IDENTITY)
+        if identity is None:
+            identity = new_identity()
+            storage.set_study_system_attr(study._study_id, IDENTITY, identity)
+        return str(identity), storage.get_all_trials(study._study_id, deepcopy=False)
     except EnvironmentFault as error:
         raise EnvironmentFault(_cannot_open(study, reason(error.__cause__ or error))) from error
     finally:
@@ -182,29 +192,35 @@ def _cannot_open(study: Study, why: str) -> str:
     )
 
 
-@contextlib.contextmanager
-def _signals(coordinator: Coordinator) -> Iterator[None]:
-    """First Ctrl-C or TERM: end cleanly. Second Ctrl-C: at once. Only the main thread may."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    terminated = False
+class Signals:
+    """First Ctrl-C or TERM: end cleanly. Another Ctrl-C: at once. Only the main thread may."""
 
-    def on_signal(signum: int, _: object) -> None:
-        nonlocal terminated
-        terminated |= signum == signal.SIGTERM
-        if coordinator.stop_reason == "interrupt" and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        coordinator.request_stop("interrupt")
+    def __init__(self) -> None:
+        self._terminated = False
 
-    before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-    if terminated:  # now that all is safe, it may do what it does to this program
-        os.kill(os.getpid(), signal.SIGTERM)
+    @contextlib.contextmanager
+    def heeded_by(self, coordinator: Coordinator) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(signum: int, _: object) -> None:
+            self._terminated |= signum == signal.SIGTERM
+            if coordinator.stop_asked and signum == signal.SIGINT:
+                raise KeyboardInterrupt
+            coordinator.request_stop("interrupt")
+
+        before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def pass_on(self) -> None:
+        """Now that all is safe, TERM may do what it does to this program."""
+        if self._terminated:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
@@ -220,13 +236,8 @@ def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
     return emit
 
 
-def _started(
-    study: Study,
-    options: Options,
-    trials: list[FrozenTrial],
-    resumed: int,
-    folder: StudyFolder,
-) -> say.RunStarted:
+def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) -> say.RunStarted:
+    study, options = coordinator.study, coordinator.options
     best = None
     if len(study.directions) == 1:
         with contextlib.suppress(ValueError):
@@ -239,18 +250,17 @@ def _started(
         finished=sum(trial.state in FINISHED for trial in trials),
         resumed=resumed,
         workers=options.workers,
-        run_dir=str(folder.path),
+        run_dir=str(coordinator.folder.path),
         best=best,
     )
 
 
-def _summary(coordinator: Coordinator, folder: StudyFolder, seconds: float) -> Summary:
+def _summary(coordinator: Coordinator, seconds: float) -> Summary:
     study = coordinator.study
     coordinator.storage.check_file()
     trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
     faults = coordinator.faults + coordinator.crew.faults
-    reason = coordinator.stop_reason or ("study.stop()" if study._stop_flag else None)
     return Summary(
         trials={state.name: states[state.name] for state in TrialState},
         faults=dict(faults.most_common()),
@@ -258,6 +268,6 @@ def _summary(coordinator: Coordinator, folder: StudyFolder, seconds: float) -> S
         told=coordinator.told,
         cells=coordinator.fleet.made,
         seconds=seconds,
-        stopped_by=reason,
-        run_dir=folder.path,
+        stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),
+        run_dir=coordinator.folder.path,
     )

@@ -85,11 +85,14 @@ def describe(error: BaseException) -> Raised:
     own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE + os.sep)]
     mine = [frame for frame in own if _is_users(frame.filename)] or own or list(frames)
     where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else "?"
-    text = "".join(traceback.format_exception(error))
+    try:
+        message, text = str(error), "".join(traceback.format_exception(error))
+    except Exception:  # an exception that cannot even be printed
+        message, text = "", "".join(traceback.format_tb(error.__traceback__))
     code = error.code if isinstance(error, SystemExit) else None
     return Raised(
         type=_qualified(type(error)),
-        message=str(error)[:2000],
+        message=message[:2000],
         traceback=text[-_MOST_TRACEBACK:],
         where=where,
         unsendable=isinstance(error, NoNumber),

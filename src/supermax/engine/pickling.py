@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 from optuna.study import Study
 
+from supermax.engine.home import find_home
 from supermax.engine.remote_trial import current_study
 from supermax.errors import UserError
 
@@ -32,7 +33,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 def _is_same(one: Study, other: Study) -> bool:
     """The study being optimised, by whichever object it is held."""
-    return one is other or (one._storage is other._storage and one._study_id == other._study_id)
+    if one is other or one._storage is other._storage:
+        return one._study_id == other._study_id
+    mine, theirs = find_home(one), find_home(other)
+    return not mine.volatile and mine.run_dir == theirs.run_dir
 
 
 def pickle_objective(objective: Callable[..., Any], study: Study) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import select
 import socket
 import struct
@@ -31,9 +32,6 @@ _PICKLED = "$pickle"
 
 @dataclass(frozen=True)
 class Setup:
-    """Comes once, with the objective's pickle as a descriptor."""
-
-    sys_path: list[str]
     fresh: bool  # one trial a cell
 
 
@@ -65,10 +63,9 @@ class SignalCell:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The objective is loaded; `forks` says whether cells are forked from this process."""
+    """The objective is loaded."""
 
-    forks: bool
-    why_not: str | None = None
+    why_not_fork: str | None
 
 
 @dataclass(frozen=True)
@@ -300,12 +297,21 @@ class Channel:
         if lost:
             raise lost
 
+    def has_waiting(self) -> bool:
+        """True when something has arrived that was not read yet."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(self._lines or poll.poll(0))
+
     def take_fd(self) -> int:
         """The oldest descriptor that came along and was not taken yet."""
         return self._fds.pop(0)
 
     def close(self) -> None:
         self.sock.close()
+        for fd in self._fds:  # came along with messages that nobody has read yet
+            os.close(fd)
+        self._fds.clear()
 
     def _read(self) -> None:
         try:

@@ -18,7 +18,6 @@ import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
-    check_distribution_compatibility,
     distribution_to_json,
 )
 from optuna.storages import BaseStorage
@@ -27,6 +26,7 @@ from optuna.study.study import _ThreadLocalStudyAttribute
 from optuna.trial import FrozenTrial, Trial
 
 from supermax.engine.folder import TrialFolder
+from supermax.engine.names import compatible
 from supermax.engine.protocol import (
     RECORD,
     Attribute,
@@ -53,22 +53,26 @@ class TrialInterrupted(BaseException):
 
 
 class Link:
-    """The cell's side of the conversation; safe to use from the objective's threads."""
+    """The cell's side of the conversation about one task; safe to use from the objective's
+    threads, and mute once the task is done."""
 
-    def __init__(self, channel: Channel) -> None:
-        self.channel = channel
+    def __init__(self, channel: Channel, task: Task) -> None:
+        self.task = task
         self.stop_requested = False
-        self.task: Task | None = None
-        self.system_attrs: dict[str, Any] = {}  # of the trial, as far as this attempt set them
+        self.system_attrs = dict(task.trial.system_attrs)  # as far as this attempt set them
+        self._channel: Channel | None = channel
         self._lock = threading.RLock()
 
-    def next_task(self) -> Task:
-        while not isinstance(message := self.channel.receive(), Task):
-            pass  # a Stop between two trials has nothing to stop
-        self.stop_requested = False
-        self.task = message
-        self.system_attrs = dict(message.trial.system_attrs)
-        return message
+    @property
+    def channel(self) -> Channel:
+        if self._channel is None:
+            raise RuntimeError("This trial has ended; nothing more can be asked or told.")
+        return self._channel
+
+    def end(self, last: Message) -> None:
+        with self._lock:
+            self.channel.send(last)
+            self._channel = None
 
     def tell(self, message: Message) -> None:
         with self._lock:
@@ -116,7 +120,7 @@ class RemoteStorage(BaseStorage):
     @property
     def _link(self) -> Link:
         link = self._given or _current
-        if link is None or link.task is None:
+        if link is None:
             raise RuntimeError("The study can only be looked at while a trial runs in this cell.")
         return link
 
@@ -146,8 +150,7 @@ class RemoteStorage(BaseStorage):
         return trial
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
-        task = self._link.task
-        if task is not None and task.trial._trial_id == trial_id:
+        if self._link.task.trial._trial_id == trial_id:
             return self._link.system_attrs
         return self.get_trial(trial_id).system_attrs
 
@@ -163,7 +166,6 @@ class RemoteStorage(BaseStorage):
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         link = self._own(trial_id)
-        assert link.task is not None
         with contextlib.suppress(OSError):  # a full disk: the study still hears of it
             folder = TrialFolder(Path(link.task.folder))
             folder.append_report(link.task.attempt, step, intermediate_value)
@@ -179,7 +181,6 @@ class RemoteStorage(BaseStorage):
 
     def _set(self, trial_id: int, key: str, value: Any, *, system: bool) -> None:
         link = self._own(trial_id)
-        assert link.task is not None
         if not link.task.volatile:
             json.dumps(value)  # raises here what the study's storage would raise
         link.ask(Attribute(key, faithful(value), system))
@@ -188,7 +189,7 @@ class RemoteStorage(BaseStorage):
 
     def _own(self, trial_id: int) -> Link:
         link = self._link
-        if link.task is None or link.task.trial._trial_id != trial_id:
+        if link.task.trial._trial_id != trial_id:
             self._refuse()
         return link
 
@@ -237,9 +238,7 @@ class RemoteStudy(Study):
 
     @property
     def _task(self) -> Task:
-        task = self._storage._link.task
-        assert task is not None
-        return task
+        return self._storage._link.task
 
     @property
     def study_name(self) -> str:  # type: ignore[override]
@@ -314,7 +313,7 @@ class RemoteTrial(Trial):
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         known = self._cached_frozen_trial.distributions.get(name)
-        if known is not None and _compatible(known, distribution):
+        if known is not None and compatible(known, distribution):
             return self._cached_frozen_trial.params[name]
         self._link.end_if_stopped()
         internal = self._link.ask(Suggest(name, _portable(distribution)))
@@ -322,14 +321,6 @@ class RemoteTrial(Trial):
         self._cached_frozen_trial.distributions[name] = distribution
         self._cached_frozen_trial.params[name] = value
         return value
-
-
-def _compatible(known: BaseDistribution, asked: BaseDistribution) -> bool:
-    try:
-        check_distribution_compatibility(known, asked)
-    except ValueError:
-        return False
-    return True
 
 
 def _portable(distribution: BaseDistribution) -> Any:

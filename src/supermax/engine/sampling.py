@@ -11,21 +11,21 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 
-def reseed(sampler: BaseSampler, trials: int) -> None:
+def reseed(sampler: BaseSampler, trials: int, seen: frozenset[int] = frozenset()) -> None:
     """Move a seeded sampler on, so that after a restart it does not repeat its first draws.
 
     The new seed follows from the old state and the number of trials: the same call on the same
     study draws the same again. A sampler without a seed stays as it is.
     """
-    if trials == 0:
+    if trials == 0 or id(sampler) in seen:
         return
-    for value in vars(sampler).values():
+    for value in getattr(sampler, "__dict__", {}).values():
         if isinstance(value, LazyRandomState) and value._rng is not None:
             keys = value._rng.get_state()[1].tobytes()  # type: ignore[index]
             digest = hashlib.sha256(keys + trials.to_bytes(8, "big")).digest()
             value._rng.seed(int.from_bytes(digest[:4], "big"))
         elif isinstance(value, BaseSampler):
-            reseed(value, trials)
+            reseed(value, trials, seen | {id(sampler)})
 
 
 def exhausted(study: Study) -> bool:

@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
-from optuna.study import StudyDirection
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.sqlite import SameFile
@@ -41,7 +41,7 @@ class PatientStorage(BaseStorage):
     def __init__(
         self,
         inner: BaseStorage,
-        study_id: int,
+        study: Study,
         *,
         file: SameFile | None,
         on_wait: Callable[[str], None],
@@ -49,7 +49,8 @@ class PatientStorage(BaseStorage):
         self.inner = inner
         self.claim = ""  # set once the study's identity is known
         self.patience = self.default_patience
-        self._study_id = study_id
+        self._study_id = study._study_id
+        self._study_name = study.study_name
         self._file = file
         self._on_wait = on_wait
 
@@ -78,8 +79,8 @@ class PatientStorage(BaseStorage):
             except KeyError as error:
                 if self._study_is_gone():
                     raise UserError(
-                        "The study is not in its storage any more. Create it again, or open the "
-                        "storage it is in."
+                        f"The study '{self._study_name}' is not in its storage any more. Create "
+                        f"it again, or open the storage it is in."
                     ) from error
                 raise
             except (OSError, json.JSONDecodeError) as error:  # a journal file

@@ -46,15 +46,21 @@ def live(channel: Channel, objective: Objective, *, parent: int, once: bool) -> 
     kernel.die_with_parent(parent)
     kernel.adopt_orphans()
     kernel.be_first_oom_victim()
-    link = Link(channel)
-    set_current_link(link)
     with contextlib.suppress(ConnectionLost):
         channel.send(Ready(os.getpid()))
         while True:
-            task = link.next_task()
+            task = next_task(channel)
+            link = Link(channel, task)
+            set_current_link(link)
             serve(link, task, channel.take_fd(), objective)
             if once:
                 return
+
+
+def next_task(channel: Channel) -> Task:
+    while not isinstance(message := channel.receive(), Task):
+        pass  # a Stop between two trials has nothing to stop
+    return message
 
 
 def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
@@ -79,7 +85,7 @@ def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
         with contextlib.suppress(OSError):  # a full disk: the message below still carries it
             TrialFolder(Path(task.folder)).write_outcome(outcome)
     _flush()
-    link.channel.send(Finished(outcome.to_json(), _unclean()))
+    link.end(Finished(outcome.to_json(), _unclean()))
 
 
 def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
@@ -108,8 +114,8 @@ def _redirect_output(fd: int) -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    faulthandler.enable()  # a crash leaves its stack in the log
-    faulthandler.register(signal.SIGUSR2, all_threads=True)  # and so does a hang, when asked
+    faulthandler.enable(file=2)  # a crash leaves its stack in the log
+    faulthandler.register(signal.SIGUSR2, file=2)  # and so does a hang, when asked
 
 
 def _flush() -> None:
@@ -132,6 +138,14 @@ def _device_peaks() -> dict[str, Any]:
 
 
 def _unclean() -> str | None:
+    """Why this process should not serve another trial, if it should not."""
+    try:
+        return _left_behind()
+    except Exception as error:  # what is left of this process cannot even be looked at
+        return f"the trial left its process in a state that cannot be looked at ({error})"
+
+
+def _left_behind() -> str | None:
     left = [pid for pid in kernel.children() if not kernel.is_zombie(pid)]
     if left:
         return f"the trial left {len(left)} child process(es) running"

@@ -1,0 +1,90 @@
+"""What is wrong with a call, found before anything is touched, all of it at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+from optuna.study import Study
+
+from supermax.engine.coordinator import Options
+from supermax.engine.keeper import LOADING
+from supermax.engine.remote_trial import RemoteStudy
+from supermax.errors import UserError
+
+
+def check(study: Any, objective: Any, options: Options, run_dir: Any) -> None:
+    wrong = [
+        f"{name} must be {wanted}, but is {_shown(value)}"
+        for name, value, fits, wanted in (
+            ("study", study, _is_study, "an optuna.Study"),
+            ("objective", objective, callable, "a function that takes a trial"),
+            ("n_trials", options.n_trials, _or_none(_whole(0)), "a whole number from 0 on"),
+            ("workers", options.workers, _whole(1), "a whole number from 1 on"),
+            ("retries", options.retries, _whole(0), "a whole number from 0 on"),
+            ("timeout", options.timeout, _or_none(_seconds), "a number of seconds above 0"),
+            ("trial_timeout", options.trial_timeout, _or_none(_seconds), _SECONDS),
+            ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
+            ("devices", options.devices, _are_devices, "a list of numbers or names of GPUs"),
+            ("callbacks", options.callbacks, _are_functions, "a list of functions"),
+            ("run_dir", run_dir, _or_none(_is_path), "the path of a folder"),
+        )
+        if not fits(value)
+    ]
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}.")
+    if isinstance(study, RemoteStudy):
+        raise UserError(
+            "supermax.optimize cannot run on a study from inside one of that study's own trials."
+        )
+    if os.environ.get(LOADING):
+        raise UserError(
+            "supermax.optimize was called while the objective was being loaded in another "
+            "process: a module that the objective needs calls it when it is imported. Put that "
+            "call under `if __name__ == '__main__':`."
+        )
+    if study._thread_local.in_optimize_loop:
+        raise UserError("This study is being optimised already; one run at a time.")
+
+
+_SECONDS = "a number of seconds above 0"
+
+
+def _is_study(value: Any) -> bool:
+    return isinstance(value, Study)
+
+
+def _whole(least: int) -> Callable[[Any], bool]:
+    return lambda value: _number(value, Integral) and value >= least
+
+
+def _seconds(value: Any) -> bool:
+    return _number(value, Real) and bool(value > 0)
+
+
+def _number(value: Any, kind: type[Any]) -> bool:
+    return type(value) is not bool and isinstance(value, kind)
+
+
+def _are_devices(value: Any) -> bool:
+    return isinstance(value, (list, tuple, range)) and all(
+        type(device) is int or (isinstance(device, str) and device) for device in value
+    )
+
+
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(callable, value))
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"{value!r:.80}"
