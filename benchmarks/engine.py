@@ -98,7 +98,7 @@ def bench_noop(folder: str, scale: float) -> list[Line]:
             ratio <= 1.5,
         ),
         Line(
-            f"    the same, a fresh process for every trial",
+            "    the same, a fresh process for every trial",
             f"{fresh / n * 1e3:.1f} ms/trial",
             f"{alone / n * 1e3:.1f} ms/trial",
             fresh / alone,

@@ -228,7 +228,7 @@ def in_a_module(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
         "print([trial.state.name for trial in study.trials])\n"
     )
     return subprocess.run(
-        [sys.executable, "script.py", *args],
+        [sys.executable, "script.py"],
         cwd=folder,
         capture_output=True,
         text=True,
