@@ -88,6 +88,8 @@ def optimize(
             return run(study, objective, options, run_dir=run_dir, listeners=[listener])
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the sentence, not our insides
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("The run was ended at once. Call again to go on.") from None
 
 
 def _listed(callbacks: Any) -> Any:

@@ -202,3 +202,18 @@ def test_repeating_failed_trials_keeps_their_branch(study: optuna.Study) -> None
     for trial in study.trials[2:]:
         check(trial)
         assert trial.params == study.trials[trial.number - 2].params
+
+
+def test_a_name_that_only_looks_like_a_branch_is_the_users_own(study: optuna.Study) -> None:
+    def objective(trial: Trial) -> float:
+        trial.suggest_float("x@[1]", 0, 1)
+        if trial.number == 0:
+            raise ValueError("not yet")
+        trial.set_user_attr("seen", [sorted(other.params) for other in trial.study.trials])
+        return 1.0
+
+    run(study, objective, 1)
+    supermax.retry(study)
+    run(study, objective, 2)
+    assert study.trials[1].user_attrs["seen"] == [["x@[1]"], ["x@[1]"]]
+    assert study.trials[1].params == study.trials[0].params

@@ -190,6 +190,22 @@ def test_two_studies_in_one_database_run_at_the_same_time(
     assert study.trials[0].state is TrialState.COMPLETE
 
 
+def test_a_copy_of_a_database_is_a_study_of_its_own(
+    url: str, study: optuna.Study, tmp_path: Path
+) -> None:
+    """`cp study.db other.db`, then both at the same time: two files, two studies."""
+    supermax.optimize(study, good, 1, progress=False)
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as database:
+        database.execute("VACUUM INTO ?", (str(tmp_path / "other.db"),))
+    other = optuna.load_study(storage=f"sqlite:///{tmp_path}/other.db", study_name="test")
+
+    def run_the_copy(_: optuna.Study, trial: FrozenTrial) -> None:
+        supermax.optimize(other, good, 3, progress=False)
+
+    supermax.optimize(study, good, 2, callbacks=[run_the_copy], progress=False)
+    assert [len(study.trials), len(other.trials)] == [2, 3]
+
+
 def test_a_run_inside_a_callback_of_the_same_study_is_refused(
     url: str, study: optuna.Study
 ) -> None:

@@ -273,6 +273,14 @@ def test_after_a_halt_the_fixed_objective_runs_at_the_first_call(
     assert summary.trials["RUNNING"] == 0
 
 
+def test_an_objective_that_takes_no_trial_is_not_blamed_on_our_own_line(
+    study: optuna.Study,
+) -> None:
+    text = refusal(RunHalted, study, lambda: 1.0, 5)
+    assert "takes 0 positional arguments" in text
+    assert PACKAGE not in text.partition("\n")[0]
+
+
 # Folders.
 
 

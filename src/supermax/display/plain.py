@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TextIO
 
 from supermax.display import text
-from supermax.display.state import RunState, will_retry
+from supermax.display.state import RunState, stopping_words, will_retry
 from supermax.engine import events as ev
 
 INTERVAL = 5.0  # seconds between two lines about progress
@@ -57,11 +57,11 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
                 self._limited(said, said)
             case ev.CellEnded(cell=cell, note=str(note)):
                 self._limited(note, f"Cell {cell}: {note}")
-            case ev.RunStopping(reason=reason, running=running):
-                self._write(f"Stopping ({reason}), {text.plural(running, 'trial')} still running")
+            case ev.RunStopping():
+                self._write(f"Stopping: {stopping_words(event)}")
             case ev.RunEnded(summary=summary):
                 self._flush(final=True)
-                self._write(f"Done. {summary}")
+                self._write(f"{'Stopped' if summary.stopped_by else 'Done'}. {summary}")
             case _:
                 pass
         self._flush()

@@ -77,8 +77,8 @@ class RunState:
                 self._notice(text)
             case ev.CellEnded(cell=cell, note=str(note)):
                 self._notice(f"Cell {cell}: {note}")
-            case ev.RunStopping(reason=reason):
-                self.stopping = reason
+            case ev.RunStopping():
+                self.stopping = stopping_words(event)
             case ev.RunEnded(summary=summary):
                 self._end(summary)
             case _:
@@ -170,3 +170,13 @@ class RunState:
 def will_retry(fault: ev.FaultSeen) -> bool:
     """Whether the trial gets another attempt after this fault."""
     return fault.decision.startswith("retry")
+
+
+def stopping_words(event: ev.RunStopping) -> str:
+    if not event.running:
+        return event.reason
+    trials = "trial" if event.running == 1 else "trials"
+    return (
+        f"{event.reason}; {event.running} {trials} may come to the next report, 30 s at most; "
+        f"Ctrl-C again ends at once"
+    )

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -367,13 +367,18 @@ class Coordinator:
         elif evidence.outcome is not None:
             pruned = evidence.outcome.state == PRUNED
             state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-            self.finish(job, state, evidence.outcome)
+            self.finish(job, state, evidence)
 
     def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
         decision = policy.decide(fault, job.faults, self.options.retries)
+        if isinstance(decision, policy.Fail):
+            fault = replace(fault, culprit=decision.culprit)
         words = _in_words(decision)
-        self.faults[fault.name] += 1
         job.note_fault(fault, words, evidence)
+        if self.settling:
+            words = f"{words} (it had ended so in an earlier run)"
+        else:
+            self.faults[fault.name] += 1
         self.emit(
             say.FaultSeen(
                 job.number, job.attempt, fault.name, str(fault.culprit), fault.message, words
@@ -387,12 +392,12 @@ class Coordinator:
                 job.needs_fresh_cell = True
                 self.waiting.append(job)
             case policy.Prune(name, value):
-                self.finish(job, TrialState.PRUNED, evidence.outcome, (name, value))
+                self.finish(job, TrialState.PRUNED, evidence, (name, value))
             case policy.Fail():
-                self.finish(job, TrialState.FAIL, evidence.outcome)
+                self.finish(job, TrialState.FAIL, evidence)
                 self.consider_halting(fault, evidence)
             case policy.Halt(reason):
-                self.finish(job, TrialState.FAIL, evidence.outcome)
+                self.finish(job, TrialState.FAIL, evidence)
                 if not self.settling:
                     raise RunHalted(reason)
 
@@ -401,22 +406,29 @@ class Coordinator:
             return
         self.failures.append(fault.signature)
         raised = evidence.outcome.raised if evidence.outcome else None
-        if raised and policy.halts(self.failures, self.ever_succeeded):
-            raise RunHalted(
-                f"The first {len(self.failures)} trials all failed with the same exception from "
-                f"the same line ({raised.where}), and none has ever succeeded. Fix it, then call "
-                f"again; supermax.retry(study) runs the failed trials once more."
-                f"\n\n{raised.traceback}"
-            )
+        if raised is None or not policy.halts(self.failures, self.ever_succeeded):
+            return
+        after = (
+            "Fix it, then call again; n_trials += len(supermax.retry(study)) runs the failed "
+            "trials once more."
+        )
+        if raised.unsendable:
+            so_far = f"That happened in all of the first {len(self.failures)} trials."
+            raise RunHalted(f"{raised.message} {so_far} {after}")
+        raise RunHalted(
+            f"The first {len(self.failures)} trials all failed with the same exception from the "
+            f"same line ({raised.where}), and none has ever succeeded. {after}"
+            f"\n\n{raised.traceback}"
+        )
 
     def finish(
         self,
         job: Job,
         state: TrialState,
-        outcome: Outcome | None,
+        evidence: Evidence,
         constraint: tuple[str, float] | None = None,
     ) -> None:
-        told = tell(self.study, self.storage, job, state, outcome, constraint)
+        told = tell(self.study, self.storage, job, state, evidence, constraint)
         if told.trouble is not None:
             kind = type(told.trouble).__name__
             self.emit(say.Notice(f"The sampler raised {kind}: {told.trouble}"))
@@ -431,7 +443,7 @@ class Coordinator:
                 values=tuple(told.values) if told.values is not None else None,
                 params=plain_params(job.trial._cached_frozen_trial),
                 attempts=job.attempt,
-                seconds=outcome.seconds if outcome else 0.0,
+                seconds=evidence.lasted,
                 finished=self._finished,
             )
         )
@@ -466,7 +478,7 @@ def _in_words(decision: policy.Decision) -> str:
             return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
         case policy.Prune(name):
             return f"pruned, constraint {name}"
-        case policy.Fail(culprit):
-            return f"failed: {culprit}"
+        case policy.Fail():
+            return "failed"
         case policy.Halt():
             return "halted"

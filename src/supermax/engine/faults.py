@@ -69,6 +69,11 @@ class Evidence:
     peak_rss: int | None = None
     log_tail: str = ""
 
+    @property
+    def lasted(self) -> float:
+        """Seconds the attempt took, by its own clock where it could still look at it."""
+        return self.outcome.seconds if self.outcome else self.seconds
+
 
 @dataclass(frozen=True)
 class Fault:

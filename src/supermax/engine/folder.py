@@ -26,7 +26,7 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from supermax.engine.outcome import Outcome
 from supermax.errors import EnvironmentFault, UserError
@@ -179,31 +179,50 @@ class Lock:
     """Held by a living coordinator; the kernel lets go of it when that dies, however it dies."""
 
     def __init__(self, path: Path, study_name: str) -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+")
-        except OSError as error:
-            raise EnvironmentFault(
-                f"The lock file {path} cannot be written ({error.strerror or error}). It keeps "
-                f"two runs from working on one study; make its folder writable."
-            ) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise UserError(
-                f"Another run is at work on the study '{study_name}' on this machine (process "
-                f"{holder}). Wait for it or stop it; one run at a time keeps the study whole."
-            ) from error
+        self._path = path
+        while True:
+            self._file = self._open()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._file.seek(0)
+                holder = self._file.read().strip() or "unknown"
+                self._file.close()
+                raise UserError(
+                    f"Another run is at work on the study '{study_name}' on this machine (process "
+                    f"{holder}). Wait for it or stop it; one run at a time keeps the study whole."
+                ) from error
+            if self._is_there():
+                break
+            self._file.close()  # its last holder removed it between the two steps
         _held.add(self)
         with contextlib.suppress(OSError):  # a full disk: the lock holds, it just says not whose
             self._file.truncate(0)
             self._file.write(str(os.getpid()))
             self._file.flush()
 
+    def _open(self) -> IO[str]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return self._path.open("a+")
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The lock file {self._path} cannot be written ({error.strerror or error}). It "
+                f"keeps two runs from working on one study; make its folder writable."
+            ) from error
+
+    def _is_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except OSError:
+            return False
+
     def release(self) -> None:
+        self._path.unlink(missing_ok=True)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """In a forked copy of this process: close it; the lock stays where it is."""
         _held.discard(self)
         with contextlib.suppress(OSError):
             self._file.close()
@@ -215,7 +234,7 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 def _let_go() -> None:
     for lock in list(_held):
-        lock.release()
+        lock.let_go()
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -5,8 +5,10 @@ study ──▶ storage's address (no password) ──▶ run folder beside it, 
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 import uuid
 from dataclasses import dataclass
@@ -39,12 +41,30 @@ def find_home(study: Study) -> Home:
         return Home(str(file), file.with_name(f"{file.name}.supermax") / name, file, False)
     if isinstance(storage, InMemoryStorage) or sqlite.is_sqlite(storage):
         # Found again for as long as the study lives, which is in this very object.
-        somewhere = Path(tempfile.gettempdir()) / f"supermax-{uuid.uuid4().hex[:12]}"
-        return Home("memory", vars(storage).setdefault("_supermax", somewhere) / name, None, True)
+        somewhere = vars(storage).get("_supermax") or _somewhere()
+        vars(storage)["_supermax"] = somewhere
+        return Home("memory", somewhere / name, None, True)
     address = _address(storage)
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
     return Home(address, data / "supermax" / digest / name, None, False)
+
+
+def _somewhere() -> Path:
+    """A folder for a study in memory, which goes with the program unless there is something in
+    it that somebody may want to look at."""
+    folder = Path(tempfile.gettempdir()) / f"supermax-{uuid.uuid4().hex[:12]}"
+    maker = os.getpid()
+
+    def tidy() -> None:
+        ledgers = folder.glob("*/trials/*/ledger.jsonl")
+        faulty = any('"fault"' in ledger.read_text(errors="replace") for ledger in ledgers)
+        kept = any(folder.glob("*/trials/*/checkpoint/*"))
+        if os.getpid() == maker and not faulty and not kept:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(tidy)
+    return folder
 
 
 def prepare(storage: BaseStorage) -> None:

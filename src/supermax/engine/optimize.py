@@ -61,6 +61,9 @@ def run(
             with signals.heeded_by(coordinator), _ended(coordinator):
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
+            if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
+                enough = summary.finished + queued
+                emit(say.Notice(f"{queued} queued: n_trials={enough} would run them too."))
             emit(say.RunEnded(summary))
             return summary
     finally:

@@ -28,11 +28,20 @@ class Summary:
         return sum(self.trials.get(state, 0) for state in ("COMPLETE", "PRUNED", "FAIL"))
 
     def __str__(self) -> str:
-        states = ", ".join(f"{count} {state}" for state, count in self.trials.items() if count)
+        done = [f"{n} {s}" for s in ("COMPLETE", "PRUNED", "FAIL") if (n := self.trials.get(s))]
+        states = f" ({', '.join(done)})" if done else ""
         faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "none"
-        ended = f"; stopped by {self.stopped_by}" if self.stopped_by else ""
+        unfinished = self.trials.get("RUNNING", 0)
+        paused = f" Stopped by {self.stopped_by}." if self.stopped_by else ""
+        left = f" {_count(unfinished, 'trial')} not finished." if unfinished else ""
+        again = " Run again to go on." if self.stopped_by in ("interrupt", "timeout") else ""
         return (
-            f"{self.finished} finished trials in the study ({states}). This run: {self.told} in "
-            f"{self.seconds:.1f} s, {self.retries} retries, {self.cells} cells, "
-            f"faults: {faults}{ended}."
+            f"{_count(self.finished, 'finished trial')} in the study{states}. This run: "
+            f"{self.told} in {self.seconds:.1f} s, {_count(self.retries, 'retry', 'retries')}, "
+            f"{_count(self.cells, 'cell')}, faults: {faults}.{paused}{left}{again} "
+            f"Files in {self.run_dir}."
         )
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

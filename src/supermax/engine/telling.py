@@ -11,9 +11,8 @@ from optuna.study import Study
 from optuna.study._tell import _tell_with_warning
 from optuna.trial import TrialState
 
-from supermax.engine.faults import Fault
+from supermax.engine.faults import Evidence, Fault
 from supermax.engine.job import Job
-from supermax.engine.outcome import Outcome
 from supermax.engine.protocol import RECORD
 from supermax.engine.storage import PatientStorage
 
@@ -36,18 +35,19 @@ def tell(
     storage: PatientStorage,
     job: Job,
     state: TrialState,
-    outcome: Outcome | None,
+    evidence: Evidence,
     constraint: tuple[str, float] | None = None,
 ) -> Told:
     """Finish the trial; telling one that is finished already changes nothing."""
     trial_id = job.trial._trial_id
+    outcome = evidence.outcome
     complete = state is TrialState.COMPLETE and outcome is not None
-    values = list(outcome.values or ()) if complete and outcome is not None else None
+    values = list(outcome.values or ()) if complete and outcome else None
     try:
         if constraint is not None:
             name, value = constraint
             storage.set_trial_system_attr(trial_id, f"constraints:{name}", value)
-        storage.set_trial_user_attr(trial_id, RECORD, record(job, outcome))
+        storage.set_trial_user_attr(trial_id, RECORD, record(job, evidence))
         # What study.tell does, without reading the trial back from storage once more.
         state, told, _ = _tell_with_warning(study, job.trial, values, state, skip_if_finished=True)
         return Told(state, told)
@@ -59,14 +59,18 @@ def tell(
         return Told(finished.state, finished.values, trouble)
 
 
-def record(job: Job, outcome: Outcome | None) -> dict[str, Any]:
+def record(job: Job, evidence: Evidence) -> dict[str, Any]:
     """What is kept of a trial's life beside its values, as JSON."""
-    kept: dict[str, Any] = {"format": FORMAT, "attempts": job.attempt}
+    outcome = evidence.outcome
+    kept: dict[str, Any] = {
+        "format": FORMAT,
+        "attempts": job.attempt,
+        "seconds": round(evidence.lasted, 3),
+        "peak_rss": outcome.peak_rss if outcome else evidence.peak_rss,
+    }
     if (repeats := repeated_by(job.trial.user_attrs)) is not None:
         kept["repeats"] = repeats
     if outcome is not None:
-        kept["seconds"] = round(outcome.seconds, 3)
-        kept["peak_rss"] = outcome.peak_rss
         if outcome.device_allocated is not None:
             kept["device_allocated"] = outcome.device_allocated
             kept["device_reserved"] = outcome.device_reserved
