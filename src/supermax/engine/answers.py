@@ -64,9 +64,7 @@ class Answers:
                 case ShouldPrune():
                     return Reply(attempt.job.trial.should_prune())
                 case RelativeParams():
-                    params = attempt.job.trial.relative_params
-                    attempt.job.keep_drawn()
-                    return Reply(faithful({plain_name(k): v for k, v in params.items()}))
+                    return Reply(faithful(self._relative_params(attempt.job)))
                 case Look(what, args):
                     return Reply(faithful(self._look(what, args)))
         except EnvironmentFault:
@@ -87,6 +85,12 @@ class Answers:
         for step in sorted(s for s in curve if s >= min(differing)):
             self._storage.set_trial_intermediate_value(trial_id, step, curve[step])
         cached.intermediate_values = curve
+
+    @staticmethod
+    def _relative_params(job: Job) -> dict[str, Any]:
+        params, space = job.trial.relative_params, job.trial.relative_search_space or {}
+        job.keep_drawn()
+        return {plain_name(n, space[n]) if n in space else n: v for n, v in params.items()}
 
     def _suggest(self, job: Job, name: str, portable: Any) -> float:
         distribution: BaseDistribution = (

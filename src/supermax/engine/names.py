@@ -74,14 +74,17 @@ def _says_all(distribution: BaseDistribution) -> bool:
     return words or all(type(choice) is int for choice in choices)
 
 
-def plain_name(stored: str) -> str:
+def plain_name(stored: str, distribution: BaseDistribution) -> str:
+    """The name the objective uses; a user's own name may well look like a branch's."""
     match = _BRANCH.match(stored)
-    return match["plain"] if match else stored
+    if match and branch_name(match["plain"], distribution) == stored:
+        return match["plain"]
+    return stored
 
 
 def plain_params(trial: FrozenTrial) -> dict[str, Any]:
     """A trial's parameters under the names the objective used."""
-    return {plain_name(name): value for name, value in trial.params.items()}
+    return {plain_name(n, trial.distributions[n]): value for n, value in trial.params.items()}
 
 
 def under_plain_names(trial: FrozenTrial) -> FrozenTrial:
@@ -89,5 +92,5 @@ def under_plain_names(trial: FrozenTrial) -> FrozenTrial:
         return trial
     plain = copy.copy(trial)
     plain.params = plain_params(trial)
-    plain.distributions = {plain_name(n): d for n, d in trial.distributions.items()}
+    plain.distributions = {plain_name(n, d): d for n, d in trial.distributions.items()}
     return plain

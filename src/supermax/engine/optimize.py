@@ -136,8 +136,11 @@ def _opened(
         storage = stack.enter_context(_patient(study, place, emit))
         identity, trials = _first_look(study, storage)
         # The same study may be reached by two addresses: a link, another name of the server.
+        key = (
+            storage.file_key() or identity
+        )  # a copied file is another study, of the same identity
         locks = Path(tempfile.gettempdir()) / f"supermax-locks-{os.getuid()}"
-        stack.enter_context(_locked(locks / identity, study.study_name))
+        stack.enter_context(_locked(locks / key, study.study_name))
         storage.claim = folder.open(identity, study.study_name, place.address)
         kernel.sweep(f"{TAG}={storage.claim}")
         yield storage, trials

@@ -79,14 +79,16 @@ def as_values(result: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def describe(error: BaseException) -> Raised:
+def describe(error: BaseException, objective: Any = None) -> Raised:
     """Put an exception into words, without the engine's own frames on top."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE + os.sep)]
-    mine = [frame for frame in own if _is_users(frame.filename)] or own or list(frames)
-    where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else "?"
+    start = error.__traceback__
+    while start is not None and _is_ours(start.tb_frame.f_code.co_filename):
+        start = start.tb_next
+    frames = [f for f in traceback.extract_tb(start) if not _is_ours(f.filename)]
+    mine = [frame for frame in frames if _is_users(frame.filename)] or frames
+    where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else _definition(objective)
     try:
-        message, text = str(error), "".join(traceback.format_exception(error))
+        message, text = str(error), "".join(traceback.format_exception(type(error), error, start))
     except Exception:  # an exception that cannot even be printed
         message, text = "", "".join(traceback.format_tb(error.__traceback__))
     code = error.code if isinstance(error, SystemExit) else None
@@ -100,6 +102,16 @@ def describe(error: BaseException) -> Raised:
         if isinstance(error, SystemExit)
         else None,
     )
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(_PACKAGE + os.sep)
+
+
+def _definition(objective: Any) -> str:
+    """Where the objective itself stands, for one that could not even be called."""
+    code = getattr(objective, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else "?"
 
 
 def _is_users(filename: str) -> bool:

@@ -70,6 +70,10 @@ class SameFile:
         self.path = path
         self._identity = self._look()
 
+    @property
+    def key(self) -> str | None:
+        return "-".join(map(str, self._identity)) if self._identity else None
+
     def is_there(self) -> bool:
         return self._identity is not None and self._look() == self._identity
 

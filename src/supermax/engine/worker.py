@@ -103,7 +103,7 @@ def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
         raise
     except BaseException as error:
         traceback.clear_frames(error.__traceback__)  # memory may be what is missing
-        return RAISED, None, describe(error)
+        return RAISED, None, describe(error, objective)
 
 
 def _redirect_output(fd: int) -> None:
