@@ -74,12 +74,14 @@ def _says_all(distribution: BaseDistribution) -> bool:
     return words or all(type(choice) is int for choice in choices)
 
 
-def plain_name(stored: str, distribution: BaseDistribution) -> str:
-    """The name the objective uses; a user's own name may well look like a branch's."""
+def plain_name(stored: str, distribution: BaseDistribution | None = None) -> str:
+    """The name the objective uses. A user's own name may well look like a branch's: with the
+    distribution the two are told apart."""
     match = _BRANCH.match(stored)
-    if match and branch_name(match["plain"], distribution) == stored:
-        return match["plain"]
-    return stored
+    if match is None:
+        return stored
+    is_branch = distribution is None or branch_name(match["plain"], distribution) == stored
+    return match["plain"] if is_branch else stored
 
 
 def plain_params(trial: FrozenTrial) -> dict[str, Any]:
