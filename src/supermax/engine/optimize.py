@@ -136,9 +136,9 @@ def _opened(
         storage = stack.enter_context(_patient(study, place, emit))
         identity, trials = _first_look(study, storage)
         # The same study may be reached by two addresses: a link, another name of the server.
-        key = (
-            storage.file_key() or identity
-        )  # a copied file is another study, of the same identity
+        # A copied file is another study, of the same identity.
+        file = storage.file_key()
+        key = f"{file}-{study._study_id}" if file else identity
         locks = Path(tempfile.gettempdir()) / f"supermax-locks-{os.getuid()}"
         stack.enter_context(_locked(locks / key, study.study_name))
         storage.claim = folder.open(identity, study.study_name, place.address)
