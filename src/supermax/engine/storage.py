@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import optuna
 import sqlalchemy.exc
 from optuna.distributions import BaseDistribution
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import models
@@ -51,6 +51,9 @@ class PatientStorage(BaseStorage):
         self.patience = self.default_patience
         self._study_id = study._study_id
         self._study_name = study.study_name
+        self._own: dict[
+            int, FrozenTrial
+        ] = {}  # RUNNING trials made here, as the database has them
         self._file = file
         self._on_wait = on_wait
 
@@ -126,13 +129,27 @@ class PatientStorage(BaseStorage):
                 system_attrs={CLAIM: self.claim},
                 intermediate_values={},
             )
-        return self._do(self.inner.create_new_trial, study_id, template_trial)
+        trial_id = self._do(self.inner.create_new_trial, study_id, template_trial)
+        if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
+            _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
+            self._own[trial_id] = _copy(self.inner._studies[study_id].trials[number])
+        return trial_id
+
+    def _write(self, trial_id: int, action: Callable[..., T], *args: Any) -> T:
+        """A write to a trial. One that somebody else has finished is not ours any more."""
+        try:
+            return self._do(action, trial_id, *args)
+        except UpdateFinishedTrialError:
+            self._own.pop(trial_id, None)
+            raise
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
         if state is not TrialState.RUNNING:
-            return self._do(self.inner.set_trial_state_values, trial_id, state, values)
+            done = self._write(trial_id, self.inner.set_trial_state_values, state, values)
+            self._own.pop(trial_id, None)
+            return done
         self.set_trial_system_attr(trial_id, CLAIM, self.claim)
         taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
         if not taken:  # somebody else was faster
@@ -142,6 +159,9 @@ class PatientStorage(BaseStorage):
     def forget_steps(self, trial_id: int, first: int) -> None:
         """Take back intermediate values from step `first` on, left by an attempt that does not
         count. Optuna has no call for that; where a storage cannot, they become NaN."""
+        if (own := self._own.get(trial_id)) is not None:
+            kept = {s: v for s, v in own.intermediate_values.items() if s < first}
+            own.intermediate_values = kept
         backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
         if isinstance(backend, RDBStorage):
             self._do(_delete_steps, backend, trial_id, first)
@@ -200,9 +220,13 @@ class PatientStorage(BaseStorage):
         param_value_internal: float,
         distribution: BaseDistribution,
     ) -> None:
-        self._do(
-            self.inner.set_trial_param, trial_id, param_name, param_value_internal, distribution
+        self._write(
+            trial_id, self.inner.set_trial_param, param_name, param_value_internal, distribution
         )
+        own = self._own.get(trial_id)
+        if own is not None and param_name not in own.params:  # a database keeps the first
+            own.params[param_name] = distribution.to_external_repr(param_value_internal)
+            own.distributions[param_name] = distribution
 
     def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
         return self._do(self.inner.get_trial_id_from_study_id_trial_number, study_id, trial_number)
@@ -216,18 +240,28 @@ class PatientStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        self._do(self.inner.set_trial_intermediate_value, trial_id, step, intermediate_value)
+        self._write(trial_id, self.inner.set_trial_intermediate_value, step, intermediate_value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.intermediate_values[step] = intermediate_value
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._do(self.inner.set_trial_user_attr, trial_id, key, value)
+        self._write(trial_id, self.inner.set_trial_user_attr, key, value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.user_attrs[key] = _as_stored(value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
-        self._do(self.inner.set_trial_system_attr, trial_id, key, value)
+        self._write(trial_id, self.inner.set_trial_system_attr, key, value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.system_attrs[key] = _as_stored(value)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
+        if (own := self._own.get(trial_id)) is not None:
+            return _copy(own)  # a database takes milliseconds to say the same
         return self._do(self.inner.get_trial, trial_id)
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        if (own := self._own.get(trial_id)) is not None:
+            return dict(own.system_attrs)
         return self._do(self.inner.get_trial_system_attrs, trial_id)
 
     def get_trial_user_attrs(self, trial_id: int) -> dict[str, Any]:
@@ -240,6 +274,21 @@ class PatientStorage(BaseStorage):
 
     def remove_session(self) -> None:
         self.inner.remove_session()
+
+
+def _as_stored(value: Any) -> Any:
+    """A database gives back JSON: lists for tuples, strings for keys."""
+    return json.loads(json.dumps(value))
+
+
+def _copy(trial: FrozenTrial) -> FrozenTrial:
+    twin = copy.copy(trial)
+    twin.params = dict(trial.params)
+    twin.distributions = dict(trial.distributions)
+    twin.user_attrs = dict(trial.user_attrs)
+    twin.system_attrs = dict(trial.system_attrs)
+    twin.intermediate_values = dict(trial.intermediate_values)
+    return twin
 
 
 def _unusable(why: str) -> str:
