@@ -23,7 +23,6 @@ from supermax.engine.repeat import retry
 from supermax.engine.summary import Summary
 from supermax.errors import (
     EnvironmentFault,
-    InternalError,
     RunHalted,
     SupermaxError,
     UserError,
@@ -33,7 +32,6 @@ from supermax.run import optimize
 __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
-    "InternalError",
     "RunHalted",
     "Summary",
     "SupermaxError",

@@ -19,9 +19,5 @@ class EnvironmentFault(SupermaxError):
     """The machine, its disk or the study's storage does not allow the run to go on."""
 
 
-class InternalError(SupermaxError):
-    """A promise Supermax makes to itself was broken: a bug worth reporting."""
-
-
 class RunHalted(UserError):
     """The run stopped because every trial fails in the same way; the message shows how."""

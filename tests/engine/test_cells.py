@@ -106,7 +106,11 @@ def test_thread_counts_share_the_cores_unless_the_user_said_otherwise() -> None:
     assert "MKL_NUM_THREADS" not in limits
 
 
-def test_devices_are_shared_out_evenly(study: optuna.Study) -> None:
+def test_devices_are_shared_out_evenly(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "gpus", lambda: 6)
+
     def objective(trial: Any) -> float:
         trial.set_user_attr("device", os.environ["CUDA_VISIBLE_DEVICES"])
         return 0.0
@@ -123,6 +127,35 @@ def test_devices_are_shared_out_evenly(study: optuna.Study) -> None:
     used = Counter(trial.user_attrs["device"] for trial in study.trials)
     assert set(used) == {"3", "5"}
     assert min(used.values()) >= 3
+
+
+def test_a_gpu_that_is_not_there_is_named(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "gpus", lambda: 2)
+    with pytest.raises(supermax.UserError, match=r"names 2, -1, .* has 2 GPU\(s\)"):
+        supermax.optimize(study, lambda trial: 0.0, n_trials=1, devices=[0, 2, -1])
+    assert not study.trials
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_what_torch_imports_late_is_there_in_fresh_cells(study: optuna.Study, fresh: bool) -> None:
+    import torch
+
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("there", "torch._dynamo" in sys.modules)
+        return float(torch.zeros(1))
+
+    supermax.optimize(study, objective, n_trials=1, reuse_cells=not fresh, progress=False)
+    assert study.trials[0].user_attrs["there"] is fresh
+
+
+def test_a_long_log_of_the_keeper_begins_anew(study: optuna.Study, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    supermax.optimize(study, lambda trial: 0.0, 1, run_dir=folder, progress=False)
+    (folder / "keeper.log").write_bytes(b"x" * (2 << 20))
+    supermax.optimize(study, lambda trial: 0.0, 2, run_dir=folder, progress=False)
+    assert (folder / "keeper.log").stat().st_size < 1 << 20
 
 
 def test_a_cuda_error_is_tried_again_with_blocking_launches(study: optuna.Study) -> None:

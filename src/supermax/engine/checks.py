@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 from optuna.study import Study
 
+from supermax.engine import kernel
 from supermax.engine.coordinator import Options
 from supermax.engine.keeper import LOADING
 from supermax.engine.remote_trial import RemoteStudy
@@ -35,6 +36,7 @@ def check(study: Any, objective: Any, options: Options, run_dir: Any) -> None:
     ]
     if wrong:
         raise UserError(f"{'; '.join(wrong)}.")
+    _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
         raise UserError(
             "supermax.optimize cannot run on a study from inside one of that study's own trials."
@@ -47,6 +49,18 @@ def check(study: Any, objective: Any, options: Options, run_dir: Any) -> None:
         )
     if study._thread_local.in_optimize_loop:
         raise UserError("This study is being optimised already; one run at a time.")
+
+
+def _check_gpus(devices: Sequence[int | str]) -> None:
+    """A cell on a GPU that is not there would silently train on the CPU."""
+    gpus = kernel.gpus()
+    if gpus is None:
+        return
+    if missing := [d for d in devices if isinstance(d, int) and not 0 <= d < gpus]:
+        raise UserError(
+            f"devices names {', '.join(map(str, missing))}, but this machine has {gpus} GPU(s), "
+            f"counted from 0."
+        )
 
 
 _SECONDS = "a number of seconds above 0"

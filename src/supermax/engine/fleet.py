@@ -45,6 +45,7 @@ TAG = "SUPERMAX_RUN"
 _SEND_PATIENCE = 5  # seconds a cell may leave its mail unread before it is ended
 _MOST_KILLS = 10
 _CLOSING = 15.0
+_LONG_LOG = 1 << 20  # bytes
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -140,7 +141,7 @@ class Fleet:
         """Start the process that loads the objective; wait() tells how that went."""
         ours, theirs = socket.socketpair()
         try:
-            with tempfile.TemporaryFile() as blob, theirs, self._log.open("ab") as log:
+            with tempfile.TemporaryFile() as blob, theirs, self._log.open(self._log_mode()) as log:
                 blob.write(self._objective)
                 blob.flush()
                 fds = (theirs.fileno(), blob.fileno())
@@ -174,6 +175,10 @@ class Fleet:
             self._tell_keeper(StartCell(cell.number, env), theirs.fileno())
         self._selector.register(cell.channel, selectors.EVENT_READ, cell)
         return cell
+
+    def _log_mode(self) -> str:
+        """Keepers write little. A log that has grown all the same begins anew."""
+        return "wb" if self._log.exists() and self._log.stat().st_size > _LONG_LOG else "ab"
 
     def give(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task; its output goes to `log` from here on."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import pickle
@@ -96,6 +97,8 @@ class Keeper:
             self.channel.send(LoadFailed(f"{raised.type}: {raised.message}", raised.traceback))
             return False
         del os.environ[LOADING]
+        if self.setup.fresh:
+            _import_what_comes_late()
         self.own = set(kernel.children())  # helpers that the user's modules have started
         why_not = _why_not_fork()
         self.forks = why_not is None
@@ -281,6 +284,14 @@ def _why_not_fork() -> str | None:
         if _threads() > 1:
             return f"loading the objective started {_threads() - 1} thread(s)"
     return None
+
+
+def _import_what_comes_late() -> None:
+    """torch imports a large part of itself when the first optimizer is made, which takes more
+    than a second: once here, instead of in every cell."""
+    if "torch" in sys.modules:
+        with contextlib.suppress(Exception):
+            importlib.import_module("torch._dynamo")
 
 
 def _threads() -> int:

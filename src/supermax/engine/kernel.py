@@ -51,6 +51,14 @@ def be_first_oom_victim() -> None:
             Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def gpus() -> int | None:
+    """How many NVIDIA GPUs this machine has, or None where that cannot be seen."""
+    try:
+        return len(list((_PROC / "driver/nvidia/gpus").iterdir()))
+    except OSError:
+        return None
+
+
 def children() -> list[int]:
     """Direct children of this process, zombies included."""
     try:
