@@ -11,11 +11,15 @@ SOURCE = Path(__file__).parent.parent / "src" / "supermax"
 # Each part and what else of the package it may import.
 ALLOWED = {
     "errors": set[str](),
-    "engine": {"errors"},
+    "naming": set[str](),
+    "engine": {"errors", "naming"},
+    "space": {"errors", "naming"},
     "display": {"engine", "errors"},
     "testing": set[str](),
     "run": {"display", "engine", "errors"},
-    "__init__": {"run", "engine", "errors"},
+    "study": {"engine", "space", "errors", "naming"},
+    "cli": {"run", "study", "display", "engine", "space", "errors", "naming"},
+    "__init__": {"run", "study", "engine", "space", "errors"},
 }
 
 

@@ -2,14 +2,17 @@
 
 Layers, each importing only what stands below it:
 
-    run ─▶ display, engine ─▶ errors
+    cli ─▶ run ───▶ display ─▶ engine ─▶ errors, naming
+      └──▶ study ─▶ space, engine ─────▶ errors, naming
 
-`import supermax` and the engine never import torch.
+`import supermax` and the engine never import torch; the space is imported when it is asked for.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 if sys.platform == "win32":
     raise ImportError(
@@ -29,15 +32,32 @@ from supermax.errors import (
 )
 from supermax.run import optimize
 
+if TYPE_CHECKING:
+    from supermax import space
+    from supermax.space import Space
+    from supermax.study import open_study
+
 __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
     "RunHalted",
+    "Space",
     "Summary",
     "SupermaxError",
     "Trial",
     "TrialInterrupted",
     "UserError",
+    "open_study",
     "optimize",
     "retry",
+    "space",
 ]
+_LATER = {"Space": "supermax.space", "open_study": "supermax.study"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "space":
+        return importlib.import_module("supermax.space")
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'supermax' has no attribute {name!r}")

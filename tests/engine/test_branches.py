@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
 from supermax.engine.events import Event, TrialFinished
-from supermax.engine.names import plain_name
+from supermax.naming import plain_name
 from supermax.testing import VILLAINS
 
 pytestmark = pytest.mark.usefixtures("quick")

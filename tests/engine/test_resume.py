@@ -20,7 +20,7 @@ from supermax.engine.fleet import TAG
 from supermax.engine.folder import TrialFolder
 from supermax.engine.home import find_home
 from supermax.engine.outcome import Outcome
-from supermax.engine.storage import CLAIM
+from supermax.naming import CLAIM
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -20,7 +20,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.job import Attempt, Job
-from supermax.engine.names import Names, plain_name, under_plain_names
+from supermax.engine.names import Names
 from supermax.engine.protocol import (
     Attribute,
     Look,
@@ -31,8 +31,9 @@ from supermax.engine.protocol import (
     Suggest,
     faithful,
 )
-from supermax.engine.storage import CLAIM, PatientStorage
+from supermax.engine.storage import PatientStorage
 from supermax.errors import EnvironmentFault
+from supermax.naming import CLAIM, plain_name, under_plain_names
 
 _STUDY_READS = {
     "get_study_id_from_name",

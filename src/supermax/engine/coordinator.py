@@ -41,7 +41,6 @@ from supermax.engine.fleet import (
 from supermax.engine.folder import StudyFolder
 from supermax.engine.job import Attempt, Job
 from supermax.engine.logs import tail_of
-from supermax.engine.names import plain_params
 from supermax.engine.outcome import INTERRUPTED, PRUNED, RAISED, Outcome, describe
 from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, StopStudy, Task
 from supermax.engine.resume import standing_outcome
@@ -50,6 +49,7 @@ from supermax.engine.storage import PatientStorage
 from supermax.engine.telling import tell
 from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
+from supermax.naming import plain_params
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _LONGEST_WAIT = 3600.0  # what the system call takes; then the deadlines are looked at anew

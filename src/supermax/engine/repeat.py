@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from supermax.engine.names import plain_params
 from supermax.engine.protocol import RECORD
 from supermax.engine.telling import FORMAT, repeated_by
+from supermax.naming import plain_params
 
 
 def retry(study: Study, states: Iterable[TrialState] = (TrialState.FAIL,)) -> list[int]:

@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial
 from supermax.engine.folder import StudyFolder
 from supermax.engine.job import Job
 from supermax.engine.outcome import Outcome
-from supermax.engine.storage import CLAIM
+from supermax.naming import CLAIM
 
 
 def find_leftovers(

@@ -26,8 +26,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.sqlite import SameFile
 from supermax.errors import EnvironmentFault, UserError
+from supermax.naming import CLAIM
 
-CLAIM = "supermax:claim"
 _QUIET = 5.0  # seconds of waiting before anybody is told
 _PASSING_ON_SQLITE = ("locked", "busy", "full", "disk i/o")
 T = TypeVar("T")

@@ -1,0 +1,300 @@
+"""`supermax study`: what studies there are, what they were made with, and their versions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import optuna
+import typer
+from optuna.storages import BaseStorage
+from optuna.study import Study
+from optuna.trial import TrialState
+from rich.console import Console
+from rich.table import Table
+
+from supermax.engine.home import find_home
+from supermax.engine.repeat import retry as queue_again
+from supermax.errors import UserError
+from supermax.naming import FROM, ORIGIN, plain_params
+from supermax.space import Space, changes, load, space_of
+from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
+from supermax.space.words import nearest
+from supermax.study import connect, open_with_care, refuse_while_running
+
+app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
+app.info.no_args_is_help = True
+
+Storage = Annotated[
+    str,
+    typer.Option(
+        help="Where the studies are: a file or an Optuna URL.", envvar="SUPERMAX_STORAGE"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Name = Annotated[str, typer.Argument(help="The study's name; without @N, its newest version.")]
+DEFAULT = "supermax.db"
+
+
+@app.command("list")
+def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
+    """List the studies of a storage with their versions.
+
+    Example: supermax study list --storage study.db
+    """
+    backend = _opened(storage)
+    rows = []
+    for summary in backend.get_all_studies():
+        study = _load(backend, summary.study_name)
+        facts = _facts(study)
+        rows.append({k: facts[k] for k in ("name", "version", "finished", "best", "space")})
+    rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
+    if as_json:
+        _print_json(rows)
+        return
+    if not rows:
+        print(f"No study in {storage}.")
+        return
+    table = Table("study", "version", "finished", "best value", "space")
+    for row in rows:
+        best = "–" if row["best"] is None else f"{row['best']['value']:g}"
+        remembered = f"version {row['space']['version']}" if row["space"] else "not remembered"
+        table.add_row(row["name"], str(row["version"]), str(row["finished"]), best, remembered)
+    Console().print(table)
+
+
+@app.command()
+def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
+    """Show a study: its trials by state, the best one, its space, where its trials came from.
+
+    Example: supermax study show criteria --storage study.db
+    """
+    study = _find(_opened(storage), name)
+    facts = _facts(study)
+    if as_json:
+        _print_json(facts)
+        return
+    states = ", ".join(f"{n} {state.lower()}" for state, n in facts["states"].items())
+    print(f"{facts['name']}: {', '.join(facts['directions'])}; {states or 'no trials'}")
+    if facts["versions"] != [facts["name"]]:
+        print(f"versions: {', '.join(facts['versions'])}")
+    if facts["carried"]:
+        came = ", ".join(f"{n} from {study}" for study, n in facts["carried"].items())
+        print(f"carried over: {came}")
+    if facts["best"]:
+        best = facts["best"]
+        print(f"best: trial {best['number']}, {best['value']:g}")
+        for key, value in best["params"].items():
+            print(f"  {key} = {value}")
+    space = space_of(study)
+    if space is None:
+        print("It does not remember a space: it was made by Optuna alone.")
+        return
+    print(f"space '{space.name}', version {space.version}, {len(space.parameters)} parameters:")
+    print(_space_text(space))
+
+
+@app.command()
+def diff(
+    name: Name,
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            help="A space file, a space of the package, or another study. "
+            "Default: the version before."
+        ),
+    ] = None,
+    storage: Storage = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Say what differs between the space of a study and another space.
+
+    Examples: supermax study diff criteria space.yaml
+              supermax study diff criteria@2 criteria
+    """
+    backend = _opened(storage)
+    study = _find(backend, name)
+    old = _remembered(study)
+    if other is None:
+        before = [
+            v
+            for v in find_versions(backend, base_name(study.study_name))
+            if version_of(v.study_name) < version_of(study.study_name)
+        ]
+        if not before:
+            raise UserError(f"There is no version before '{study.study_name}'. Name a space file.")
+        old, new = _remembered(before[-1]), old
+    elif any(s.study_name == other for s in backend.get_all_studies()):
+        new = _remembered(_load(backend, other))
+    else:
+        new = load(other)
+    found = changes(old, new)
+    if as_json:
+        _print_json([{"kind": c.kind, "name": c.name, "detail": c.detail} for c in found])
+        return
+    for change in found:
+        print(change)
+    if not found:
+        print("No difference.")
+
+
+@app.command()
+def migrate(
+    name: Name,
+    space: Annotated[str, typer.Argument(help="A space file, or a space of the package.")],
+    storage: Storage = DEFAULT,
+    on_change: Annotated[
+        str, typer.Option(help="What a changed space does: migrate, new or stop.")
+    ] = "migrate",
+) -> None:
+    """Open the next version of a study with a changed space, its trials carried over.
+
+    Example: supermax study migrate criteria space.yaml --storage study.db
+    """
+    if on_change not in ON_CHANGE:
+        raise UserError(f"--on-change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}.")
+    wanted = load(space)
+    backend = _opened(storage)
+    study = _find(backend, name)
+    opened = open_with_care(
+        wanted,
+        storage=backend,
+        name=base_name(study.study_name),
+        directions=study.directions,
+        on_change=on_change,
+    )
+    print("\n".join(opened.lines() or [f"'{opened.study.study_name}' has this space already."]))
+
+
+@app.command()
+def retry(
+    name: Name,
+    storage: Storage = DEFAULT,
+    state: Annotated[
+        list[str] | None, typer.Option(help="States to repeat: fail, pruned. Repeatable.")
+    ] = None,
+) -> None:
+    """Queue failed trials to be run again, under new numbers.
+
+    Example: supermax study retry criteria --state fail --storage study.db
+    """
+    known = {"fail": TrialState.FAIL, "pruned": TrialState.PRUNED}
+    wanted = [s.lower() for s in state or ["fail"]]
+    if unknown := [s for s in wanted if s not in known]:
+        raise UserError(f"--state cannot be {unknown[0]!r}{nearest(unknown[0], known)}.")
+    study = _find(_opened(storage), name)
+    queued = queue_again(study, [known[s] for s in wanted])
+    finished = sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
+    print(
+        f"{len(queued)} trial(s) of '{study.study_name}' are queued. Trials count in all: "
+        f"{finished + len(queued)} would run them."
+        if queued
+        else f"'{study.study_name}' has nothing to repeat."
+    )
+
+
+@app.command()
+def delete(
+    name: Annotated[str, typer.Argument(help="The study's full name, with @N for a version.")],
+    storage: Storage = DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Delete a study for good, after saying what is lost and asking.
+
+    Example: supermax study delete criteria@2 --storage study.db
+    """
+    backend = _opened(storage)
+    if name not in (names := [s.study_name for s in backend.get_all_studies()]):
+        raise UserError(f"There is no study '{name}'{nearest(name, names)}.")
+    study = _load(backend, name)
+    refuse_while_running(study)
+    facts = _facts(study)
+    native = facts["finished"] - sum(facts["carried"].values())
+    print(f"'{name}' has {facts['finished']} finished trial(s); {native} of them are only here.")
+    if facts["best"]:
+        print(f"The best is trial {facts['best']['number']} with {facts['best']['value']:g}.")
+    print(f"Its run folder stays: {find_home(study).run_dir}")
+    if not yes and not typer.confirm("Delete it for good?"):
+        print("Nothing was deleted.")
+        raise typer.Exit(1)
+    optuna.delete_study(study_name=name, storage=backend)
+    print(f"'{name}' is deleted.")
+
+
+def _opened(storage: str) -> BaseStorage:
+    """The storage, which must be there: looking must not make one."""
+    url = storage
+    if "://" not in storage:
+        path = Path(storage).expanduser()
+        if not path.is_file():
+            raise UserError(
+                f"There is no file {path}. Name the studies' file or URL with --storage, or in "
+                f"SUPERMAX_STORAGE."
+            )
+        url = f"sqlite:///{path.absolute()}"
+    elif storage.startswith("sqlite:///") and not Path(storage[10:].split("?")[0]).is_file():
+        raise UserError(f"There is no file {storage[10:]}.")
+    return connect(url)
+
+
+def _find(storage: BaseStorage, name: str) -> Study:
+    names = [summary.study_name for summary in storage.get_all_studies()]
+    versions = find_versions(storage, name)
+    if versions:
+        return _load(storage, versions[-1].study_name)
+    if name not in names:
+        raise UserError(f"There is no study '{name}'{nearest(name, names)}.")
+    return _load(storage, name)
+
+
+def _load(storage: BaseStorage, name: str) -> Study:
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def _remembered(study: Study) -> Space:
+    space = space_of(study)
+    if space is None:
+        raise UserError(f"'{study.study_name}' does not remember a space.")
+    return space
+
+
+def _facts(study: Study) -> dict[str, Any]:
+    trials = study.get_trials(deepcopy=False)
+    states = Counter(trial.state.name for trial in trials)
+    best = None
+    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    if len(study.directions) == 1 and complete:
+        trial = study.best_trial
+        best = {"number": trial.number, "value": trial.value, "params": plain_params(trial)}
+    space = space_of(study)
+    origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    base = base_name(study.study_name)
+    return {
+        "name": study.study_name,
+        "version": version_of(study.study_name),
+        "versions": [v.study_name for v in find_versions(study._storage, base)],
+        "directions": [direction.name.lower() for direction in study.directions],
+        "finished": sum(trial.state.is_finished() for trial in trials),
+        "states": {state.name: states[state.name] for state in TrialState if states[state.name]},
+        "best": best,
+        "carried": dict(Counter(origins)),
+        "from": attributes.get(FROM),
+        "space": None if space is None else space.data(),
+    }
+
+
+def _space_text(space: Space) -> str:
+    lines = []
+    for name, parameter in space.parameters.items():
+        for branch in parameter.branches:
+            when = f" when {branch.when}" if branch.when else ""
+            lines.append(f"  {name}: {branch}{when}")
+    lines += [f"  must hold: {constraint}" for constraint in space.constraints]
+    return "\n".join(lines)
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1, ensure_ascii=False, default=str))

@@ -1,0 +1,103 @@
+"""Names in storage: of parameters, and of what Supermax notes on trials and studies.
+
+Optuna allows one kind of distribution, and one list of choices, per name and study. Where a
+parameter has another domain in another branch it is stored under a name made from its own and
+that domain, `batch@[8|12|16]`. The user's code and everything Supermax shows see the plain name.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from typing import Any
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import FrozenTrial
+
+CLAIM = "supermax:claim"
+"""On a trial: the run that goes on with it."""
+ORIGIN = "supermax:origin"
+"""On a trial that was carried over: where it comes from, and what was assumed of it."""
+DRAWN = "supermax:draws"
+"""On a trial that took more than one draw: how many, and where the last came from."""
+SPACE = "supermax:space"
+"""On a study: the space it was made with."""
+FROM = "supermax:from"
+"""On a version of a study: the versions whose trials it carries over, and how far that got."""
+
+_BRANCH = re.compile(r"^(?P<plain>.*)@\[[^\]]*\]$", re.DOTALL)
+_WORD = re.compile(r"^[A-Za-z_][\w./ -]*$")
+_LONGEST = 60
+
+
+def branch_name(name: str, distribution: BaseDistribution) -> str:
+    """Where ranges may move, only another kind of distribution makes another name."""
+    if isinstance(distribution, CategoricalDistribution):
+        label = "|".join(map(str, distribution.choices)).replace("]", ")")
+        exact = repr(distribution.choices)
+    else:
+        log = getattr(distribution, "log", False)
+        label = exact = _kind(distribution) + (" log" if log else "")
+    if len(label) > _LONGEST or not _says_all(distribution):
+        digest = hashlib.sha256(exact.encode()).hexdigest()[:8]
+        label = f"{label[: _LONGEST - 9]}~{digest}"
+    return f"{name}@[{label}]"
+
+
+def domain_name(name: str, distribution: BaseDistribution) -> str:
+    """Every other domain makes another name, another range included."""
+    if not isinstance(distribution, (FloatDistribution, IntDistribution)):
+        return branch_name(name, distribution)
+    label = f"{_kind(distribution)} {distribution.low}..{distribution.high}"
+    if distribution.log:
+        label += " log"
+    elif distribution.step not in (None, 1):
+        label += f" step {distribution.step}"
+    return f"{name}@[{label}]"
+
+
+def _kind(distribution: BaseDistribution) -> str:
+    return type(distribution).__name__.removesuffix("Distribution").lower()
+
+
+def _says_all(distribution: BaseDistribution) -> bool:
+    """False where the label could stand for other choices too: "1" and 1, or a "|" in one."""
+    if not isinstance(distribution, CategoricalDistribution):
+        return True
+    choices = distribution.choices
+    words = all(isinstance(choice, str) and _WORD.match(choice) for choice in choices)
+    return words or all(type(choice) is int for choice in choices)
+
+
+def plain_name(stored: str, distribution: BaseDistribution | None = None) -> str:
+    """The name the objective uses. A user's own name may well look like a branch's: with the
+    distribution the two are told apart."""
+    match = _BRANCH.match(stored)
+    if match is None:
+        return stored
+    plain = match["plain"]
+    is_branch = distribution is None or stored in (
+        branch_name(plain, distribution),
+        domain_name(plain, distribution),
+    )
+    return plain if is_branch else stored
+
+
+def plain_params(trial: FrozenTrial) -> dict[str, Any]:
+    """A trial's parameters under the names the objective used."""
+    return {plain_name(n, trial.distributions[n]): value for n, value in trial.params.items()}
+
+
+def under_plain_names(trial: FrozenTrial) -> FrozenTrial:
+    if not any(_BRANCH.match(name) for name in trial.distributions):
+        return trial
+    plain = copy.copy(trial)
+    plain.params = plain_params(trial)
+    plain.distributions = {plain_name(n, d): d for n, d in trial.distributions.items()}
+    return plain

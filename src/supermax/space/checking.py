@@ -1,0 +1,309 @@
+"""What is wrong with a space as it was written: all of it at once, in sentences.
+
+plain data ──problems()──▶ [Problem(path, text)]      path leads to the place in the data
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from supermax.space import expression
+from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
+from supermax.space.expression import BadExpression, same
+from supermax.space.words import nearest
+
+NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
+Path = tuple[str | int, ...]
+Placed = Mapping[str, list[tuple[Path, Branch]]]
+"""The branches that are sound, by parameter, each with its place in the data."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    path: Path
+    text: str
+
+    def __str__(self) -> str:
+        return f"{_where(self.path)}: {self.text}" if self.path else self.text
+
+
+def problems(data: Any) -> list[Problem]:
+    if not isinstance(data, Mapping):
+        return [Problem((), "a space is a mapping with the key 'parameters'")]
+    found = [
+        Problem((key,), f"unknown key {key!r}{nearest(str(key), _KEYS)}")
+        for key in data
+        if key not in _KEYS
+    ]
+    found += _head(data)
+    parameters = data.get("parameters")
+    if not isinstance(parameters, Mapping) or not parameters:
+        text = "a space needs 'parameters': a mapping from names to ranges or choices"
+        return [*found, Problem(("parameters",) if "parameters" in data else (), text)]
+    good, broken = _parameters(parameters)
+    found += broken
+    names = [name for name in parameters if isinstance(name, str)]
+    found += _names(names)
+    found += _conditions(good, names)
+    found += _cycles(good)
+    found += _constraints(data.get("constraints"), good, names)
+    return found
+
+
+def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
+    for key in ("name", "description"):
+        if key in data and not isinstance(data[key], str):
+            yield Problem((key,), f"{key} must be text, but is {data[key]!r}")
+    version = data.get("version", 1)
+    if type(version) is not int or version < 1:
+        yield Problem(("version",), f"version must be a whole number from 1 on, not {version!r}")
+
+
+def _parameters(parameters: Mapping[Any, Any]) -> tuple[Placed, list[Problem]]:
+    good: dict[str, list[tuple[Path, Branch]]] = {}
+    found: list[Problem] = []
+    for name, written in parameters.items():
+        path: Path = ("parameters", name)
+        branches, was = _split(written, path)
+        if not branches:
+            found.append(Problem(path, "it has no branch"))
+        found += _earlier_names(was, path, parameters)
+        sound = [(where, _branch(branch, where, found)) for where, branch in branches]
+        good[name] = [(where, branch) for where, branch in sound if branch is not None]
+        for where, branch in good[name]:
+            if branch.when is None and where != branches[-1][0]:
+                text = "a branch without 'when' is always taken: those after it never are"
+                found.append(Problem(where, text))
+    return good, found
+
+
+def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
+    """A parameter's branches, each with its place, and what it was called before."""
+    if isinstance(written, Parameter):
+        return [((*path, i), branch) for i, branch in enumerate(written.branches)], written.was
+    if isinstance(written, (list, tuple)):
+        return [((*path, i), branch) for i, branch in enumerate(written)], None
+    if not isinstance(written, Mapping):
+        return [(path, written)], None
+    was = written.get("was")
+    if isinstance(written.get("branches"), (list, tuple)):
+        branches = [((*path, "branches", i), b) for i, b in enumerate(written["branches"])]
+        misplaced = [key for key in written if key not in ("branches", "was")]
+        return branches + [((*path, key), {"branches": None, key: 0}) for key in misplaced], was
+    return [(path, {key: value for key, value in written.items() if key != "was"})], was
+
+
+def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
+    if isinstance(written, Branch):
+        return written
+    if not isinstance(written, Mapping):
+        text = f"needs a mapping like {{type: float, low: 0, high: 1}}, but is {written!r:.60}"
+        found.append(Problem(path, text))
+        return None
+    if "branches" in written:
+        key = next((key for key in written if key != "branches"), "branches")
+        found.append(Problem(path, f"{key!r} belongs into each of the branches"))
+        return None
+    kind = written.get("type", "categorical" if "choices" in written else None)
+    if kind not in KINDS:
+        text = "needs a type (float or int with low and high) or choices"
+        if kind is not None:
+            text = f"unknown type {kind!r}{nearest(str(kind), list(KINDS))}"
+        found.append(Problem((*path, "type") if "type" in written else path, text))
+        return None
+    branch: Branch | None = _model(KINDS[kind], {**written, "type": kind}, path, found)
+    if branch is None and "default" in written:  # good enough for what others say of it
+        bare = {key: value for key, value in written.items() if key != "default"}
+        branch = _model(KINDS[kind], {**bare, "type": kind}, path, [])
+    return branch
+
+
+def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
+    """An instance of `model`, or None with everything that is wrong appended to `found`."""
+    try:
+        return model.model_validate(written)
+    except ValidationError as error:
+        for detail in error.errors():
+            place = [part for part in detail["loc"] if part in written or isinstance(part, int)]
+            keep: list[str | int] = place[:2] if place[:1] and place[0] in written else []
+            found.append(Problem((*path, *keep), _sentence(detail, model)))
+        return None
+
+
+def _sentence(detail: Any, model: Any) -> str:
+    key = str(detail["loc"][0]) if detail["loc"] else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            known = [name for name in model.model_fields if name != "type"]
+            return f"unknown key {key!r}{nearest(key, known)}"
+        case "too_short":
+            return f"{key!r} is empty"
+        case "missing":
+            return f"{key!r} is missing"
+        case "value_error":
+            return str(detail["ctx"]["error"])
+        case _:
+            return f"{key}: {_lower(detail['msg'])}, but is {detail['input']!r:.60}"
+
+
+def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Iterable[Problem]:
+    names = [was] if isinstance(was, str) else was
+    if names is None:
+        return
+    if not (isinstance(names, (list, tuple)) and all(isinstance(name, str) for name in names)):
+        yield Problem((*path, "was"), f"was must be an earlier name or a list, not {was!r:.60}")
+        return
+    for name in names:
+        if name in parameters:
+            yield Problem((*path, "was"), f"{name!r} is still there, so it was not renamed")
+
+
+def _names(names: Sequence[str]) -> Iterable[Problem]:
+    for name in names:
+        if not NAME.match(name):
+            yield Problem(
+                ("parameters", name),
+                "a name is made of words (letters, digits, _) joined by dots, like optim.lr",
+            )
+        for other in names:
+            if name.startswith(f"{other}."):
+                yield Problem(
+                    ("parameters", name), f"cannot stand inside {other!r}, which is a value itself"
+                )
+
+
+def _conditions(good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+    for branches in good.values():
+        for path, branch in branches:
+            if branch.when is not None:
+                for text in _expression(branch.when, good, names):
+                    yield Problem((*path, "when"), text)
+
+
+def _expression(text: str, good: Placed, names: Sequence[str]) -> Iterable[str]:
+    try:
+        parsed = expression.parse(text)
+    except BadExpression as error:
+        yield str(error)
+        return
+    for unknown in sorted(parsed.names - set(names)):
+        yield f"unknown parameter {unknown!r}{nearest(unknown, names)}{_unquoted(text, good)}"
+    for name, values in parsed.compared:
+        branches = [branch for _, branch in good.get(name, ())]
+        if not branches or not all(isinstance(branch, Categorical) for branch in branches):
+            continue
+        choices = [c for branch in branches for c in branch.choices]  # type: ignore[union-attr]
+        if values and not any(same(value, c) for value in values for c in choices):
+            shown = ", ".join(repr(value) for value in values)
+            yield (f"{name} is never {shown}{nearest(str(values[0]), [str(c) for c in choices])}")
+
+
+def _unquoted(text: str, good: Placed) -> str:
+    """`encoder == bert-base` reads as a subtraction; the quotes are missing."""
+    for branches in good.values():
+        for _, branch in branches:
+            for choice in getattr(branch, "choices", ()):
+                if (
+                    isinstance(choice, str)
+                    and choice
+                    and re.search(rf"(?<!['\"\w]){re.escape(choice)}(?!['\"\w])", text)
+                ):
+                    return f"; text needs quotes: {choice!r}"
+    return ""
+
+
+def _cycles(good: Placed) -> Iterable[Problem]:
+    needs = {name: needed_by(b for _, b in placed) & set(good) for name, placed in good.items()}
+    done: set[str] = set()
+    for start in needs:
+        path = [start]
+        if start not in done and (cycle := _cycle(start, needs, path, done)):
+            chain = " needs ".join(cycle)
+            yield Problem(("parameters", cycle[0]), f"the conditions go in a circle: {chain}")
+
+
+def _cycle(
+    name: str, needs: Mapping[str, set[str]], path: list[str], done: set[str]
+) -> list[str] | None:
+    for other in sorted(needs[name]):
+        if other in path:
+            done.update(path)
+            return [*path[path.index(other) :], other]
+        if other not in done and (cycle := _cycle(other, needs, [*path, other], done)):
+            return cycle
+    done.add(name)
+    return None
+
+
+def needed_by(branches: Iterable[Branch]) -> set[str]:
+    """The parameters that must be known before the branch can be chosen."""
+    needed: set[str] = set()
+    for branch in branches:
+        try:
+            condition = branch.condition
+        except BadExpression:
+            continue
+        if condition is not None:
+            needed |= condition.names
+    return needed
+
+
+def _constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+    if written is None:
+        return
+    if not isinstance(written, (list, tuple)):
+        yield Problem(("constraints",), "constraints is a list")
+        return
+    seen: set[str] = set()
+    for position, item in enumerate(written):
+        path: Path = ("constraints", position)
+        if isinstance(item, Constraint):
+            constraint: Constraint | None = item
+        elif not isinstance(item, Mapping):
+            yield Problem(path, "a constraint has a name, a reason, and 'require' or 'python'")
+            continue
+        else:
+            found: list[Problem] = []
+            constraint = _model(Constraint, item, path, found)
+            yield from found
+        if constraint is None:
+            continue
+        if constraint.name in seen:
+            yield Problem(path, f"there are two constraints named {constraint.name!r}")
+        seen.add(constraint.name)
+        if constraint.require is not None:
+            for text in _expression(constraint.require, good, names):
+                yield Problem((*path, "require"), text)
+        for unknown in sorted(set(constraint.over or ()) - set(names)):
+            yield Problem(
+                (*path, "over"), f"unknown parameter {unknown!r}{nearest(unknown, names)}"
+            )
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _where(path: Path) -> str:
+    match path:
+        case ("parameters", name, *rest):
+            return _joined(str(name), rest)
+        case ("constraints", int() as position, *rest):
+            return _joined(f"constraint {position + 1}", rest)
+    return " ".join(map(str, path))
+
+
+def _joined(head: str, rest: Sequence[str | int]) -> str:
+    words = [head]
+    for part in rest:
+        if isinstance(part, int):
+            words.append(f"branch {part + 1}")
+        elif part != "branches":
+            words.append(part)
+    return ", ".join(words)

@@ -1,0 +1,288 @@
+"""What a parameter can be: a range or a list of choices, in one branch or several."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+
+from supermax.space import expression
+from supermax.space.expression import Expression, same
+from supermax.space.words import nearest
+
+Choice = StrictBool | StrictInt | StrictFloat | StrictStr | None
+
+
+class _Plain(BaseModel):
+    """Data that does not change, with no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+
+class _Branch(_Plain):
+    when: str | None = None
+    """The condition under which the parameter has this domain; None: always."""
+
+    @cached_property
+    def condition(self) -> Expression | None:
+        return None if self.when is None else expression.parse(self.when)
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        raise NotImplementedError
+
+    def contains(self, value: Any) -> bool:
+        raise NotImplementedError
+
+    def data(self) -> dict[str, Any]:
+        data = self.model_dump(mode="json", exclude_defaults=True)
+        when = {"when": data.pop("when")} if "when" in data else {}
+        return {**when, **self._kind(), **data, **self._default()}
+
+    def _kind(self) -> dict[str, Any]:
+        return {"type": type(self).__name__.lower()}
+
+    def _default(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", include={"default"}) if self.has_default else {}
+
+    @property
+    def has_default(self) -> bool:
+        return "default" in self.model_fields_set
+
+    def _check_default(self) -> None:
+        default = getattr(self, "default", None)
+        if self.has_default and not self.contains(default):
+            near = nearest(str(default), map(str, getattr(self, "choices", ())))
+            raise ValueError(f"the default {default!r} is not {self}{near}")
+
+
+class _Range(_Branch):
+    def _check_range(self, low: float, high: float, step: float | None, log: bool) -> None:
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("low and high must be finite")
+        if low > high:
+            raise ValueError(f"low {low} is above high {high}")
+        if log and low <= 0:
+            raise ValueError(f"a logarithmic range begins above 0, not at {low}")
+        if step is not None:
+            if not (math.isfinite(step) and step > 0):
+                raise ValueError(f"step must be above 0, but is {step}")
+            if log:
+                raise ValueError("a range has log or step, not both")
+            steps = (high - low) / step
+            if abs(steps - round(steps)) > 1e-8 * max(1.0, steps):
+                last = low + math.floor(steps) * step
+                raise ValueError(
+                    f"{low} to {high} is not a whole number of steps of {step}: make high {last:g}"
+                )
+
+
+class Float(_Range):
+    """Real numbers from low to high, both included."""
+
+    type: Literal["float"] = "float"
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    default: float | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Float:
+        self._check_range(self.low, self.high, self.step, self.log)
+        self._check_default()
+        return self
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return self.distribution._contains(float(value))
+
+    def __str__(self) -> str:
+        return _range_text(self.low, self.high, self.log, self.step)
+
+
+class Int(_Range):
+    """Whole numbers from low to high, both included."""
+
+    type: Literal["int"] = "int"
+    low: int
+    high: int
+    log: bool = False
+    step: int = 1
+    default: int | None = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Int:
+        self._check_range(self.low, self.high, None if self.step == 1 else self.step, self.log)
+        self._check_default()
+        return self
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        return IntDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def contains(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return False
+        return float(value).is_integer() and self.distribution._contains(float(value))
+
+    def __str__(self) -> str:
+        return "integers " + _range_text(
+            self.low, self.high, self.log, None if self.step == 1 else self.step
+        )
+
+
+class Categorical(_Branch):
+    """One of a list."""
+
+    type: Literal["categorical"] = "categorical"
+    choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
+    default: Choice = None
+
+    @model_validator(mode="after")
+    def _sound(self) -> Categorical:
+        for position, choice in enumerate(self.choices):
+            if isinstance(choice, float) and not math.isfinite(choice):
+                raise ValueError(f"{choice} cannot be a choice")
+            if any(same(choice, other) for other in self.choices[:position]):
+                raise ValueError(f"{choice!r} is twice among the choices")
+        if any(c is True or c is False for c in self.choices) and any(
+            c in (0, 1) and not isinstance(c, bool) for c in self.choices
+        ):
+            raise ValueError("true and false cannot be told from 1 and 0 in storage")
+        self._check_default()
+        return self
+
+    def _kind(self) -> dict[str, Any]:
+        return {}  # choices say it
+
+    @cached_property
+    def distribution(self) -> BaseDistribution:
+        return CategoricalDistribution(self.choices)
+
+    def contains(self, value: Any) -> bool:
+        return any(same(value, choice) for choice in self.choices)
+
+    def __str__(self) -> str:
+        return "one of " + ", ".join("null" if c is None else str(c) for c in self.choices)
+
+
+def _range_text(low: float, high: float, log: bool, step: float | None) -> str:
+    text = f"{low:g} to {high:g}"
+    return text + (" (log)" if log else f" step {step:g}" if step is not None else "")
+
+
+Branch = Float | Int | Categorical
+KINDS: dict[str, type[Branch]] = {"float": Float, "int": Int, "categorical": Categorical}
+
+
+class Parameter(_Plain):
+    """A parameter's branches, tried in order: the first whose condition holds counts. It is not
+    active where none does."""
+
+    branches: Annotated[
+        tuple[Annotated[Branch, Field(discriminator="type")], ...], Field(min_length=1)
+    ]
+    was: tuple[str, ...] = ()
+    """Names it had in earlier versions of the space."""
+
+    @field_validator("was", mode="before")
+    @classmethod
+    def _one_or_many(cls, was: Any) -> Any:
+        return (was,) if isinstance(was, str) else was
+
+    def data(self) -> Any:
+        """As short as a person would write it."""
+        branches = [branch.data() for branch in self.branches]
+        was = {"was": self.was[0] if len(self.was) == 1 else list(self.was)} if self.was else {}
+        if len(branches) == 1:
+            return {**branches[0], **was}
+        return {"branches": branches, **was} if was else branches
+
+
+class Constraint(_Plain):
+    """What must hold of every configuration: an expression, or a function of the configuration.
+
+    A function is named `package.module:function` in a file; it gets the nested configuration and
+    returns true or false. With `over` it is asked only when all these parameters are active.
+    """
+
+    name: str = Field(min_length=1)
+    reason: str = Field(min_length=1)
+    require: str | None = None
+    python: str | Callable[[dict[str, Any]], bool] | None = None
+    over: tuple[str, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Constraint:
+        if (self.require is None) == (self.python is None):
+            raise ValueError("it needs either 'require' (an expression) or 'python' (a function)")
+        if self.over is not None and self.python is None:
+            raise ValueError("'over' goes with 'python'; an expression names its parameters")
+        if callable(self.python):
+            where = function_name(self.python)
+            if "<" in where:
+                raise ValueError(
+                    f"{where} cannot be found again by its name: define it at the top of a module"
+                )
+        elif self.python is not None and ":" not in self.python:
+            raise ValueError(f"'python' is written package.module:function, not {self.python!r}")
+        return self
+
+    @field_serializer("python")
+    def _by_name(self, python: Any) -> str | None:
+        return function_name(python) if callable(python) else python
+
+    @cached_property
+    def expression(self) -> Expression | None:
+        return None if self.require is None else expression.parse(self.require)
+
+    @cached_property
+    def function(self) -> Callable[[dict[str, Any]], bool]:
+        if callable(self.python):
+            return self.python
+        assert self.python is not None
+        module, _, path = self.python.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        if not callable(found):
+            raise TypeError(f"{self.python} is not a function")
+        return found  # type: ignore[no-any-return]
+
+    def data(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.require or self.data()['python']}): {self.reason}"
+
+
+def function_name(function: Any) -> str:
+    module = getattr(function, "__module__", None) or "?"
+    return f"{module}:{getattr(function, '__qualname__', '<no name>')}"

@@ -1,0 +1,221 @@
+"""Points that meet all constraints, or the constraints that forbid them all.
+
+    Space ──witness()──▶ a feasible point, or UserError naming the constraints that conflict
+    Space ──search()───▶ a feasible point by backtracking, or None: there is none
+
+Only parameters that constraints speak of, and those that decide whether these are active, matter
+to feasibility. Where they are few and finite, the answer is exact; otherwise it rests on draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from supermax.errors import UserError
+from supermax.space.checking import needed_by
+from supermax.space.domains import Branch, Categorical, Constraint, Float
+from supermax.space.model import Flat, Space
+from supermax.space.words import listed
+
+DRAWS = 10_000
+"""Draws from the prior before a space that is not finite is said to have no feasible point."""
+LARGEST = 300_000
+"""Steps of a search before a finite space counts as too large for an exact answer."""
+
+
+class TooLarge(Exception):
+    """The search was given up; the space may or may not have feasible points."""
+
+
+def prior(branch: Branch, rng: np.random.RandomState) -> Any:
+    """A value from the domain, as Optuna's random sampler would draw it."""
+    if isinstance(branch, Categorical):
+        return branch.choices[rng.randint(len(branch.choices))]
+    low, high = branch.low, branch.high
+    if isinstance(branch, Float):
+        if branch.log:
+            return min(max(math.exp(rng.uniform(math.log(low), math.log(high))), low), high)
+        if branch.step is None:
+            return rng.uniform(low, high)
+        return min(low + branch.step * rng.randint(round((high - low) / branch.step) + 1), high)
+    if branch.log:
+        value = math.exp(rng.uniform(math.log(low - 0.5), math.log(high + 0.5)))
+        return min(max(round(value), branch.low), branch.high)
+    return branch.low + branch.step * int(
+        rng.randint((branch.high - branch.low) // branch.step + 1)
+    )
+
+
+def draw(space: Space, rng: np.random.RandomState, fixed: Mapping[str, Any] | None = None) -> Flat:
+    """A configuration from the prior, with some values given where the space allows them."""
+
+    def choose(name: str, _: int, branch: Branch) -> Any:
+        if fixed is not None and name in fixed and branch.contains(fixed[name]):
+            return fixed[name]
+        return prior(branch, rng)
+
+    return space.walk(choose)
+
+
+def witness(space: Space, seed: int = 0) -> Flat:
+    """A feasible point. Raises UserError, naming the constraints that conflict, when there is
+    none, or none was found in as many draws as are stated."""
+    defaults = space.defaults()
+    if defaults is not None and not space.broken(defaults):
+        return defaults
+    rng = np.random.RandomState(seed)
+    drawn: list[set[str]] = []  # the constraints each draw broke
+    for _ in range(DRAWS // 10):
+        values = draw(space, rng)
+        if not (broken := space.broken(values)):
+            return values
+        drawn.append({constraint.name for constraint in broken})
+    try:
+        found = search(space)
+    except TooLarge:
+        return _by_drawing(space, rng, drawn)
+    if found is not None:
+        return draw(space, rng, fixed=found)
+    core = _core(space.constraints, lambda some: search(space, some) is not None)
+    raise UserError(_conflict(core, "This is certain: all combinations were looked at."))
+
+
+def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]]) -> Flat:
+    while len(drawn) < DRAWS:
+        values = draw(space, rng)
+        if not (broken := space.broken(values)):
+            return values
+        drawn.append({constraint.name for constraint in broken})
+
+    def met_together(some: Sequence[Constraint]) -> bool:
+        names = {constraint.name for constraint in some}
+        return any(not names & broken for broken in drawn)
+
+    core = _core(space.constraints, met_together)
+    raise UserError(
+        _conflict(
+            core,
+            f"No point met {'them' if len(core) > 1 else 'it'} in {DRAWS:,} draws. If there are "
+            f"some, narrow the ranges towards them, or give defaults that are feasible.",
+        )
+    )
+
+
+def _core(
+    constraints: Sequence[Constraint], possible: Callable[[Sequence[Constraint]], bool]
+) -> list[Constraint]:
+    """A smallest set of constraints that cannot be met together: none can be left out of it."""
+    core = list(constraints)
+    for constraint in constraints:
+        rest = [other for other in core if other is not constraint]
+        if not possible(rest):
+            core = rest
+    return core
+
+
+def _conflict(core: Sequence[Constraint], how: str) -> str:
+    what = (
+        "these constraints contradict each other"
+        if len(core) > 1
+        else "one constraint can never be met"
+    )
+    return listed(f"The space has no feasible point: {what}. {how}", map(str, core))
+
+
+# Search.
+
+
+def relevant(space: Space, constraints: Iterable[Constraint]) -> set[str]:
+    """The parameters that feasibility depends on."""
+    names: set[str] = set()
+    for constraint in constraints:
+        if constraint.expression is not None:
+            names |= constraint.expression.names
+        else:
+            names |= set(space.parameters) if constraint.over is None else set(constraint.over)
+    waiting = list(names)
+    while waiting:
+        for needed in needed_by(space.parameters[waiting.pop()].branches) - names:
+            names.add(needed)
+            waiting.append(needed)
+    return names
+
+
+def search(
+    space: Space,
+    constraints: Sequence[Constraint] | None = None,
+    rng: np.random.RandomState | None = None,
+) -> Flat | None:
+    """Values of the relevant parameters that meet the constraints, or None: there are none.
+
+    With `rng`, values are tried in random order. Raises TooLarge where the relevant parameters
+    are not finite or there are too many combinations.
+    """
+    constraints = space.constraints if constraints is None else constraints
+    names = relevant(space, constraints)
+    if space.broken({}, [c for c in constraints if c.expression and not c.expression.names]):
+        return None
+    order = [name for name in space.order if name in names]
+    last = {name: position for position, name in enumerate(order)}
+    due: list[list[Constraint]] = [[] for _ in order]  # worth a look once this one is decided
+    for constraint in constraints:
+        if constraint.expression is not None:
+            # A part of an expression may be enough to see that it is broken.
+            for name in constraint.expression.names:
+                due[last[name]].append(constraint)
+        else:
+            due[max((last[name] for name in constraint.over or order), default=0)].append(
+                constraint
+            )
+    steps = 0
+    values: Flat = {}
+
+    def complete(position: int) -> bool:
+        nonlocal steps
+        if position == len(order):
+            return True
+        name = order[position]
+        branch_at = space.active(name, values)
+        if branch_at is None:
+            return _holds(space, due[position], values) and complete(position + 1)
+        for value in _every(space.parameters[name].branches[branch_at], rng):
+            steps += 1
+            if steps > LARGEST:
+                raise TooLarge
+            values[name] = value
+            if _holds(space, due[position], values) and complete(position + 1):
+                return True
+            del values[name]
+        return False
+
+    return values if complete(0) else None
+
+
+def _holds(space: Space, constraints: Sequence[Constraint], values: Flat) -> bool:
+    return not (constraints and space.broken(values, constraints))
+
+
+def _every(branch: Branch, rng: np.random.RandomState | None) -> Iterator[Any]:
+    """All values of a domain. Raises TooLarge where they cannot be counted."""
+    if isinstance(branch, Categorical):
+        values: Sequence[Any] = branch.choices
+    elif isinstance(branch, Float):
+        if branch.low == branch.high:
+            values = [branch.low]
+        elif branch.step is None:
+            raise TooLarge
+        else:
+            count = round((branch.high - branch.low) / branch.step) + 1
+            values = [min(branch.low + i * branch.step, branch.high) for i in range(count)]
+    else:
+        values = range(branch.low, branch.high + 1, branch.step)
+    if rng is None:
+        yield from values
+    elif len(values) <= LARGEST:
+        yield from (values[int(i)] for i in rng.permutation(len(values)))
+    else:
+        raise TooLarge

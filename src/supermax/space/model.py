@@ -1,0 +1,260 @@
+"""The search space as plain data, and what follows from it.
+
+Space ──walk(choose)──▶ flat configuration ──nest()──▶ nested configuration
+flat configuration ──mistakes()──▶ what is not as the space says
+"""
+
+from __future__ import annotations
+
+import graphlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
+
+from supermax.errors import UserError
+from supermax.naming import domain_name
+from supermax.space.checking import needed_by, problems
+from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
+from supermax.space.words import listed, nearest
+
+Flat = dict[str, Any]
+"""A configuration by plain names, {"optim.lr": 1e-3}; what is not active is absent."""
+
+
+class Space(BaseModel):
+    """Parameters, the conditions they depend on, and the constraints that hold among them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
+
+    name: str = "space"
+    version: int = 1
+    description: str = ""
+    parameters: dict[str, Parameter]
+    constraints: tuple[Constraint, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sound(cls, data: Any) -> Any:
+        if found := problems(data):
+            raise UserError(listed(f"The space has {_mistakes(len(found))}:", map(str, found)))
+        return {**data, "parameters": {n: _parameter(p) for n, p in data["parameters"].items()}}
+
+    @model_serializer
+    def data(self) -> dict[str, Any]:
+        """Plain data, as short as a person would write it; Space(**data) is the same space."""
+        text = {"description": self.description} if self.description else {}
+        constraints = {"constraints": [c.data() for c in self.constraints]}
+        return {
+            "name": self.name,
+            "version": self.version,
+            **text,
+            "parameters": {name: p.data() for name, p in self.parameters.items()},
+            **(constraints if self.constraints else {}),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.data(), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Space:
+        return cls(**json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and self.data() == other.data()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    # What follows from the data.
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        """The parameters such that each comes after those its conditions need."""
+        needs = {n: needed_by(p.branches) for n, p in self.parameters.items()}
+        return tuple(graphlib.TopologicalSorter(needs).static_order())
+
+    @cached_property
+    def stored_names(self) -> dict[tuple[str, int], str]:
+        """The name in storage of each branch: the first has the plain one, and so has every
+        other with the same domain."""
+        names: dict[tuple[str, int], str] = {}
+        for name, parameter in self.parameters.items():
+            first = parameter.branches[0].distribution
+            for position, branch in enumerate(parameter.branches):
+                plain = _same_domain(branch.distribution, first)
+                names[name, position] = name if plain else domain_name(name, branch.distribution)
+        return names
+
+    @cached_property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Every domain there is, by its name in storage."""
+        return {
+            self.stored_names[name, position]: branch.distribution
+            for name, parameter in self.parameters.items()
+            for position, branch in enumerate(parameter.branches)
+        }
+
+    def active(self, name: str, values: Mapping[str, Any]) -> int | None:
+        """The position of the branch that counts, given the parameters before it."""
+        for position, branch in enumerate(self.parameters[name].branches):
+            if branch.condition is None or branch.condition.value(values.__getitem__):
+                return position
+        return None
+
+    def walk(self, choose: Callable[[str, int, Branch], Any]) -> Flat:
+        """Go through the parameters that are active, letting `choose` give each its value."""
+        values: Flat = {}
+        for name in self.order:
+            position = self.active(name, values)
+            if position is not None:
+                branch = self.parameters[name].branches[position]
+                values[name] = choose(name, position, branch)
+        return {name: values[name] for name in self.parameters if name in values}
+
+    def broken(
+        self, values: Mapping[str, Any], constraints: Iterable[Constraint] | None = None
+    ) -> list[Constraint]:
+        """Those of the constraints that do not hold."""
+        nested: dict[str, Any] | None = None
+        broken = []
+        for constraint in self.constraints if constraints is None else constraints:
+            if constraint.expression is not None:
+                holds = constraint.expression.value(values.__getitem__)
+            elif any(name not in values for name in constraint.over or ()):
+                continue
+            else:
+                nested = nest(values) if nested is None else nested
+                holds = _ask(constraint, nested)
+            if holds is False:
+                broken.append(constraint)
+        return broken
+
+    def mistakes(self, values: Mapping[str, Any]) -> list[str]:
+        """Why a whole configuration is not one of this space; empty when it is."""
+        found = []
+        for name in self.order:
+            position = self.active(name, values)
+            if position is None:
+                if name in values:
+                    found.append(f"{name} is not active")
+            elif name not in values:
+                found.append(f"{name} is missing")
+            elif not (branch := self.parameters[name].branches[position]).contains(values[name]):
+                found.append(f"{name} = {values[name]!r} is not {branch}")
+        found += [
+            f"unknown parameter {name!r}{nearest(name, self.parameters)}"
+            for name in values
+            if name not in self.parameters
+        ]
+        return found or [f"breaks {constraint}" for constraint in self.broken(values)]
+
+    def defaults(self) -> Flat | None:
+        """The configuration of all defaults; None where an active parameter has none."""
+        try:
+            return self.walk(lambda _name, _position, branch: _default(branch))
+        except LookupError:
+            return None
+
+    # With a trial.
+
+    def sample(self, trial: Any) -> dict[str, Any]:
+        """Take the configuration from an Optuna trial: nested, without what is not active.
+
+        With a sampler that knows the space (`sampler_for`, or a study from `open_study`) it is
+        always feasible.
+        """
+        values = self.walk(lambda *where: _suggest(trial, self.stored_names[where[:2]], where[2]))
+        if broken := self.broken(values):
+            raise UserError(
+                listed(
+                    "This configuration breaks the space's constraints. Its values were queued, "
+                    "or the study's sampler does not know the space: open the study with "
+                    "supermax.open_study, or give it supermax.space.sampler_for(space, sampler).",
+                    map(str, broken),
+                )
+            )
+        return nest(values)
+
+
+def _suggest(trial: Any, stored: str, branch: Branch) -> Any:
+    if isinstance(branch, Categorical):
+        return trial.suggest_categorical(stored, branch.choices)
+    if branch.type == "float":
+        return trial.suggest_float(
+            stored, branch.low, branch.high, step=branch.step, log=branch.log
+        )
+    return trial.suggest_int(stored, branch.low, branch.high, step=branch.step, log=branch.log)
+
+
+def _parameter(written: Any) -> Parameter:
+    """From any of the ways to write one; its soundness has been seen to."""
+    if isinstance(written, Parameter):
+        return written
+    if not isinstance(written, Mapping):
+        many = written if isinstance(written, (list, tuple)) else [written]
+        return Parameter(branches=tuple(map(_branch, many)))
+    was = written.get("was", ())
+    if "branches" in written:
+        return Parameter(branches=tuple(map(_branch, written["branches"])), was=was)
+    single = {key: value for key, value in written.items() if key != "was"}
+    return Parameter(branches=(_branch(single),), was=was)
+
+
+def _branch(written: Any) -> Branch:
+    if not isinstance(written, Mapping):
+        return written  # type: ignore[no-any-return]
+    kind = written.get("type", "categorical")
+    return KINDS[kind].model_validate({**written, "type": kind})
+
+
+def _ask(constraint: Constraint, nested: dict[str, Any]) -> bool:
+    """A function that fails has not said that the configuration is good."""
+    try:
+        return bool(constraint.function(nested))
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"The constraint {constraint.name!r} cannot be asked: {error}.") from error
+    except Exception:
+        return False
+
+
+def _default(branch: Branch) -> Any:
+    if not branch.has_default:
+        raise LookupError
+    return branch.default
+
+
+def _same_domain(one: BaseDistribution, other: BaseDistribution) -> bool:
+    if isinstance(one, CategoricalDistribution) and isinstance(other, CategoricalDistribution):
+        return repr(one.choices) == repr(other.choices)  # 1 and true are equal, yet not the same
+    return one == other
+
+
+def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"optim.lr": 1} → {"optim": {"lr": 1}}"""
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *folders, last = name.split(".")
+        place = nested
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return nested
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
+    """{"optim": {"lr": 1}} → {"optim.lr": 1}"""
+    flat: Flat = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _mistakes(count: int) -> str:
+    return "a mistake" if count == 1 else f"{count} mistakes"

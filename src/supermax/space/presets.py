@@ -1,0 +1,65 @@
+"""The agents' spaces at the sizes they are searched in.
+
+agent, preset, environment, flags ──▶ Preset(space, trials, epochs, patience)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from supermax.errors import UserError
+from supermax.space.model import Space
+from supermax.space.narrowing import narrowed
+from supermax.space.reading import CATALOG, load
+from supermax.space.words import nearest
+
+AGENTS = ("criteria", "evidence", "share", "joint")
+MODEL_CHOICES = "HPO_MODEL_CHOICES"
+_ENCODERS = ("encoder.name", "evidence_encoder.name")
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A space and how far to search it."""
+
+    name: str
+    space: Space
+    trials: int
+    epochs: int
+    patience: int
+
+
+def presets() -> dict[str, Any]:
+    return dict(yaml.safe_load((CATALOG / "_presets.yaml").read_text(encoding="utf-8")))
+
+
+def preset(
+    agent: str,
+    name: str = "supermax",
+    *,
+    models: str | None = None,
+    narrow: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+    classic: bool = False,
+) -> Preset:
+    """An agent's preset. `models` (a list with commas; else HPO_MODEL_CHOICES of `environment`)
+    keeps those encoders, `narrow` fewer values of any parameter."""
+    if agent not in AGENTS:
+        raise UserError(f"There is no agent {agent!r}{nearest(agent, AGENTS)}.")
+    known = presets()
+    if name not in known:
+        raise UserError(f"There is no preset {name!r}{nearest(name, known)}.")
+    size = known[name]
+    folder = "classic/" if classic else f"{size['folder']}/" if "folder" in size else ""
+    space = load(f"{folder}{agent}")
+    wanted: dict[str, Any] = {}
+    chosen = models or (environment or {}).get(MODEL_CHOICES)
+    if chosen:
+        names = [model.strip() for model in chosen.split(",") if model.strip()]
+        wanted = {encoder: names for encoder in _ENCODERS if encoder in space.parameters}
+    space = narrowed(space, {**wanted, **(narrow or {})})
+    return Preset(name, space, size["trials"][agent], size["epochs"], size["patience"])

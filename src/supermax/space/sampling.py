@@ -1,0 +1,357 @@
+"""Samplers that know the space: every trial they start is feasible.
+
+    inner sampler ──draws whole configurations──▶ constraints ──first that meets all──▶ trial
+
+A draw goes through the parameters in the order of their conditions, so that only active ones are
+drawn; those that share a condition are drawn jointly where the inner sampler can. Draws that
+break a constraint are drawn again, by the inner sampler itself. When it finds nothing feasible:
+
+    repair   the inner sampler's last draw, the parameters in the broken constraints redrawn
+    prior    whole draws from the prior
+    search   backtracking over the parameters that constraints speak of
+    witness  the values of a point that is known to be feasible for these, the rest drawn
+
+The last always succeeds, so this ends.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.samplers import (
+    BaseSampler,
+    BruteForceSampler,
+    GridSampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
+from optuna.samplers._lazy_random_state import LazyRandomState
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.errors import UserError
+from supermax.naming import DRAWN, plain_name
+from supermax.space.domains import Branch
+from supermax.space.feasible import DRAWS, TooLarge, draw, relevant, search, witness
+from supermax.space.model import Flat, Space
+from supermax.space.words import nearest
+
+_OWN_DRAWS = 100
+_GP_DRAWS = 5  # it proposes one of two points again and again, at half a second each
+_TPE_ROUNDS = 20  # of candidates
+_REPAIRS = 1_000
+_PRIVATE = 2045  # what fits into one of Optuna's attributes
+
+
+def sampler_for(
+    space: Space, sampler: BaseSampler | str | None = None, *, seed: int | None = None
+) -> SpaceSampler:
+    """An Optuna sampler (TPE by default), or one by its name, made to know the space."""
+    if sampler is None or isinstance(sampler, str):
+        sampler = _by_name(sampler or "tpe", seed)
+    if isinstance(sampler, SpaceSampler):
+        return SpaceSampler(space, sampler.inner, seed=seed)
+    if isinstance(sampler, (GridSampler, BruteForceSampler)):
+        raise UserError(
+            f"{type(sampler).__name__} goes through a list of points of its own, so it cannot "
+            f"follow a space. Use one of {', '.join(_MAKERS)}."
+        )
+    if not isinstance(sampler, BaseSampler):
+        raise UserError(f"sampler must be an Optuna sampler or a name, but is {sampler!r:.60}.")
+    return SpaceSampler(space, sampler, seed=seed)
+
+
+_MAKERS = {
+    "tpe": lambda seed: TPESampler(multivariate=True, seed=seed),
+    "random": lambda seed: RandomSampler(seed=seed),
+    "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
+    "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
+    "qmc": lambda seed: QMCSampler(seed=seed),
+    "nsgaii": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),
+}
+
+
+def _by_name(name: str, seed: int | None) -> BaseSampler:
+    if name not in _MAKERS:
+        raise UserError(f"There is no sampler {name!r}{nearest(name, _MAKERS)}.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
+            return _MAKERS[name](seed)  # type: ignore[no-untyped-call]
+        except ImportError as error:
+            raise UserError(f"The sampler {name!r} needs a package: {error}") from None
+
+
+class SpaceSampler(BaseSampler):
+    """Draws whole, feasible configurations of a space from any other sampler."""
+
+    def __init__(self, space: Space, inner: BaseSampler, *, seed: int | None = None) -> None:
+        self.space = space
+        self.inner = inner
+        self.draws: Counter[int] = Counter()  # trials by the number of draws they took
+        self._rng = LazyRandomState(seed)
+        self._witness = witness(space)
+        self._groups = _groups(space)
+        self._limit = _most_draws(inner)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        return dict(self.space.distributions)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        fixed = _queued(trial)
+        pen = _pen(self, study, trial)
+        values, count, source = self._feasible(pen, fixed)
+        stored = self._under_stored_names(values)
+        pen.accept(stored)
+        self.draws[count] += 1
+        if count > 1:
+            note: dict[str, Any] = {"draws": count, "from": source}
+            study._storage.set_trial_system_attr(trial._trial_id, DRAWN, note)
+        return stored
+
+    def _feasible(self, pen: _Pen, fixed: Mapping[str, Any]) -> tuple[Flat, int, str]:
+        """A feasible configuration, the draws it took, and where it comes from."""
+        for count in range(1, self._limit + 1):
+            values = pen.draw(fixed)
+            broken = self.space.broken(values)
+            if not broken:
+                return values, count, "own"
+        rng = self._rng.rng
+        if not isinstance(self.inner, RandomSampler):
+            free = relevant(self.space, broken) - set(fixed)
+            kept = {n: v for n, v in values.items() if n not in free} | dict(fixed)
+            for repair in range(1, _REPAIRS + 1):
+                repaired = draw(self.space, rng, kept)
+                if not self.space.broken(repaired):
+                    return repaired, count + repair, "repair"
+            count += _REPAIRS
+        return self._last_resort(fixed, values, count)
+
+    def _last_resort(
+        self, fixed: Mapping[str, Any], values: Flat, count: int
+    ) -> tuple[Flat, int, str]:
+        rng = self._rng.rng
+        for attempt in range(1, _REPAIRS + 1):
+            drawn = draw(self.space, rng, fixed)
+            if not self.space.broken(drawn):
+                return drawn, count + attempt, "prior"
+        count += _REPAIRS
+        if not fixed:
+            try:
+                found = search(self.space, rng=rng)
+            except TooLarge:
+                found = None
+            source = "search" if found is not None else "witness"
+            return draw(self.space, rng, found or self._known()), count + 1, source
+        # Queued values that cannot be completed: the trial says so when it asks for them.
+        rest = draw(self.space, rng, {**self._known(), **fixed})
+        return (rest if not self.space.broken(rest) else values), count + 1, "witness"
+
+    def _known(self) -> Flat:
+        names = relevant(self.space, self.space.constraints)
+        return {name: value for name, value in self._witness.items() if name in names}
+
+    def _under_stored_names(self, values: Flat) -> dict[str, Any]:
+        stored = {}
+        for name, value in values.items():
+            position = self.space.active(name, values)
+            assert position is not None
+            stored[self.space.stored_names[name, position]] = value
+        return stored
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """A parameter that the space does not know."""
+        return self.inner.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self.inner.before_trial(study, trial)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        self.inner.after_trial(study, trial, state, values)
+
+    def reseed_rng(self) -> None:
+        self._rng.rng.seed()
+        self.inner.reseed_rng()
+
+    def __str__(self) -> str:
+        return f"{type(self.inner).__name__} within {self.space.name}"
+
+
+def _most_draws(inner: BaseSampler) -> int:
+    """How often a sampler is asked before others help out."""
+    if isinstance(inner, RandomSampler):
+        return DRAWS  # cheap, and nothing else is the prior given feasibility
+    if isinstance(inner, TPESampler):
+        return _TPE_ROUNDS * inner._n_ei_candidates
+    return _GP_DRAWS if isinstance(inner, optuna.samplers.GPSampler) else _OWN_DRAWS
+
+
+def _queued(trial: FrozenTrial) -> dict[str, Any]:
+    """Values that were queued for this trial, by plain names."""
+    fixed = trial.system_attrs.get("fixed_params", {})
+    return {plain_name(name): value for name, value in fixed.items()}
+
+
+def _groups(space: Space) -> dict[str, dict[str, BaseDistribution]]:
+    """For each stored name the domains that are active exactly when it is, itself included."""
+    by_condition: dict[tuple[str | None, ...], dict[str, BaseDistribution]] = {}
+    for (name, position), stored in space.stored_names.items():
+        branches = space.parameters[name].branches[: position + 1]
+        key = tuple(branch.when for branch in branches)
+        if not branches[-1].distribution.single():
+            by_condition.setdefault(key, {})[stored] = branches[-1].distribution
+    return {stored: group for group in by_condition.values() for stored in group}
+
+
+# How each kind of sampler draws a whole configuration.
+
+
+class _Pen:
+    """Draws configurations for one trial; accept() is told which one was taken."""
+
+    def __init__(self, owner: SpaceSampler, study: Study, trial: FrozenTrial) -> None:
+        self.space, self.inner, self.groups = owner.space, owner.inner, owner._groups
+        self.study, self.trial = study, trial
+
+    def draw(self, fixed: Mapping[str, Any]) -> Flat:
+        relative: dict[str, Any] = {}
+        self.begin(relative)
+
+        def choose(name: str, position: int, branch: Branch) -> Any:
+            if name in fixed and branch.contains(fixed[name]):
+                return fixed[name]
+            stored = self.space.stored_names[name, position]
+            distribution = branch.distribution
+            if distribution.single():
+                return distribution.to_external_repr(_only(distribution))
+            if stored not in relative:
+                self.more(relative, stored)
+            if stored in relative and branch.contains(relative[stored]):
+                return relative[stored]
+            return self.inner.sample_independent(self.study, self.trial, stored, distribution)
+
+        return self.space.walk(choose)
+
+    def begin(self, relative: dict[str, Any]) -> None:
+        """Draw what the inner sampler draws jointly, as it would by itself."""
+        inferred = self.inner.infer_relative_search_space(self.study, self.trial)
+        known = self.space.distributions
+        usable = {name: d for name, d in inferred.items() if known.get(name) == d}
+        relative.update(self.inner.sample_relative(self.study, self.trial, usable))
+
+    def more(self, relative: dict[str, Any], stored: str) -> None:
+        """Draw the group of a name that is needed and not drawn yet."""
+
+    def accept(self, stored: dict[str, Any]) -> None:
+        """The draw that was taken, by the names in storage."""
+
+
+class _WholeSpace(_Pen):
+    """A sampler that needs no history (quasi-random) draws all parameters there are at once."""
+
+    def begin(self, relative: dict[str, Any]) -> None:
+        open_ones = {n: d for n, d in self.space.distributions.items() if not d.single()}
+        relative.update(self.inner.sample_relative(self.study, self.trial, open_ones))
+
+
+class _Independent(_Pen):
+    """A sampler that draws every parameter by itself."""
+
+    def begin(self, relative: dict[str, Any]) -> None:
+        pass
+
+
+class _ByGroup(_Pen):
+    """TPE: the parameters that share a condition are drawn jointly, from the trials in which it
+    held. Groups that are not active cost nothing.
+
+    TPE makes some candidates and takes the one that promises most. What it promises beyond a
+    constraint it cannot know, since no trial was ever there, so its first choice is often
+    infeasible; then its second counts, and so on, before it makes new ones.
+    """
+
+    inner: TPESampler
+
+    def __init__(self, owner: SpaceSampler, study: Study, trial: FrozenTrial) -> None:
+        super().__init__(owner, study, trial)
+        self._candidates: dict[int, list[dict[str, Any]]] = {}  # by group, best first
+        self._rank = -1
+
+    def begin(self, relative: dict[str, Any]) -> None:
+        self._rank = (self._rank + 1) % self.inner._n_ei_candidates
+        if self._rank == 0:
+            self._candidates.clear()
+
+    def more(self, relative: dict[str, Any], stored: str) -> None:
+        group = self.groups[stored]
+        if id(group) not in self._candidates:
+            self._candidates[id(group)] = self._ranked(group)
+        if ranked := self._candidates[id(group)]:
+            relative.update(ranked[self._rank % len(ranked)])
+
+    def _ranked(self, group: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
+        inner: Any = self.inner
+        rate = inner._compute_acquisition_func
+        rated: list[tuple[dict[str, Any], Any]] = []
+
+        def noted(samples: dict[str, Any], *estimators: Any) -> Any:
+            rated.append((samples, rate(samples, *estimators)))
+            return rated[-1][1]
+
+        inner._compute_acquisition_func = noted
+        try:
+            inner._sample_relative(self.study, self.trial, group)
+        finally:
+            del inner._compute_acquisition_func
+        return [
+            {name: d.to_external_repr(samples[name][i].item()) for name, d in group.items()}
+            for samples, values in rated
+            for i in np.argsort(-values, kind="stable")
+        ]
+
+    def accept(self, stored: dict[str, Any]) -> None:
+        """Other workers' draws keep away from what this trial is about to try."""
+        if not self.inner._constant_liar:
+            return
+        text = json.dumps(stored)
+        key = optuna.samplers._tpe.sampler._RELATIVE_PARAMS_KEY
+        for i in range(0, len(text), _PRIVATE):
+            self.study._storage.set_trial_system_attr(
+                self.trial._trial_id, f"{key}:{i // _PRIVATE}", text[i : i + _PRIVATE]
+            )
+
+
+def _pen(owner: SpaceSampler, study: Study, trial: FrozenTrial) -> _Pen:
+    inner = owner.inner
+    if isinstance(inner, TPESampler) and inner._is_multivariate(study):
+        return _ByGroup(owner, study, trial)
+    if isinstance(inner, (RandomSampler, TPESampler)):
+        return _Independent(owner, study, trial)
+    if isinstance(inner, QMCSampler):
+        return _WholeSpace(owner, study, trial)
+    return _Pen(owner, study, trial)
+
+
+def _only(distribution: BaseDistribution) -> float:
+    low = getattr(distribution, "low", None)
+    return 0.0 if low is None else float(low)

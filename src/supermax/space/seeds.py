@@ -1,0 +1,93 @@
+"""First trials of a search: known-good defaults, and the best of another study."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.errors import UserError
+from supermax.naming import ORIGIN, plain_params
+from supermax.space.carrying import Unfit, carried
+from supermax.space.model import Flat, Space, flatten
+from supermax.space.words import listed
+
+
+def enqueue(study: Study, space: Space, config: Mapping[str, Any]) -> bool:
+    """Queue a configuration, flat or nested, whole or in part. What it leaves open is drawn.
+    Returns False when the study has it already."""
+    values = flatten(config)
+    if wrong := _wrong(space, values):
+        raise UserError(listed("This configuration cannot be queued:", wrong))
+    return _enqueue(study, values, {})
+
+
+def enqueue_defaults(study: Study, space: Space) -> bool:
+    """Queue the defaults of the space. Returns False when the study has them already."""
+    values = space.defaults()
+    if values is None:
+        missing = [
+            n
+            for n, p in space.parameters.items()
+            if not all(branch.has_default for branch in p.branches)
+        ]
+        raise UserError(f"These parameters have no default: {', '.join(missing)}.")
+    if wrong := space.mistakes(values):
+        raise UserError(listed("The defaults are not feasible:", wrong))
+    return _enqueue(study, values, {})
+
+
+def warm_start(
+    study: Study, space: Space, source: Study, top: int = 10
+) -> tuple[int, Counter[str]]:
+    """Queue the best trials of another study, so far as they have a place in this space.
+
+    Parameters that only the other study has are left out; those it lacks take their defaults or
+    are drawn. Returns how many were queued, and why others were not.
+    """
+    if len(source.directions) > 1:
+        best = source.best_trials
+    else:
+        complete = source.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        sign = -1.0 if source.direction.name == "MAXIMIZE" else 1.0
+        best = sorted(complete, key=lambda trial: sign * trial.values[0])
+    queued, left = 0, Counter[str]()
+    for trial in best:
+        if queued == top:
+            break
+        values = _values(trial, source.study_name, space)
+        if isinstance(values, Unfit):
+            left[values.reason] += 1
+        elif not values:
+            left["it has no parameter of this space"] += 1
+        elif _enqueue(
+            study, values, {ORIGIN: {"study": source.study_name, "number": trial.number}}
+        ):
+            queued += 1
+        else:
+            left["it is there already"] += 1
+    return queued, left
+
+
+def _values(trial: FrozenTrial, study_name: str, space: Space) -> Flat | Unfit:
+    result = carried(trial, study_name, set(plain_params(trial)), space)
+    return result if isinstance(result, Unfit) else plain_params(result)
+
+
+def _wrong(space: Space, values: Flat) -> list[str]:
+    """What cannot be, however the rest is drawn; a missing value is none of it."""
+    wrong = [text for text in space.mistakes(values) if not text.endswith(" is missing")]
+    return wrong or [f"breaks {constraint}" for constraint in space.broken(values)]
+
+
+def _enqueue(study: Study, values: Flat, attributes: dict[str, Any]) -> bool:
+    for trial in study.get_trials(deepcopy=False):
+        queued = trial.system_attrs.get("fixed_params")
+        same_queued = queued is not None and queued == values
+        if same_queued or (trial.params and plain_params(trial) == values):
+            return False
+    study.enqueue_trial(values, user_attrs=attributes or None)
+    return True

@@ -1,0 +1,129 @@
+"""`supermax.open_study`: a study of a space, where the space and the engine meet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.storages import BaseStorage
+from optuna.study import Study, StudyDirection
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from supermax.engine.folder import Lock
+from supermax.engine.home import find_home, prepare
+from supermax.errors import EnvironmentFault, SupermaxError, UserError
+from supermax.space import Opened, Space, load, open_version
+
+
+def open_study(
+    space: Space | str | os.PathLike[str],
+    *,
+    storage: str | BaseStorage | None,
+    name: str | None = None,
+    sampler: BaseSampler | str | None = None,
+    pruner: BasePruner | None = None,
+    directions: Sequence[str | StudyDirection] | str = "minimize",
+    on_change: str = "migrate",
+    seed: int | None = None,
+    quiet: bool = False,
+) -> Study:
+    """The study of a space: new, or going on, or its next version where the space has changed.
+
+    Args:
+        space: A Space, the path of a space file, or the name of a space of the package.
+        storage: As Optuna takes it: a URL, a storage, or None for a study in memory.
+        name: The study's name; by default the space's.
+        sampler: An Optuna sampler, or "tpe" (the default), "random", "gp", "cmaes", "qmc",
+            "nsgaii". It is made to draw feasible configurations only.
+        pruner: An Optuna pruner.
+        directions: "minimize", "maximize", or a list of these.
+        on_change: What a space that differs from the one the study was made with does.
+            "migrate": open the next version (`name@2`) with every trial that is valid in it;
+            "new": open it empty; "stop": raise UserError, saying what differs.
+        seed: For the sampler, when it is given by name.
+        quiet: Do not print what changed and what was carried over.
+
+    In the objective, ``space.sample(trial)`` gives the configuration.
+    """
+    try:
+        if not isinstance(space, Space):
+            space = load(Path(space) if isinstance(space, os.PathLike) else space)
+        opened = open_with_care(
+            space,
+            storage=storage,
+            name=name,
+            sampler=sampler,
+            pruner=pruner,
+            directions=directions,
+            on_change=on_change,
+            seed=seed,
+            quiet=quiet,
+        )
+    except SupermaxError as error:
+        raise error.with_traceback(None) from None  # the sentence, not our insides
+    if not quiet:
+        for line in opened.lines():
+            print(line)
+    return opened.study
+
+
+def open_with_care(
+    space: Space,
+    *,
+    storage: str | BaseStorage | None,
+    name: str | None = None,
+    sampler: BaseSampler | str | None = None,
+    pruner: BasePruner | None = None,
+    directions: Sequence[str | StudyDirection] | str = "minimize",
+    on_change: str = "migrate",
+    seed: int | None = None,
+    quiet: bool = False,
+) -> Opened:
+    """open_version, not while a run is at work on the study, and with a bar for many trials."""
+    backend = connect(storage)
+    prepare(backend)
+    bar = Progress(
+        TextColumn("Carrying trials over"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        disable=quiet or not sys.stderr.isatty(),
+    )
+    with bar:
+        task = bar.add_task("", total=None)
+        return open_version(
+            space,
+            storage=backend,
+            name=name,
+            sampler=sampler,
+            pruner=pruner,
+            directions=directions,
+            on_change=on_change,
+            seed=seed,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            before_carrying=refuse_while_running,
+        )
+
+
+def connect(storage: str | BaseStorage | None) -> BaseStorage:
+    try:
+        return optuna.storages.get_storage(storage)
+    except Exception as error:  # drivers raise what they like
+        shown = storage if isinstance(storage, str) else type(storage).__name__
+        why = " ".join(str(error).split())[:200]
+        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}") from error
+
+
+def refuse_while_running(study: Study) -> None:
+    """Raise UserError when a run is at work on the study on this machine."""
+    try:
+        Lock(find_home(study).run_dir / "lock", study.study_name).release()
+    except UserError as error:
+        raise UserError(f"{error} Its space cannot change meanwhile.") from None
