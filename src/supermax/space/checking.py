@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from supermax.space import expression
 from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
-from supermax.space.expression import BadExpression, same
-from supermax.space.words import nearest
+from supermax.space.expression import BadExpression
+from supermax.space.words import edits, nearest
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
@@ -33,7 +33,9 @@ class Problem:
         return f"{_where(self.path)}: {self.text}" if self.path else self.text
 
 
-def problems(data: Any) -> list[Problem]:
+def problems(data: Any, *, slips: bool = False) -> list[Problem]:
+    """Everything that is wrong. With `slips`, also a comparison with what is almost a choice: in
+    a file somebody mistyped it; in data it may be a choice that a narrower space lacks."""
     if not isinstance(data, Mapping):
         return [Problem((), "a space is a mapping with the key 'parameters'")]
     found = [
@@ -53,7 +55,7 @@ def problems(data: Any) -> list[Problem]:
     found += _conditions(good, names)
     found += _cycles(good)
     found += _constraints(data.get("constraints"), good, names)
-    return found
+    return found + (_slips(data, good) if slips else [])
 
 
 def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
@@ -194,14 +196,36 @@ def _expression(text: str, good: Placed, names: Sequence[str]) -> Iterable[str]:
         return
     for unknown in sorted(parsed.names - set(names)):
         yield f"unknown parameter {unknown!r}{nearest(unknown, names)}{_unquoted(text, good)}"
-    for name, values in parsed.compared:
-        branches = [branch for _, branch in good.get(name, ())]
-        if not branches or not all(isinstance(branch, Categorical) for branch in branches):
-            continue
-        choices = [c for branch in branches for c in branch.choices]  # type: ignore[union-attr]
-        if values and not any(same(value, c) for value in values for c in choices):
-            shown = ", ".join(repr(value) for value in values)
-            yield (f"{name} is never {shown}{nearest(str(values[0]), [str(c) for c in choices])}")
+
+
+def _slips(data: Mapping[Any, Any], good: Placed) -> list[Problem]:
+    texts = [((*path, "when"), b.when) for placed in good.values() for path, b in placed]
+    constraints = data.get("constraints")
+    for position, item in enumerate(constraints if isinstance(constraints, list) else ()):
+        if isinstance(item, Mapping):
+            texts.append((("constraints", position, "require"), item.get("require")))
+    return [
+        Problem(path, slip)
+        for path, text in texts
+        if isinstance(text, str)
+        for slip in _mistyped(text, good)
+    ]
+
+
+def _mistyped(text: str, good: Placed) -> Iterable[str]:
+    try:
+        compared = expression.parse(text).compared
+    except BadExpression:
+        return
+    for name, values in compared:
+        branches = [branch for _, branch in good.get(name, ()) if isinstance(branch, Categorical)]
+        choices = [c for branch in branches for c in branch.choices if isinstance(c, str)]
+        for value in values:
+            if isinstance(value, str) and value not in choices:
+                for choice in choices:
+                    if min(len(value), len(choice)) > 4 and edits(value, choice) <= 2:
+                        yield f"{name} is never {value!r}; did you mean {choice!r}?"
+                        break
 
 
 def _unquoted(text: str, good: Placed) -> str:

@@ -53,7 +53,7 @@ class _Tree:
 
 def _built(tree: _Tree) -> Space:
     found = list(tree.problems)
-    for problem in problems(tree.data):
+    for problem in problems(tree.data, slips=True):
         file, line = _place(tree, problem)
         found.append((file, line, str(problem)))
     if found:

@@ -98,13 +98,20 @@ def open_version(
     knowing = sampler_for(space, sampler, seed=seed)  # finds a space without feasible points
     backend = optuna.storages.get_storage(storage)
     wanted = _directions(directions)
-    versions = find_versions(backend, name)
+    versions = [v for v in find_versions(backend, name) if not _just_made(v)]
     opener = _Opener(space, backend, knowing, pruner, wanted, progress, before_carrying)
     if not versions:
         return opener.fresh(name)
     latest = versions[-1]
     _check_directions(latest, wanted)
     return opener.existing(name, latest, on_change)
+
+
+def _just_made(study: Study) -> bool:
+    """A version that a crash kept from knowing what it is; it is made again."""
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    known = SPACE in attributes or FROM in attributes or study.get_trials(deepcopy=False)
+    return version_of(study.study_name) > 1 and not known
 
 
 def base_name(name: str) -> str:

@@ -22,3 +22,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if known and len(known) <= 12:
         return f"; there are {', '.join(known)}"
     return ""
+
+
+def edits(one: str, other: str) -> int:
+    """How many characters must be put in, taken out or replaced to make one the other."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        last, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (a != b))
+    return row[-1]

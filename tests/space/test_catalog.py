@@ -1,0 +1,124 @@
+"""The spaces of the package: what the agents search, presets, narrowing by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+
+from supermax import UserError
+from supermax.space import flatten, load, sampler_for, shipped
+from supermax.space.presets import AGENTS, preset, presets
+
+SEVEN = [
+    "bert-base-uncased",
+    "bert-large-uncased",
+    "roberta-base",
+    "roberta-large",
+    "microsoft/deberta-v3-base",
+    "microsoft/deberta-v3-large",
+    "xlm-roberta-base",
+]
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_space_is_sound_and_its_defaults_are_feasible(name: str) -> None:
+    space = load(name)
+    defaults = space.defaults()
+    assert defaults is not None
+    assert space.mistakes(defaults) == []
+    study = optuna.create_study(sampler=sampler_for(space, "tpe", seed=0))
+
+    def objective(trial: optuna.Trial) -> float:
+        config = space.sample(trial)
+        assert space.mistakes(flatten(config)) == []
+        return float(trial.number)
+
+    study.optimize(objective, n_trials=15)
+    assert space.description
+
+
+def test_all_four_agents_are_there_in_three_forms() -> None:
+    wanted = {f"{folder}{agent}" for folder in ("", "classic/", "demo/") for agent in AGENTS}
+    assert set(shipped()) == wanted
+
+
+def test_the_effective_batch_is_searched_and_execution_is_not() -> None:
+    products = {b * a for b in (8, 12, 16, 24, 32, 48, 64) for a in (1, 2, 3, 4, 6, 8)}
+    for agent in AGENTS:
+        space = load(agent)
+        (branch,) = space.parameters["train.effective_batch"].branches
+        assert branch.choices == tuple(sorted(products))  # type: ignore[union-attr]
+        assert not [n for n in space.parameters if "accum" in n or "checkpointing" in n]
+        assert 28 <= len(space.parameters) <= 42
+        assert space.parameters["encoder.name"].branches[0].choices == tuple(SEVEN)  # type: ignore[union-attr]
+
+
+def test_classic_keeps_the_pair_and_its_condition() -> None:
+    space = load("classic/criteria")
+    assert "train.effective_batch" not in space.parameters
+    assert {"train.batch_size", "train.grad_accum"} <= set(space.parameters)
+    large, other = space.parameters["train.batch_size"].branches
+    assert max(large.choices) == 16  # type: ignore[union-attr,type-var]
+    assert max(other.choices) == 64  # type: ignore[union-attr,type-var]
+    where = space.active("train.batch_size", {"encoder.name": "roberta-large"})
+    assert where == 0
+
+
+def test_evidence_has_what_only_spans_need() -> None:
+    criteria, evidence = load("criteria"), load("evidence")
+    spans = {"text.doc_stride", "no_answer.policy", "decode.n_best", "decode.max_answer",
+             "train.negative_ratio"}  # fmt: skip
+    assert spans <= set(evidence.parameters)
+    assert not spans & set(criteria.parameters)
+    assert "head.pooling" not in evidence.parameters
+    for agent in ("share", "joint"):
+        assert spans | {"head.pooling", "loss.evidence_weight"} <= set(load(agent).parameters)
+    assert "evidence_encoder.name" in load("joint").parameters
+
+
+def test_presets_have_the_numbers_people_know() -> None:
+    known = presets()
+    assert [known["max"]["trials"][a] for a in AGENTS] == [800, 1200, 600, 600]
+    assert [known["supermax"]["trials"][a] for a in AGENTS] == [5000, 8000, 3000, 3000]
+    one = preset("evidence", "supermax")
+    assert (one.trials, one.epochs, one.patience) == (8000, 100, 20)
+    assert preset("joint", "demo").space.parameters["evidence_encoder.name"].branches[
+        0
+    ].choices == (  # type: ignore[union-attr]
+        "tiny",
+    )
+
+
+def choices(space: Any, name: str) -> tuple[Any, ...]:
+    return tuple(space.parameters[name].branches[0].choices)
+
+
+def test_models_are_narrowed_by_flag_and_environment() -> None:
+    environment = {"HPO_MODEL_CHOICES": "roberta-base, bert-large-uncased"}
+    one = preset("criteria", environment=environment).space
+    assert choices(one, "encoder.name") == ("bert-large-uncased", "roberta-base")
+    flag = preset("joint", models="xlm-roberta-base", environment=environment).space
+    assert choices(flag, "encoder.name") == ("xlm-roberta-base",)
+    assert choices(flag, "evidence_encoder.name") == ("xlm-roberta-base",)
+    # A condition on encoders that are gone is no mistake.
+    classic = preset("criteria", models="roberta-base", classic=True).space
+    assert classic.active("train.batch_size", {"encoder.name": "roberta-base"}) == 1
+    fixed = preset("criteria", narrow={"optim.lr": {"high": 2e-5}, "train.seed": 1}).space
+    assert fixed.parameters["train.seed"].branches[0].contains(1)
+    assert not fixed.parameters["train.seed"].branches[0].contains(2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"agent": "critera"}, "did you mean 'criteria'"),
+        ({"agent": "criteria", "name": "supermx"}, "did you mean 'supermax'"),
+        ({"agent": "criteria", "models": "bert-bas-uncased"}, "did you mean 'bert-base-uncased'"),
+        ({"agent": "criteria", "narrow": {"optim.lrr": 1}}, "did you mean 'optim.lr'"),
+    ],
+)
+def test_wrong_names_are_told(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        preset(**arguments)

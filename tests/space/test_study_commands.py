@@ -1,0 +1,121 @@
+"""`supermax study`: from a terminal, as people use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+import supermax
+from supermax import Space
+from supermax.space import open_version
+from tests.space.test_versions import BASE, changed, filled
+
+COMMAND = [sys.executable, "-c", "from supermax.cli import main; main()", "study"]
+
+
+def study(*words: str, answer: str = "", code: int = 0, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [*COMMAND, *words],
+        input=answer,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120"},
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout if code == 0 else done.stdout + done.stderr
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Any:
+    path = tmp_path / "s.db"
+    space = Space(**BASE)
+    filled(open_version(space, storage=f"sqlite:///{path}", name="s").study, space, 20)
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "new.yaml"
+    path.write_text(changed(warmup={"type": "float", "low": 0.0, "high": 0.1}).to_json())
+    return str(path)
+
+
+def test_list_and_show(db: str) -> None:
+    optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
+    text = study("list", "--storage", db)
+    assert "plain" in text
+    assert "not remembered" in text
+    (row,) = [r for r in json.loads(study("list", "--storage", db, "--json")) if r["name"] == "s"]
+    assert row["finished"] == 20
+    assert row["space"] == Space(**BASE).data()
+    text = study("show", "s", "--storage", f"sqlite:///{db}")
+    assert "complete" in text
+    assert "best: trial" in text
+    assert "batch: one of 8, 16 when encoder in" in text
+    assert "must hold: small" in text
+    assert json.loads(study("show", "s", "--storage", db, "--json"))["states"]["PRUNED"] == 3
+
+
+def test_diff_and_migrate(db: str, file: str) -> None:
+    assert "narrowed: warmup (0 to 0.3 → 0 to 0.1)" in study("diff", "s", file, "--storage", db)
+    text = study("migrate", "s", file, "--storage", db, "--on-change", "stop", code=2)
+    assert "narrowed: warmup" in text
+    text = study("migrate", "s", file, "--storage", db)
+    assert "The study is now 's@2'" in text
+    assert "do not fit and stay where they are" in text
+    assert "has this space already" in study("migrate", "s", file, "--storage", db)
+    assert "narrowed: warmup" in study("diff", "s", "--storage", db)
+    assert "widened" in study("diff", "s@2", "s", "--storage", db)
+    (change,) = json.loads(study("diff", "s", "--storage", db, "--json"))
+    assert change["kind"] == "narrowed"
+    assert "carried over" in study("show", "s", "--storage", db)
+
+
+def test_retry(db: str) -> None:
+    text = study("retry", "s", "--storage", db)
+    assert "3 trial(s) of 's' are queued" in text
+    assert "23 would run them" in text
+    assert "nothing to repeat" in study("retry", "s", "--storage", db)
+    assert "did you mean 'pruned'" in study(
+        "retry", "s", "--state", "prund", "--storage", db, code=2
+    )
+
+
+def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
+    text = study("delete", "s", "--storage", db, answer="n\n", code=1)
+    assert "20 finished trial(s); 20 of them are only here" in text
+    assert "Nothing was deleted" in text
+    study("migrate", "s", file, "--storage", db)
+    text = study("delete", "s@2", "--storage", db, answer="y\n")
+    assert "0 of them are only here" in text
+    assert "'s@2' is deleted" in text
+    names = [s.study_name for s in optuna.get_all_study_summaries(f"sqlite:///{db}")]
+    assert names == ["s"]
+
+
+def test_wrong_use_is_a_sentence_and_makes_nothing(tmp_path: Path, db: str) -> None:
+    assert "There is no file nowhere.db" in study(
+        "list", "--storage", "nowhere.db", code=2, cwd=tmp_path
+    )
+    assert "There is no file" in study("list", code=2, cwd=tmp_path)
+    assert "There is no file" in study("list", "--storage", "sqlite:///no.db", code=2)
+    assert not list(tmp_path.glob("n*.db"))
+    assert "There is no study 'x'" in study("show", "x", "--storage", db, code=2)
+    assert "did you mean 's'" in study("delete", "ss", "--storage", db, code=2)
+    (tmp_path / "not.db").write_text("no database at all, but long enough to be read as one" * 20)
+    assert "cannot be opened" in study("list", "--storage", str(tmp_path / "not.db"), code=2)
+    assert "no space file" in study("diff", "s", "nowhere.yaml", "--storage", db, code=2)
+    assert "no version before" in study("diff", "s", "--storage", db, code=2)
+    optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
+    assert "does not remember a space" in study("diff", "plain", "s", "--storage", db, code=2)
+    assert supermax.space.space_of(optuna.load_study(study_name="s", storage=f"sqlite:///{db}"))
