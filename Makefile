@@ -15,7 +15,7 @@ help:
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
-	@echo "make bench    measure the engine"
+	@echo "make bench    measure the engine and the space, beside Optuna"
 	@echo "make slow     run the tests that take minutes"
 	@echo "make chaos    run the long random fault campaigns"
 	@echo "make clean    remove $(VENV), caches and build files"
@@ -37,6 +37,7 @@ format: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python benchmarks/space.py
 
 slow: $(DEV)
 	$(BIN)/python -m pytest -m slow

@@ -9,42 +9,22 @@ Optuna in the same run, on the same kind of storage, with the same objective and
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
-import os
-import platform
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import date
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import optuna
 import psutil
-from rich.console import Console
-from rich.table import Table
+from common import Line, main
 
 import supermax
 from supermax.engine import events
 from supermax.engine.storage import PatientStorage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-@dataclass(frozen=True)
-class Line:
-    name: str
-    ours: str
-    optuna: str
-    measured: float
-    bar: str
-    met: bool
 
 
 def noop(trial: Any) -> float:
@@ -272,41 +252,5 @@ BENCHES = {
 }
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "memory_gb": round(psutil.virtual_memory().total / 1e9),
-        "versions": {name: version(name) for name in ("supermax", "optuna", "sqlalchemy")},
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(BENCHES), help="which, by name")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the trials to run")
-    options = parser.parse_args()
-    lines: list[Line] = []
-    for name in options.only.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            lines += BENCHES[name](folder, options.scale)
-    table = Table(title="The engine beside Optuna alone, same run")
-    for column in ("what", "Supermax", "Optuna", "measured", "bar", ""):
-        table.add_column(column)
-    for line in lines:
-        mark = "met" if line.met else "MISSED"
-        table.add_row(line.name, line.ours, line.optuna, f"{line.measured:.2f}", line.bar, mark)
-    Console(width=160).print(table)
-    if options.scale == 1.0:
-        results = Path(__file__).parent / "results"
-        results.mkdir(exist_ok=True)
-        path = results / f"engine-{date.today().isoformat()}.json"
-        kept = {"machine": machine(), "lines": [asdict(line) for line in lines]}
-        path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-        print(f"Written to {path.relative_to(Path.cwd())}")
-    return 0 if all(line.met for line in lines) else 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("engine", "The engine beside Optuna alone, same run", BENCHES, __doc__))

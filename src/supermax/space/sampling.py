@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -123,17 +123,14 @@ class SpaceSampler(BaseSampler):
 
     def _feasible(self, pen: _Pen, fixed: Mapping[str, Any]) -> tuple[Flat, int, str]:
         """A feasible configuration, the draws it took, and where it comes from."""
-        for count in range(1, self._limit + 1):
-            values = pen.draw(fixed)
-            broken = self.space.broken(values)
-            if not broken:
-                return values, count, "own"
-        rng = self._rng.rng
+        values, count, feasible = pen.propose(fixed, self._limit)
+        if feasible:
+            return values, count, "own"
         if not isinstance(self.inner, RandomSampler):
-            free = relevant(self.space, broken) - set(fixed)
+            free = relevant(self.space, self.space.broken(values)) - set(fixed)
             kept = {n: v for n, v in values.items() if n not in free} | dict(fixed)
             for repair in range(1, _REPAIRS + 1):
-                repaired = draw(self.space, rng, kept)
+                repaired = draw(self.space, self._rng.rng, kept)
                 if not self.space.broken(repaired):
                     return repaired, count + repair, "repair"
             count += _REPAIRS
@@ -233,6 +230,14 @@ class _Pen:
         self.space, self.inner, self.groups = owner.space, owner.inner, owner._groups
         self.study, self.trial = study, trial
 
+    def propose(self, fixed: Mapping[str, Any], limit: int) -> tuple[Flat, int, bool]:
+        """The first feasible draw, or the last of `limit`; how many there were; is it feasible?"""
+        for count in range(1, limit + 1):
+            values = self.draw(fixed)
+            if not self.space.broken(values):
+                return values, count, True
+        return values, limit, False
+
     def draw(self, fixed: Mapping[str, Any]) -> Flat:
         relative: dict[str, Any] = {}
         self.begin(relative)
@@ -285,49 +290,51 @@ class _ByGroup(_Pen):
     """TPE: the parameters that share a condition are drawn jointly, from the trials in which it
     held. Groups that are not active cost nothing.
 
-    TPE makes some candidates and takes the one that promises most. What it promises beyond a
+    TPE makes candidates and takes the one that promises most. What it promises beyond a
     constraint it cannot know, since no trial was ever there, so its first choice is often
-    infeasible; then its second counts, and so on, before it makes new ones.
+    infeasible. Then as many feasible candidates are made as it would have chosen from, and the
+    one that promises most among these is taken.
     """
 
     inner: TPESampler
 
     def __init__(self, owner: SpaceSampler, study: Study, trial: FrozenTrial) -> None:
         super().__init__(owner, study, trial)
-        self._candidates: dict[int, list[dict[str, Any]]] = {}  # by group, best first
-        self._rank = -1
+        self._candidates: dict[int, _Candidates] = {}  # by group
+        self._best = True
+        self._promise = 0.0
+
+    def propose(self, fixed: Mapping[str, Any], limit: int) -> tuple[Flat, int, bool]:
+        values = self.draw(fixed)  # of each group the best candidate: TPE's own choice
+        if not self.space.broken(values):
+            return values, 1, True
+        self._best = False
+        pool: list[tuple[float, Flat]] = []
+        wanted = self.inner._n_ei_candidates if self._candidates else 1
+        count = 1
+        while count < limit and len(pool) < wanted:
+            values = self.draw(fixed)
+            count += 1
+            if not self.space.broken(values):
+                pool.append((self._promise, values))
+        if not pool:
+            return values, count, False
+        return max(pool, key=lambda item: item[0])[1], count, True
 
     def begin(self, relative: dict[str, Any]) -> None:
-        self._rank = (self._rank + 1) % self.inner._n_ei_candidates
-        if self._rank == 0:
-            self._candidates.clear()
+        self._promise = 0.0
 
     def more(self, relative: dict[str, Any], stored: str) -> None:
         group = self.groups[stored]
         if id(group) not in self._candidates:
-            self._candidates[id(group)] = self._ranked(group)
-        if ranked := self._candidates[id(group)]:
-            relative.update(ranked[self._rank % len(ranked)])
-
-    def _ranked(self, group: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
-        inner: Any = self.inner
-        rate = inner._compute_acquisition_func
-        rated: list[tuple[dict[str, Any], Any]] = []
-
-        def noted(samples: dict[str, Any], *estimators: Any) -> Any:
-            rated.append((samples, rate(samples, *estimators)))
-            return rated[-1][1]
-
-        inner._compute_acquisition_func = noted
-        try:
-            inner._sample_relative(self.study, self.trial, group)
-        finally:
-            del inner._compute_acquisition_func
-        return [
-            {name: d.to_external_repr(samples[name][i].item()) for name, d in group.items()}
-            for samples, values in rated
-            for i in np.argsort(-values, kind="stable")
-        ]
+            made = _Candidates.of(self.inner, self.study, self.trial, group)
+            if made is None:  # too few trials yet: one parameter at a time
+                return
+            self._candidates[id(group)] = made
+        candidates = self._candidates[id(group)]
+        params, promise = candidates.best() if self._best else candidates.next()
+        relative.update(params)
+        self._promise += promise
 
     def accept(self, stored: dict[str, Any]) -> None:
         """Other workers' draws keep away from what this trial is about to try."""
@@ -339,6 +346,63 @@ class _ByGroup(_Pen):
             self.study._storage.set_trial_system_attr(
                 self.trial._trial_id, f"{key}:{i // _PRIVATE}", text[i : i + _PRIVATE]
             )
+
+
+class _Candidates:
+    """TPE's candidates for a group of parameters, each with what it promises."""
+
+    def __init__(self, group: dict[str, BaseDistribution], more: Callable[[], Any]) -> None:
+        self._group = group
+        self._more = more
+        self._samples, self._promises = more()
+        self._next = 0
+
+    @classmethod
+    def of(
+        cls, tpe: Any, study: Study, trial: FrozenTrial, group: dict[str, BaseDistribution]
+    ) -> _Candidates | None:
+        """From the estimators that TPE itself builds; None before it has begun to learn."""
+        rate = tpe._compute_acquisition_func
+        seen: list[Any] = []
+
+        def noted(samples: Any, *estimators: Any) -> Any:
+            seen.append((samples, estimators, rate(samples, *estimators)))
+            return seen[-1][2]
+
+        tpe._compute_acquisition_func = noted
+        try:
+            tpe._sample_relative(study, trial, group)
+        finally:
+            del tpe._compute_acquisition_func
+        if not seen:
+            return None
+        samples, estimators, promises = seen[-1]
+        batches = iter([(samples, promises)])
+
+        def more() -> Any:
+            for first in batches:
+                return first
+            fresh = estimators[0].sample(tpe._rng.rng, tpe._n_ei_candidates)
+            return fresh, rate(fresh, *estimators)
+
+        return cls(group, more)
+
+    def best(self) -> tuple[dict[str, Any], float]:
+        return self._at(int(np.argmax(self._promises)))
+
+    def next(self) -> tuple[dict[str, Any], float]:
+        if self._next == len(self._promises):
+            self._samples, self._promises = self._more()
+            self._next = 0
+        self._next += 1
+        return self._at(self._next - 1)
+
+    def _at(self, i: int) -> tuple[dict[str, Any], float]:
+        params = {
+            name: distribution.to_external_repr(self._samples[name][i].item())
+            for name, distribution in self._group.items()
+        }
+        return params, float(self._promises[i])
 
 
 def _pen(owner: SpaceSampler, study: Study, trial: FrozenTrial) -> _Pen:

@@ -1,0 +1,80 @@
+"""What all benchmarks share: lines with a bar, the machine, one table, dated JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    ours: str
+    theirs: str
+    measured: float
+    bar: str
+    met: bool
+
+
+Bench = Callable[[str, float], list[Line]]
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "versions": {name: version(name) for name in ("supermax", "optuna", "sqlalchemy")},
+    }
+
+
+def main(name: str, title: str, benches: Mapping[str, Bench], about: str | None) -> int:
+    """Run what was asked for; 1 when a bar was missed. Only a full run is kept."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default=",".join(benches), help="which, by name")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the trials to run")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    lines: list[Line] = []
+    for bench in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            lines += benches[bench](folder, options.scale)
+    show(title, lines)
+    if options.scale == 1.0 and set(chosen) == set(benches):
+        keep(name, lines)
+    return 0 if all(line.met for line in lines) else 1
+
+
+def show(title: str, lines: Sequence[Line]) -> None:
+    table = Table(title=title)
+    for column in ("what", "Supermax", "Optuna", "measured", "bar", ""):
+        table.add_column(column)
+    for line in lines:
+        mark = "met" if line.met else "MISSED"
+        table.add_row(line.name, line.ours, line.theirs, f"{line.measured:.2f}", line.bar, mark)
+    Console(width=160).print(table)
+
+
+def keep(name: str, lines: Sequence[Line]) -> None:
+    results = Path(__file__).parent / "results"
+    results.mkdir(exist_ok=True)
+    path = results / f"{name}-{date.today().isoformat()}.json"
+    kept = {"machine": machine(), "lines": [asdict(line) for line in lines]}
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    print(f"Written to benchmarks/results/{path.name}")
