@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import supermax
+
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 STAND_INS = """
@@ -67,6 +69,22 @@ def test_the_promise_keeps_its_word(tmp_path: Path) -> None:
 
 def test_the_checkpoint_example_goes_on_where_it_was(tmp_path: Path) -> None:
     run(STAND_INS + BLOCKS[1] + CRASHES, tmp_path)
+
+
+def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
+    few = BLOCKS[2].replace("n_trials=100", "n_trials=12") + "\nprint(len(study.trials))"
+    assert run(few, tmp_path).split()[-1] == "12"
+    changed = few.replace("[base, large]", "[base, large, huge]").replace("=12", "=14")
+    said = run(changed, tmp_path)
+    assert "choices added: encoder.name (huge)" in said
+    assert "12 trial(s) carried over from tuning" in said
+    assert said.split()[-1] == "14"
+
+
+def test_the_space_file_of_the_documentation_is_sound() -> None:
+    text = (ROOT / "docs" / "space.md").read_text()
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert supermax.space.loads(yaml).name == "criteria"
 
 
 def test_the_demo_runs_to_its_end() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import warnings
 from collections import Counter
 from typing import Any
@@ -321,3 +324,38 @@ def test_under_the_engine_in_cells_of_their_own(tmp_path: Any) -> None:
         assert MIXED.mistakes(values) == []
         assert trial.value == values["batch"] * values["length"]
     assert study.trials[0].value == 8 * 512
+
+
+def test_a_second_attempt_has_the_first_ones_configuration(tmp_path: Any) -> None:
+    """Killed before anything was suggested, in the middle, and at the end."""
+    study = supermax.open_study(MIXED, storage=f"sqlite:///{tmp_path}/s.db", seed=5, quiet=True)
+
+    def objective(trial: Any) -> float:
+        noted = trial.checkpoint_dir / "config.json"
+        if trial.attempt == 1 and trial.number % 3 == 0:
+            trial.suggest_categorical("size", ["base", "large"])
+            noted.write_text(json.dumps(trial.relative_params))
+            os.kill(os.getpid(), signal.SIGKILL)
+        config = MIXED.sample(trial)
+        if trial.attempt == 1 and trial.number % 3 == 1:
+            noted.write_text(json.dumps(config))
+            os.kill(os.getpid(), signal.SIGKILL)
+        if trial.number % 3 == 1:
+            assert json.loads(noted.read_text()) == config
+        if trial.number % 3 == 0:
+            drawn = json.loads(noted.read_text())
+            assert flatten(config) == {n: drawn[n] for n in flatten(config)}
+        return float(config["batch"])
+
+    summary = supermax.optimize(study, objective, n_trials=15, workers=2, progress=False)
+    assert summary.trials["COMPLETE"] == 15, [t.user_attrs for t in study.trials]
+
+
+def test_the_sampler_can_be_looked_at_from_a_cell(tmp_path: Any) -> None:
+    study = supermax.open_study(MIXED, storage=f"sqlite:///{tmp_path}/s.db", quiet=True)
+
+    def objective(trial: Any) -> float:
+        return float(trial.study.sampler.space == MIXED)
+
+    supermax.optimize(study, objective, n_trials=1, progress=False)
+    assert study.best_value == 1.0
