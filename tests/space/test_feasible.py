@@ -105,3 +105,14 @@ def test_the_search_is_exact(drawn: list[tuple[str, int]]) -> None:
     for left_out in core:
         rest = [c for c in core if c is not left_out]
         assert any(not one.broken(point, rest) for point in points)
+
+
+def test_a_subset_too_large_to_search_does_not_stop_the_report() -> None:
+    """Without the contradiction, what is left is among real numbers."""
+    parameters = {
+        "n": {"type": "int", "low": 0, "high": 3},
+        "x": {"type": "float", "low": 0, "high": 1},
+    }
+    text = conflict(space(parameters, "x * x < 2", "n > 2", "n < 1"))
+    assert "rule 2" in text
+    assert "rule 3" in text

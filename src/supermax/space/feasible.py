@@ -80,7 +80,7 @@ def witness(space: Space, seed: int = 0) -> Flat:
         return _by_drawing(space, rng, drawn)
     if found is not None:
         return draw(space, rng, fixed=found)
-    core = _core(space.constraints, lambda some: search(space, some) is not None)
+    core = _core(space.constraints, lambda some: _possible(space, some))
     raise UserError(_conflict(core, "This is certain: all combinations were looked at."))
 
 
@@ -115,6 +115,14 @@ def _core(
         if not possible(rest):
             core = rest
     return core
+
+
+def _possible(space: Space, constraints: Sequence[Constraint]) -> bool:
+    """False where it is certain that these constraints cannot be met together."""
+    try:
+        return search(space, constraints) is not None
+    except TooLarge:
+        return True
 
 
 def _conflict(core: Sequence[Constraint], how: str) -> str:
