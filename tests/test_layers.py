@@ -12,13 +12,16 @@ SOURCE = Path(__file__).parent.parent / "src" / "supermax"
 ALLOWED = {
     "errors": set[str](),
     "naming": set[str](),
+    "words": set[str](),
     "engine": {"errors", "naming"},
-    "space": {"errors", "naming"},
+    "space": {"errors", "naming", "words"},
+    "training": {"errors", "words"},
+    "agents": {"engine", "space", "training", "errors", "naming", "words"},
     "display": {"engine", "errors"},
     "testing": set[str](),
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming"},
-    "cli": {"run", "study", "display", "engine", "space", "errors", "naming"},
+    "cli": {"run", "study", "display", "engine", "space", "errors", "naming", "words"},
     "__init__": {"run", "study", "engine", "space", "errors"},
 }
 

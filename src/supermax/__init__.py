@@ -2,8 +2,8 @@
 
 Layers, each importing only what stands below it:
 
-    cli ─▶ run ───▶ display ─▶ engine ─▶ errors, naming
-      └──▶ study ─▶ space, engine ─────▶ errors, naming
+    cli ─▶ run ───▶ display ─▶ engine ─▶ errors, naming, words
+      └──▶ study ─▶ space, engine ─────▶ errors, naming, words
 
 `import supermax` and the engine never import torch; the space is imported when it is asked for.
 """

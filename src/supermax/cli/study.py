@@ -21,8 +21,8 @@ from supermax.errors import UserError
 from supermax.naming import FROM, ORIGIN, plain_params
 from supermax.space import Space, changes, load, space_of
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
-from supermax.space.words import nearest
 from supermax.study import connect, open_with_care, refuse_while_running
+from supermax.words import nearest
 
 app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
 app.info.no_args_is_help = True

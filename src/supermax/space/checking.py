@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from supermax.space import expression
 from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
 from supermax.space.expression import BadExpression
-from supermax.space.words import edits, nearest
+from supermax.words import edits, nearest
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")

@@ -29,7 +29,7 @@ from pydantic import (
 
 from supermax.space import expression
 from supermax.space.expression import Expression, same
-from supermax.space.words import nearest
+from supermax.words import nearest
 
 Choice = StrictBool | StrictInt | StrictFloat | StrictStr | None
 

@@ -19,7 +19,7 @@ from supermax.errors import UserError
 from supermax.space.checking import needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Float
 from supermax.space.model import Flat, Space
-from supermax.space.words import listed
+from supermax.words import listed
 
 DRAWS = 10_000
 """Draws from the prior before a space that is not finite is said to have no feasible point."""

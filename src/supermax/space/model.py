@@ -19,7 +19,7 @@ from supermax.errors import UserError
 from supermax.naming import domain_name
 from supermax.space.checking import needed_by, problems
 from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
-from supermax.space.words import listed, nearest
+from supermax.words import listed, nearest
 
 Flat = dict[str, Any]
 """A configuration by plain names, {"optim.lr": 1e-3}; what is not active is absent."""

@@ -9,7 +9,7 @@ from supermax.errors import UserError
 from supermax.space.domains import Branch, Categorical
 from supermax.space.expression import same
 from supermax.space.model import Space
-from supermax.space.words import listed, nearest
+from supermax.words import listed, nearest
 
 
 def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:

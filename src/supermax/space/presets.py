@@ -15,7 +15,7 @@ from supermax.errors import UserError
 from supermax.space.model import Space
 from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
-from supermax.space.words import nearest
+from supermax.words import nearest
 
 AGENTS = ("criteria", "evidence", "share", "joint")
 MODEL_CHOICES = "HPO_MODEL_CHOICES"

@@ -20,7 +20,7 @@ import yaml
 from supermax.errors import UserError
 from supermax.space.checking import Path, Problem, problems
 from supermax.space.model import Space
-from supermax.space.words import listed, nearest
+from supermax.words import listed, nearest
 
 CATALOG = File(__file__).parent / "catalog"
 _DEEPEST = 10

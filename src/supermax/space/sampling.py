@@ -42,7 +42,7 @@ from supermax.naming import DRAWN, plain_name
 from supermax.space.domains import Branch
 from supermax.space.feasible import DRAWS, TooLarge, draw, relevant, search, witness
 from supermax.space.model import Flat, Space
-from supermax.space.words import nearest
+from supermax.words import nearest
 
 _OWN_DRAWS = 100
 _GP_DRAWS = 5  # it proposes one of two points again and again, at half a second each

@@ -13,7 +13,7 @@ from supermax.errors import UserError
 from supermax.naming import ORIGIN, plain_params
 from supermax.space.carrying import Unfit, carried
 from supermax.space.model import Flat, Space, flatten
-from supermax.space.words import listed
+from supermax.words import listed
 
 
 def enqueue(study: Study, space: Space, config: Mapping[str, Any]) -> bool:

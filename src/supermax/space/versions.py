@@ -28,8 +28,8 @@ from supermax.space.carrying import Unfit, carried, expected, root
 from supermax.space.diff import Change, changes
 from supermax.space.model import Space
 from supermax.space.sampling import sampler_for
-from supermax.space.words import listed, nearest
 from supermax.space.writing import Progress, add_trials
+from supermax.words import listed, nearest
 
 ON_CHANGE = ("migrate", "new", "stop")
 _VERSION = re.compile(r"^(?P<base>.+?)(?:@(?P<number>[1-9]\d*))?$", re.DOTALL)
