@@ -77,7 +77,7 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
     changed = few.replace("[base, large]", "[base, large, huge]").replace("=12", "=14")
     said = run(changed, tmp_path)
     assert "choices added: encoder.name (huge)" in said
-    assert "12 trial(s) carried over from tuning" in said
+    assert "12 trial(s) carried over (12 from tuning)" in said
     assert said.split()[-1] == "14"
 
 
@@ -107,3 +107,13 @@ def test_every_target_the_readme_names_exists() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+
+
+def test_the_python_space_of_the_documentation_is_sound() -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "space.md").read_text(), re.DOTALL
+    )
+    (block,) = [block for block in blocks if "Categorical(" in block]
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert isinstance(names["space"], supermax.Space)

@@ -57,7 +57,7 @@ def domain_name(name: str, distribution: BaseDistribution) -> str:
     label = f"{_kind(distribution)} {distribution.low}..{distribution.high}"
     if distribution.log:
         label += " log"
-    elif distribution.step not in (None, 1):
+    elif distribution.step not in (None, 1) or isinstance(distribution.step, float):
         label += f" step {distribution.step}"
     return f"{name}@[{label}]"
 

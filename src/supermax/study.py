@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import optuna
 from optuna.pruners import BasePruner
@@ -28,7 +32,8 @@ def open_study(
     name: str | None = None,
     sampler: BaseSampler | str | None = None,
     pruner: BasePruner | None = None,
-    directions: Sequence[str | StudyDirection] | str = "minimize",
+    direction: str | StudyDirection | None = None,
+    directions: Sequence[str | StudyDirection] | str | None = None,
     on_change: str = "migrate",
     seed: int | None = None,
     quiet: bool = False,
@@ -37,12 +42,14 @@ def open_study(
 
     Args:
         space: A Space, the path of a space file, or the name of a space of the package.
-        storage: As Optuna takes it: a URL, a storage, or None for a study in memory.
+        storage: The path of an SQLite file, or as Optuna takes it: a URL, a storage, or None for
+            a study in memory.
         name: The study's name; by default the space's.
         sampler: An Optuna sampler, or "tpe" (the default), "random", "gp", "cmaes", "qmc",
             "nsgaii". It is made to draw feasible configurations only.
         pruner: An Optuna pruner.
-        directions: "minimize", "maximize", or a list of these.
+        direction: "minimize" (the default) or "maximize".
+        directions: A list of these, for several objectives.
         on_change: What a space that differs from the one the study was made with does.
             "migrate": open the next version (`name@2`) with every trial that is valid in it;
             "new": open it empty; "stop": raise UserError, saying what differs.
@@ -60,7 +67,7 @@ def open_study(
             name=name,
             sampler=sampler,
             pruner=pruner,
-            directions=directions,
+            directions=directions or [direction or "minimize"],
             on_change=on_change,
             seed=seed,
             quiet=quiet,
@@ -96,7 +103,7 @@ def open_with_care(
         transient=True,
         disable=quiet or not sys.stderr.isatty(),
     )
-    with bar:
+    with _opening(backend, name or space.name), bar:
         task = bar.add_task("", total=None)
         return open_version(
             space,
@@ -112,7 +119,28 @@ def open_with_care(
         )
 
 
+@contextlib.contextmanager
+def _opening(storage: BaseStorage, name: str) -> Iterator[None]:
+    """One opener at a time on this machine: others wait, and then find what it has made."""
+    place = find_home(cast(Study, SimpleNamespace(_storage=storage, study_name=name)))
+    if place.volatile:
+        yield
+        return
+    folder = place.run_dir.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f".{place.run_dir.name}.opening").open("w")
+    except OSError as error:
+        raise EnvironmentFault(f"{folder} cannot be written ({error.strerror}).") from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def connect(storage: str | BaseStorage | None) -> BaseStorage:
+    """Optuna's storage at a URL; a path is that of an SQLite file."""
+    if isinstance(storage, str) and "://" not in storage:
+        storage = f"sqlite:///{Path(storage).expanduser().absolute()}"
     try:
         return optuna.storages.get_storage(storage)
     except Exception as error:  # drivers raise what they like

@@ -24,6 +24,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return ""
 
 
+def ended(text: str) -> str:
+    """With a full stop, unless a question mark ends it already."""
+    return text if text.endswith("?") else f"{text}."
+
+
 def edits(one: str, other: str) -> int:
     """How many characters must be put in, taken out or replaced to make one the other."""
     row = list(range(len(other) + 1))

@@ -147,6 +147,8 @@ def test_a_function_that_fails_has_not_agreed_and_one_that_is_gone_is_named() ->
         constraints=[{"name": "c", "reason": "-", "python": "operator:truediv"}],
     )
     assert bad.broken({"x": 0.1})
+    with pytest.raises(UserError, match=r"(?s)'c' failed with TypeError.*'over'"):
+        sampler_for(bad)
 
 
 # Mistakes: all of them, with their lines and the nearest valid names.
@@ -233,12 +235,51 @@ def test_every_mistake_is_reported_at_once_with_its_line(tmp_path: Path) -> None
         ("parameters: {x: {choices: [1], was: x2}, x2: {choices: [1]}}", "still there"),
         ("extends: critera", "did you mean 'criteria'"),
         ("extends: [criteria]\nparameters: {encoder.nam: null}", "did you mean 'encoder.name'"),
+        ("parameters: {reg.lambda: {choices: [1]}}", "means something else"),
+        ("parameters: {true: {choices: [1]}}", "not a word"),
+        ("parameters: {x: {type: [float], low: 1, high: 2}}", "type is float or int"),
+        ("parameters: {x: {choices: [!!int abc]}}", "its tag"),
+        ("parameters: {x: {choices: [!!bool maybe]}}", "its tag"),
+        ("parameters: {x: {type: float, low: 0, high: " + "9" * 400 + "}}", "its tag"),
+        ("parameters: {x: {type: int, low: 0, high: 10000000000000000000}}", "exactly"),
+        ("extends: criteria\nconstraints: [{name: [a]}]", "not there to be removed"),
+        ("parameters: {x: {choices: [1], was: q}, y: {choices: [1], was: q}}", "has become 'x'"),
+        ("parameters: {x: {<<: {choices: [1]}}}", "unknown key '<<'"),
         ("version: 0\nparameters: {x: {choices: [1]}}", "from 1 on"),
     ],
 )
 def test_odd_files_are_told_in_a_sentence(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
         loads(text)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("when", "words"),
+    [
+        ("a == 'adm'", "did you mean 'adam'"),
+        ("a < 2", "is a word"),
+        ("a * 2 == 4", "is a word"),
+        ("max(a, 1) == 1", "is a word"),
+    ],
+)
+def test_slips_in_conditions(when: str, words: str) -> None:
+    text = f'parameters: {{a: {{choices: [adam, sgd]}}, b: {{when: "{when}", choices: [1]}}}}'
+    with pytest.raises(UserError, match=words):
+        loads(text)
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("{choises: [1]}", "did you mean 'choices'"),
+        ("{choices: [[1, 2], [3]]}", "a list of words"),
+        ("{type: float, low: x, high: 1}", "a, low: input should be a valid number"),
+    ],
+)
+def test_each_slip_is_one_mistake(written: str, words: str) -> None:
+    with pytest.raises(UserError, match="a mistake") as caught:
+        loads(f"parameters: {{a: {written}}}")
     assert words in str(caught.value)
 
 
@@ -300,6 +341,18 @@ def test_narrowing() -> None:
     assert "no such value 65" in text
     with pytest.raises(UserError, match="leaves nothing of one of 8, 12, 16 when"):
         narrowed(space, {"train.batch_size": [64]})
+    one = narrowed(space, {"train.batch_size": [64], "encoder.name": "bert-base"})
+    assert len(one.parameters["train.batch_size"].branches) == 1  # the other is never taken
+    steps = narrowed(space, {"optim.steps": {"low": 15, "high": 77}})
+    assert str(steps.parameters["optim.steps"].branches[0]) == "integers 20 to 70 step 10"
+    for values, words in (
+        ({"high": 1}, "is above the space's own"),
+        ({"hihg": 1}, "unknown key"),
+        ({"low": "x"}, "must be a number"),
+        ([1e-5], "it is a range"),
+    ):
+        with pytest.raises(UserError, match=words):
+            narrowed(space, {"optim.lr": values})
 
 
 # The language.
@@ -328,6 +381,8 @@ def test_any_text_is_an_expression_or_refused(text: str) -> None:
         ("gone == 1 and a == 4", False),
         ("not gone == 1", None),
         ("a / 0 > 1", False),
+        ("a / 0 > 1 or a == 3", True),
+        ("a == 3 or a / 0 > 1", True),
         ("sqrt(-a) > 1", False),
         ("10 ** 400 > 1", False),
         ("word + 1 > 1", False),
@@ -348,7 +403,8 @@ def test_what_expressions_mean(text: str, value: bool | None) -> None:
 @pytest.mark.parametrize(
     "text",
     ["a[0]", "a.b()", "lambda: 1", "f'{a}'", "a if b else c", "[x for x in a]", "a := 1", "x in y",
-     "a; b", "exec('1')", "().__class__", "a @ b", "a & b", "*a",
+     "a; b", "min(a)", "abs(a, 1)", "~" * 1500 + "1", "f" + "(x)" * 600,
+     "exec('1')", "().__class__", "a @ b", "a & b", "*a",
      "not " * 100 + "a", "a" * 3000],
 )  # fmt: skip
 def test_nothing_else_is_in_the_language(text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import warnings
 from collections import Counter
 from typing import Any
@@ -189,7 +190,7 @@ def test_tpe_keeps_its_own_draws_and_learns() -> None:
     assert study.best_value < 0.083
 
 
-def test_parameters_of_one_condition_are_drawn_jointly() -> None:
+def test_parameters_of_one_condition_are_drawn_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a branch two parameters that only pay off together are found together."""
     space = Space(
         parameters={
@@ -201,14 +202,13 @@ def test_parameters_of_one_condition_are_drawn_jointly() -> None:
     )
     sampler = sampler_for(space, "tpe", seed=0)
     asked: list[set[str]] = []
-    inner: Any = sampler.inner
-    original = inner._sample
+    original = optuna.samplers.TPESampler._sample
 
-    def noted(study: Any, trial: Any, search_space: dict[str, Any]) -> Any:
+    def noted(self: Any, study: Any, trial: Any, search_space: dict[str, Any]) -> Any:
         asked.append(set(search_space))
-        return original(study, trial, search_space)
+        return original(self, study, trial, search_space)
 
-    inner._sample = noted
+    monkeypatch.setattr(optuna.samplers.TPESampler, "_sample", noted)
     study = optuna.create_study(sampler=sampler)
 
     def objective(trial: optuna.Trial) -> float:
@@ -359,3 +359,66 @@ def test_the_sampler_can_be_looked_at_from_a_cell(tmp_path: Any) -> None:
 
     supermax.optimize(study, objective, n_trials=1, progress=False)
     assert study.best_value == 1.0
+
+
+def test_threads_of_plain_optuna() -> None:
+    study = optuna.create_study(sampler=sampler_for(MIXED, "tpe", seed=0))
+    study.optimize(lambda trial: float(MIXED.sample(trial)["batch"]), n_trials=60, n_jobs=4)
+    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 60
+
+
+def test_a_thin_constraint_does_not_cost_seconds_a_trial() -> None:
+    """One point in a hundred thousand, in a space too large to be searched at every draw."""
+    names = [f"p{i}" for i in range(8)]
+    space = Space(
+        parameters={name: {"type": "int", "low": 0, "high": 9} for name in names},
+        constraints=[{"name": "sum", "require": f"{' + '.join(names)} == 5", "reason": "-"}],
+    )
+    started = time.monotonic()
+    _, configs = run(space, "tpe", 15)
+    assert all(sum(config.values()) == 5 for config in configs)
+    assert (time.monotonic() - started) / 15 < 5  # it was 16 s a trial once
+
+
+def test_queued_values_are_completed_by_search() -> None:
+    space = Space(
+        parameters={
+            "x": {"type": "int", "low": 0, "high": 20},
+            "y": {"type": "int", "low": 0, "high": 20_000},
+        },
+        constraints=[{"name": "line", "require": "y == x * 1000", "reason": "-"}],
+    )
+    study = optuna.create_study(sampler=sampler_for(space, "random", seed=0))
+    enqueue(study, space, {"x": 7})
+    configs: list[Any] = []
+    study.optimize(lambda trial: configs.append(space.sample(trial)) or 0.0, n_trials=1)
+    assert configs == [{"x": 7, "y": 7000}]
+
+
+def test_ranges_with_and_without_steps_have_names_of_their_own() -> None:
+    unit = {"type": "float", "low": 0, "high": 10}
+    space = Space(
+        parameters={
+            "k": {"choices": [1, 2, 3]},
+            "x": [
+                {"when": "k == 1", "choices": ["a"]},
+                {"when": "k == 2", **unit},
+                {**unit, "step": 1.0},
+            ],
+        }
+    )
+    assert len(set(space.stored_names.values())) == 4
+
+
+def doubled(config: dict[str, Any]) -> bool:
+    return bool(config["b"] == 2 * config["a"])
+
+
+def test_a_function_sees_what_it_says_it_needs() -> None:
+    ints = {"type": "int", "low": 0, "high": 40}
+    rule = {"name": "d", "reason": "-", "python": doubled, "over": ["a", "b"]}
+    space = Space(parameters={"a": ints, "b": ints, "c": ints}, constraints=[rule])
+    _, configs = run(space, "random", 5)
+    assert all(config["b"] == 2 * config["a"] for config in configs)
+    with pytest.raises(UserError, match="failed with KeyError"):
+        sampler_for(Space(parameters={"a": ints}, constraints=[{**rule, "over": ["a"]}]))

@@ -75,7 +75,8 @@ def test_diff_and_migrate(db: str, file: str) -> None:
     assert "do not fit and stay where they are" in text
     assert "has this space already" in study("migrate", "s", file, "--storage", db)
     assert "narrowed: warmup" in study("diff", "s", "--storage", db)
-    assert "widened" in study("diff", "s@2", "s", "--storage", db)
+    assert "widened" in study("diff", "s@2", "s@1", "--storage", db)
+    assert "No difference" in study("diff", "s", "s", "--storage", db)
     (change,) = json.loads(study("diff", "s", "--storage", db, "--json"))
     assert change["kind"] == "narrowed"
     assert "carried over" in study("show", "s", "--storage", db)
@@ -93,11 +94,14 @@ def test_retry(db: str) -> None:
 
 def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     text = study("delete", "s", "--storage", db, answer="n\n", code=1)
-    assert "20 finished trial(s); 20 of them are only here" in text
+    assert "20 finished trial(s); 20 of them are in no other version" in text
     assert "Nothing was deleted" in text
     study("migrate", "s", file, "--storage", db)
+    assert "Say which: s@1, s@2" in study("delete", "s", "--storage", db, code=2)
+    first = study("delete", "s@1", "--storage", db, answer="n\n", code=1)
+    assert "20 finished trial(s); 20 of them" not in first
     text = study("delete", "s@2", "--storage", db, answer="y\n")
-    assert "0 of them are only here" in text
+    assert "; 0 of them are in no other version" in text
     assert "'s@2' is deleted" in text
     names = [s.study_name for s in optuna.get_all_study_summaries(f"sqlite:///{db}")]
     assert names == ["s"]

@@ -133,7 +133,7 @@ def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
     assert after == {root: before[root] for root in after}
     text = "\n".join(result.lines())
     assert "choices removed: encoder (albert, longformer)" in text
-    assert f"{result.carried} trial(s) carried over from s" in text
+    assert f"{result.carried} trial(s) carried over ({result.carried} from s)" in text
     assert len(study.trials) == 60  # where they were
     # And the search goes on there, under the engine's eyes or not.
     result.study.optimize(lambda trial: float(len(seven.sample(trial))), n_trials=3)
@@ -206,6 +206,38 @@ def test_removed_parameters_are_remembered_and_come_back(storage: Any) -> None:
         assert plain_params(new) == plain_params(old)
 
 
+def test_a_rename_undone_finds_the_values_again(storage: Any) -> None:
+    one = Space(
+        name="s", parameters={"lr": {"type": "float", "low": 0, "high": 1, "default": 0.5}}
+    )
+    two = Space(
+        name="s",
+        parameters={"rate": {"type": "float", "low": 0, "high": 1, "default": 0.5, "was": "lr"}},
+    )
+    three = Space(
+        name="s",
+        parameters={"lr": {"type": "float", "low": 0, "high": 1, "default": 0.5, "was": "rate"}},
+    )
+    study = opened(one, storage).study
+    filled(study, one, 10)
+    true = [t.params["lr"] for t in study.trials]
+    for space, name in ((two, "rate"), (one, "lr"), (two, "rate"), (three, "lr")):
+        result = opened(space, storage)
+        assert result.carried in (0, 10)
+        assert [t.params[name] for t in result.study.trials] == true
+        assert not result.assumed
+
+
+def test_a_forgotten_rename_is_hinted_at(storage: Any) -> None:
+    filled(opened(Space(**BASE), storage).study, Space(**BASE), 6)
+    warm = {"type": "float", "low": 0.0, "high": 0.3, "default": 0.1}
+    result = opened(changed(warmup=None, warm=warm), storage)
+    text = "\n".join(result.lines())
+    assert "write was: warmup" in text
+    assert "taken to have had the defaults of warm (6 trials)" in text
+    assert "They also have warmup (6 trials)" in text
+
+
 def test_trials_that_a_version_had_no_place_for_come_back_later(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 40)
@@ -260,8 +292,9 @@ def test_new_opens_an_empty_version_and_stop_says_what_differs(storage: Any) -> 
 def test_running_trials_are_queued_and_waiting_ones_stay_queued(storage: Any) -> None:
     space = Space(**BASE)
     study = opened(space, storage).study
-    study.ask()  # nothing drawn from it yet
+    study.enqueue_trial({"encoder": "bert"})
     space.sample(running := study.ask())
+    study.ask()  # nothing drawn from it yet
     study.enqueue_trial({"encoder": "roberta"}, user_attrs={"why": "asked for"})
     study.enqueue_trial({"encoder": "electra"})
     result = opened(changed(encoder={"choices": ENCODERS[:5]}), storage, seed=3)
@@ -332,6 +365,12 @@ def test_wrong_use(storage: Any) -> None:
     with pytest.raises(UserError, match="no feasible point"):
         opened(Space(**{**BASE, "constraints": [impossible]}), storage)
     assert [s.study_name for s in find_versions(storage, "s")] == ["s"]
+    with pytest.raises(UserError, match=r"directions=\['minimize'\]"):
+        opened(Space(**BASE), storage, directions="maximize")
+    with pytest.raises(UserError, match="is a mapping"):
+        supermax.space.enqueue(opened(Space(**BASE), storage).study, Space(**BASE), [1])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is a study"):
+        warm_start(opened(Space(**BASE), storage).study, Space(**BASE), "s")  # type: ignore[arg-type]
     with pytest.raises(supermax.EnvironmentFault, match="cannot be opened"):
         supermax.open_study(Space(**BASE), storage="nonsense://x")
 
@@ -589,3 +628,101 @@ def test_prior_draws_are_valid() -> None:
     for _ in range(200):
         values = draw(Space(**BASE), rng)
         assert [m for m in Space(**BASE).mistakes(values) if "breaks" not in m] == []
+
+
+# Found by attack.
+
+
+def test_names_given_on_the_way_are_not_forgotten(storage: Any) -> None:
+    """A trial that a version had no place for is carried past it, with the names it gave."""
+    one = Space(name="s", parameters={"a": {"type": "int", "low": 0, "high": 10}})
+    two = Space(name="s", parameters={"b": {"type": "int", "low": 0, "high": 5, "was": "a"}})
+    wide = {"type": "int", "low": 0, "high": 10, "default": 1}
+    three = Space(name="s", parameters={"b": wide})
+    four = Space(name="s", parameters={"b": wide, "a": wide})
+    study = opened(one, storage).study
+    study.enqueue_trial({"a": 7})
+    study.optimize(lambda trial: float(one.sample(trial)["a"]), n_trials=1)
+    assert opened(two, storage).carried == 0
+    result = opened(three, storage)
+    assert [t.params for t in result.study.trials] == [{"b": 7}]
+    result = opened(four, storage)
+    assert [t.params for t in result.study.trials] == [{"b": 7, "a": 1}]  # another a
+
+
+def test_the_finished_form_of_a_trial_counts(storage: Any) -> None:
+    space = Space(**BASE)
+    study = opened(space, storage).study
+    space.sample(running := study.ask())
+    two = opened(Space(**{**BASE, "version": 2}), storage)
+    assert [t.state for t in two.study.trials] == [TrialState.WAITING]
+    study.tell(running, 0.25)  # it was still at work
+    three = opened(Space(**{**BASE, "version": 3}), storage)
+    assert [t.value for t in three.study.trials] == [0.25]
+
+
+def test_a_copy_made_by_another_program_is_a_trial_of_its_own(storage: Any) -> None:
+    space = Space(**BASE)
+    study = opened(space, storage).study
+    space.sample(failed := study.ask())
+    study.tell(failed, state=TrialState.FAIL)
+    two = opened(Space(**{**BASE, "version": 2}), storage).study
+    again = two.trials[0]
+    two.add_trial(
+        create_trial(
+            value=0.5,
+            params=again.params,
+            distributions=again.distributions,
+            system_attrs=again.system_attrs,
+        )
+    )
+    three = opened(Space(**{**BASE, "version": 3}), storage).study
+    assert sorted(t.state.name for t in three.trials) == ["COMPLETE", "FAIL"]
+
+
+def test_a_version_in_the_middle_may_be_deleted(storage: Any) -> None:
+    study = opened(Space(**BASE), storage).study
+    filled(study, Space(**BASE), 20)
+    few = {"choices": ["bert", "roberta"], "default": "bert"}
+    opened(changed(encoder=few), storage)
+    opened(Space(**{**changed(encoder=few).data(), "version": 2}), storage)
+    optuna.delete_study(study_name="s@2", storage=storage)
+    assert opened(Space(**BASE), storage).carried == 20
+
+
+def test_a_study_of_the_users_own_is_not_taken_for_a_version(storage: Any) -> None:
+    filled(opened(Space(**BASE), storage).study, Space(**BASE), 3)
+    own = optuna.create_study(storage=storage, study_name="s@2")
+    own.optimize(lambda trial: trial.suggest_float("other", 0, 1), n_trials=2)
+    result = opened(Space(**{**BASE, "version": 2}), storage)
+    assert result.study.study_name == "s@3"
+    assert result.carried == 3
+    assert [set(t.params) for t in own.trials] == [{"other"}] * 2
+
+
+def test_half_a_trial_must_meet_constraints_too(storage: Any) -> None:
+    one = Space(name="s", parameters={n: {"type": "int", "low": 0, "high": 9} for n in "ab"})
+    study = opened(one, storage).study
+    study.enqueue_trial({"a": 9})
+    study.optimize(lambda trial: float(trial.suggest_int("a", 0, 9)), n_trials=1)
+    rule = {"name": "small", "require": "a < 5", "reason": "-"}
+    assert opened(Space(**{**one.data(), "constraints": [rule]}), storage).carried == 0
+
+
+def test_two_openers_with_two_spaces_get_two_versions(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    filled(opened(Space(**BASE), url).study, Space(**BASE), 30)
+    program = (
+        f"import sys, supermax; sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})\n"
+        "from tests.space.test_versions import changed\n"
+        "high = float(sys.argv[1])\n"
+        "space = changed(warmup={'type': 'float', 'low': 0.0, 'high': high})\n"
+        f"study = supermax.open_study(space, storage={url!r}, name='s', quiet=True)\n"
+        "print(study.study_name, supermax.space.space_of(study) == space, len(study.trials))\n"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", program, high], stdout=subprocess.PIPE, text=True)
+        for high in ("0.4", "0.5")
+    ]
+    said = sorted(process.communicate()[0].split() for process in both)
+    assert said == [["s@2", "True", "30"], ["s@3", "True", "30"]]

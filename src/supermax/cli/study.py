@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +15,7 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import TrialState
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from supermax.engine.home import find_home
@@ -20,9 +23,10 @@ from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
 from supermax.naming import FROM, ORIGIN, plain_params
 from supermax.space import Space, changes, load, space_of
+from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
 from supermax.study import connect, open_with_care, refuse_while_running
-from supermax.words import nearest
+from supermax.words import ended, nearest
 
 app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
 app.info.no_args_is_help = True
@@ -57,11 +61,12 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
     if not rows:
         print(f"No study in {storage}.")
         return
-    table = Table("study", "version", "finished", "best value", "space")
+    table = Table("study", "finished", "best value", "space")
     for row in rows:
         best = "–" if row["best"] is None else f"{row['best']['value']:g}"
-        remembered = f"version {row['space']['version']}" if row["space"] else "not remembered"
-        table.add_row(row["name"], str(row["version"]), str(row["finished"]), best, remembered)
+        space = row["space"]
+        remembered = f"{len(space['parameters'])} parameters" if space else "not remembered"
+        table.add_row(escape(row["name"]), str(row["finished"]), best, remembered)
     Console().print(table)
 
 
@@ -126,8 +131,8 @@ def diff(
         if not before:
             raise UserError(f"There is no version before '{study.study_name}'. Name a space file.")
         old, new = _remembered(before[-1]), old
-    elif any(s.study_name == other for s in backend.get_all_studies()):
-        new = _remembered(_load(backend, other))
+    elif any(base_name(s.study_name) == base_name(other) for s in backend.get_all_studies()):
+        new = _remembered(_find(backend, other))
     else:
         new = load(other)
     found = changes(old, new)
@@ -154,7 +159,9 @@ def migrate(
     Example: supermax study migrate criteria space.yaml --storage study.db
     """
     if on_change not in ON_CHANGE:
-        raise UserError(f"--on-change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}.")
+        raise UserError(
+            ended(f"--on-change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}")
+        )
     wanted = load(space)
     backend = _opened(storage)
     study = _find(backend, name)
@@ -183,7 +190,7 @@ def retry(
     known = {"fail": TrialState.FAIL, "pruned": TrialState.PRUNED}
     wanted = [s.lower() for s in state or ["fail"]]
     if unknown := [s for s in wanted if s not in known]:
-        raise UserError(f"--state cannot be {unknown[0]!r}{nearest(unknown[0], known)}.")
+        raise UserError(ended(f"--state cannot be {unknown[0]!r}{nearest(unknown[0], known)}"))
     study = _find(_opened(storage), name)
     queued = queue_again(study, [known[s] for s in wanted])
     finished = sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
@@ -206,13 +213,17 @@ def delete(
     Example: supermax study delete criteria@2 --storage study.db
     """
     backend = _opened(storage)
-    if name not in (names := [s.study_name for s in backend.get_all_studies()]):
-        raise UserError(f"There is no study '{name}'{nearest(name, names)}.")
-    study = _load(backend, name)
+    versions = [v.study_name for v in find_versions(backend, name)]
+    if len(versions) > 1:
+        shown = ", ".join(f"{name}@{version_of(v)}" for v in versions)
+        raise UserError(f"There are several versions of '{name}'. Say which: {shown}.")
+    study = _find(backend, name)
     refuse_while_running(study)
-    facts = _facts(study)
-    native = facts["finished"] - sum(facts["carried"].values())
-    print(f"'{name}' has {facts['finished']} finished trial(s); {native} of them are only here.")
+    name, facts = study.study_name, _facts(study)
+    print(
+        f"'{name}' has {facts['finished']} finished trial(s); {_only_here(study)} of them are in "
+        f"no other version."
+    )
     if facts["best"]:
         print(f"The best is trial {facts['best']['number']} with {facts['best']['value']:g}.")
     print(f"Its run folder stays: {find_home(study).run_dir}")
@@ -240,13 +251,27 @@ def _opened(storage: str) -> BaseStorage:
 
 
 def _find(storage: BaseStorage, name: str) -> Study:
+    """The study's newest version; name@1 is the first one."""
     names = [summary.study_name for summary in storage.get_all_studies()]
-    versions = find_versions(storage, name)
-    if versions:
+    if versions := find_versions(storage, name):
         return _load(storage, versions[-1].study_name)
-    if name not in names:
-        raise UserError(f"There is no study '{name}'{nearest(name, names)}.")
-    return _load(storage, name)
+    for known in (name, base_name(name) if version_of(name) == 1 else name):
+        if known in names:
+            return _load(storage, known)
+    raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
+
+
+def _only_here(study: Study) -> int:
+    """Finished trials that no other version has a copy of."""
+    elsewhere = {
+        root(trial, other.study_name)
+        for other in find_versions(study._storage, base_name(study.study_name))
+        if other.study_name != study.study_name
+        for trial in other.get_trials(deepcopy=False)
+        if trial.state.is_finished()
+    }
+    trials = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
+    return sum(root(trial, study.study_name) not in elsewhere for trial in trials)
 
 
 def _load(storage: BaseStorage, name: str) -> Study:
@@ -256,7 +281,10 @@ def _load(storage: BaseStorage, name: str) -> Study:
 def _remembered(study: Study) -> Space:
     space = space_of(study)
     if space is None:
-        raise UserError(f"'{study.study_name}' does not remember a space.")
+        raise UserError(
+            f"'{study.study_name}' does not remember a space: it was made by Optuna alone. "
+            f"`supermax study migrate {study.study_name} SPACE` adopts it."
+        )
     return space
 
 
@@ -266,8 +294,9 @@ def _facts(study: Study) -> dict[str, Any]:
     best = None
     complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     if len(study.directions) == 1 and complete:
-        trial = study.best_trial
-        best = {"number": trial.number, "value": trial.value, "params": plain_params(trial)}
+        with contextlib.suppress(ValueError):  # none of them is feasible
+            trial = study.best_trial
+            best = {"number": trial.number, "value": trial.value, "params": plain_params(trial)}
     space = space_of(study)
     origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]
     attributes = study._storage.get_study_system_attrs(study._study_id)
@@ -297,4 +326,13 @@ def _space_text(space: Space) -> str:
 
 
 def _print_json(data: Any) -> None:
-    print(json.dumps(data, indent=1, ensure_ascii=False, default=str))
+    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, default=str))
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no infinity: such values become text."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data

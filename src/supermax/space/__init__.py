@@ -11,6 +11,7 @@ from supermax.space.diff import Change, changes
 from supermax.space.domains import Categorical, Constraint, Float, Int, Parameter
 from supermax.space.model import Space, flatten, nest
 from supermax.space.narrowing import narrowed
+from supermax.space.presets import Preset, preset
 from supermax.space.reading import load, loads, shipped
 from supermax.space.sampling import SpaceSampler, sampler_for
 from supermax.space.seeds import enqueue, enqueue_defaults, warm_start
@@ -24,6 +25,7 @@ __all__ = [
     "Int",
     "Opened",
     "Parameter",
+    "Preset",
     "Space",
     "SpaceSampler",
     "changes",
@@ -35,6 +37,7 @@ __all__ = [
     "narrowed",
     "nest",
     "open_version",
+    "preset",
     "sampler_for",
     "shipped",
     "space_of",

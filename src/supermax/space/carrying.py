@@ -6,7 +6,7 @@ FrozenTrial, names it should have, new Space ──carried()──▶ FrozenTria
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,26 @@ class Unfit:
     reason: str
 
 
-def root(trial: FrozenTrial, study_name: str) -> tuple[str, int]:
+Root = tuple[str, int]
+"""Where a trial was run first: the study's name and the number there."""
+
+
+def root(trial: FrozenTrial, study_name: str) -> Root:
     """Where a trial was run first, however often it was carried over since."""
     origin = trial.system_attrs.get(ORIGIN)
     return (origin["study"], origin["number"]) if origin else (study_name, trial.number)
+
+
+def roots(trials: Iterable[FrozenTrial], study_name: str) -> list[Root]:
+    """The trials' roots, each once: a copy that another program made of a carried trial, its
+    attributes included, is a trial of its own."""
+    seen: set[Root] = set()
+    result = []
+    for trial in trials:
+        key = root(trial, study_name)
+        result.append((study_name, trial.number) if key in seen else key)
+        seen.add(result[-1])
+    return result
 
 
 def expected(space: Space | None, trials: list[FrozenTrial]) -> Mapping[int, Set[str]]:
@@ -49,15 +65,23 @@ def _active(space: Space, values: Flat) -> list[str]:
 
 
 def carried(
-    trial: FrozenTrial, study_name: str, should_have: Set[str], new: Space
+    trial: FrozenTrial,
+    key: Root,
+    should_have: Set[str],
+    new: Space,
+    between: Sequence[Space] = (),
 ) -> FrozenTrial | Unfit:
     """The trial as the new study shall hold it. Finished trials keep all they have; one that
-    was running or waiting is queued with its values."""
+    was running or waiting is queued with its values. `between` are the spaces from the trial's
+    own to the new one, which may have given its parameters other names."""
     origin = trial.system_attrs.get(ORIGIN, {})
     drawn = plain_params(trial)
     waiting = not trial.state.is_finished()
-    queued = {plain_name(n): v for n, v in trial.system_attrs.get(_QUEUED, {}).items()}
-    known = {**origin.get("removed", {}), **(queued if waiting else {}), **drawn}
+    measured = {**(_queued(trial) if waiting else {}), **drawn}
+    names = _names_now(measured, (*between, new))
+    guessed = {names.get(name, name) for name in origin.get("assumed", ())}
+    measured = {names[name]: value for name, value in measured.items()}
+    known = {**origin.get("removed", {}), **measured}
     _rename(known, new)
     whole = not waiting and should_have <= set(drawn)
     fitted = _fit(known, new, assume=whole)
@@ -66,22 +90,46 @@ def carried(
     values, assumed = fitted
     if waiting and not values:
         return Unfit("it had not begun")
-    if whole and (broken := new.broken(values)):
+    if not waiting and (broken := new.broken(values)):
         return Unfit(f"breaks the constraint {broken[0].name}")
-    start, number = root(trial, study_name)
-    note: dict[str, Any] = {"study": start, "number": number}
-    if assumed := [
-        n
-        for n in {**dict.fromkeys(origin.get("assumed", ())), **dict.fromkeys(assumed)}
-        if n in values
-    ]:
-        note["assumed"] = assumed
-    if removed := {name: value for name, value in known.items() if name not in values}:
-        note["removed"] = removed
-    return _rewritten(trial, new, values, note, waiting)
+    note = {
+        "study": key[0],
+        "number": key[1],
+        "assumed": [name for name in values if name in guessed or name in assumed],
+        "removed": {n: v for n, v in known.items() if n not in values and n not in guessed},
+    }
+    kept = {key: value for key, value in note.items() if value not in ([], {})}
+    return _rewritten(trial, new, values, kept, waiting)
+
+
+def assumed_of(trial: FrozenTrial) -> list[str]:
+    """The parameters whose values are defaults, since the trial is from before they existed."""
+    return list(trial.system_attrs.get(ORIGIN, {}).get("assumed", ()))
+
+
+def _queued(trial: FrozenTrial) -> Flat:
+    return {plain_name(n): v for n, v in trial.system_attrs.get(_QUEUED, {}).items()}
+
+
+def _names_now(names: Iterable[str], spaces: Sequence[Space]) -> dict[str, str]:
+    """What the last of the spaces calls the parameters: each may have given them other names. A
+    name that was given and taken back is the old one again."""
+    new = spaces[-1]
+    called = {name: [name] for name in names}
+    for space in spaces:
+        for name, parameter in space.parameters.items():
+            for others in called.values():
+                if others[-1] in parameter.was and others[-1] not in space.parameters:
+                    others.append(name)
+    result = {}
+    for name, others in called.items():
+        still_there = [other for other in others if other in new.parameters]
+        result[name] = still_there[-1] if still_there else others[-1]
+    return result
 
 
 def _rename(known: Flat, new: Space) -> None:
+    """Give values that were put aside the names that parameters have now."""
     for name, parameter in new.parameters.items():
         for before in parameter.was:
             if name not in known and before in known and before not in new.parameters:
@@ -100,7 +148,7 @@ def _fit(known: Flat, new: Space, assume: bool) -> tuple[Flat, list[str]] | Unfi
         branch = new.parameters[name].branches[position]
         if name in known:
             if not branch.contains(known[name]):
-                return Unfit(f"{name} = {known[name]!r} is no longer possible")
+                return Unfit(_no_longer(name, known[name], branch))
             values[name] = canonical(branch, known[name])
         elif assume and branch.has_default:
             values[name] = branch.default
@@ -108,6 +156,12 @@ def _fit(known: Flat, new: Space, assume: bool) -> tuple[Flat, list[str]] | Unfi
         elif assume:
             return Unfit(f"{name} is new and has no default")
     return values, assumed
+
+
+def _no_longer(name: str, value: Any, branch: Branch) -> str:
+    if isinstance(branch, Categorical):
+        return f"{name} = {value!r} is no longer possible"
+    return f"{name} is not {branch}"  # without the value, so that reasons can be counted
 
 
 def canonical(branch: Branch, value: Any) -> Any:

@@ -5,6 +5,7 @@ plain data ──problems()──▶ [Problem(path, text)]      path leads to th
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from supermax.space.expression import BadExpression
 from supermax.words import edits, nearest
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_LITERALS = ("true", "false", "null")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
 Path = tuple[str | int, ...]
 Placed = Mapping[str, list[tuple[Path, Branch]]]
@@ -113,8 +115,19 @@ def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
         found.append(Problem(path, f"{key!r} belongs into each of the branches"))
         return None
     kind = written.get("type", "categorical" if "choices" in written else None)
+    if not (kind is None or isinstance(kind, str)):
+        found.append(Problem((*path, "type"), f"type is float or int, not {kind!r:.40}"))
+        return None
+    if kind == "categorical" and not _are_plain(written.get("choices")):
+        text = "choices is a list of words, numbers, true, false or null"
+        found.append(Problem((*path, "choices") if "choices" in written else path, text))
+        return None
     if kind not in KINDS:
+        known = ("type", "choices", "low", "high", "log", "step", "default", "when")
+        strange = [key for key in written if key not in known]
         text = "needs a type (float or int with low and high) or choices"
+        if strange:
+            text = f"unknown key {strange[0]!r}{nearest(str(strange[0]), known)}"
         if kind is not None:
             text = f"unknown type {kind!r}{nearest(str(kind), list(KINDS))}"
         found.append(Problem((*path, "type") if "type" in written else path, text))
@@ -126,15 +139,22 @@ def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
     return branch
 
 
+def _are_plain(choices: Any) -> bool:
+    return isinstance(choices, (list, tuple)) and all(
+        choice is None or isinstance(choice, (bool, int, float, str)) for choice in choices
+    )
+
+
 def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
     """An instance of `model`, or None with everything that is wrong appended to `found`."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
         for detail in error.errors():
-            place = [part for part in detail["loc"] if part in written or isinstance(part, int)]
-            keep: list[str | int] = place[:2] if place[:1] and place[0] in written else []
-            found.append(Problem((*path, *keep), _sentence(detail, model)))
+            text = _sentence(detail, model)
+            place = list(detail["loc"]) or (["default"] if "the default" in text else [])
+            keep = place[:1] if place and place[0] in written else []
+            found.append(Problem((*path, *keep), text))
         return None
 
 
@@ -151,7 +171,7 @@ def _sentence(detail: Any, model: Any) -> str:
         case "value_error":
             return str(detail["ctx"]["error"])
         case _:
-            return f"{key}: {_lower(detail['msg'])}, but is {detail['input']!r:.60}"
+            return f"{_lower(detail['msg'])}, but is {detail['input']!r:.60}"
 
 
 def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Iterable[Problem]:
@@ -164,15 +184,26 @@ def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Itera
     for name in names:
         if name in parameters:
             yield Problem((*path, "was"), f"{name!r} is still there, so it was not renamed")
+        for other, written in parameters.items():
+            if other == path[-1]:
+                break
+            if isinstance(written, Mapping) and name in _names_in(written.get("was")):
+                yield Problem((*path, "was"), f"{name!r} has become {other!r} already")
+
+
+def _names_in(was: Any) -> list[Any]:
+    return [was] if isinstance(was, str) else list(was) if isinstance(was, (list, tuple)) else []
 
 
 def _names(names: Sequence[str]) -> Iterable[Problem]:
     for name in names:
+        parts = name.split(".")
         if not NAME.match(name):
-            yield Problem(
-                ("parameters", name),
-                "a name is made of words (letters, digits, _) joined by dots, like optim.lr",
-            )
+            text = "a name is made of words (letters, digits, _) joined by dots, like optim.lr"
+            yield Problem(("parameters", name), text)
+        elif taken := [part for part in parts if keyword.iskeyword(part) or name in _LITERALS]:
+            text = f"{taken[0]!r} means something else in conditions: choose another name"
+            yield Problem(("parameters", name), text)
         for other in names:
             if name.startswith(f"{other}."):
                 yield Problem(
@@ -194,6 +225,10 @@ def _expression(text: str, good: Placed, names: Sequence[str]) -> Iterable[str]:
     except BadExpression as error:
         yield str(error)
         return
+    for name in sorted(parsed.numeric):
+        branches = [branch for _, branch in good.get(name, ())]
+        if branches and all(_are_words(branch) for branch in branches):
+            yield f"{name} is a word: it can be compared with == and in, not computed with"
     for unknown in sorted(parsed.names - set(names)):
         yield f"unknown parameter {unknown!r}{nearest(unknown, names)}{_unquoted(text, good)}"
 
@@ -220,12 +255,22 @@ def _mistyped(text: str, good: Placed) -> Iterable[str]:
     for name, values in compared:
         branches = [branch for _, branch in good.get(name, ()) if isinstance(branch, Categorical)]
         choices = [c for branch in branches for c in branch.choices if isinstance(c, str)]
-        for value in values:
-            if isinstance(value, str) and value not in choices:
-                for choice in choices:
-                    if min(len(value), len(choice)) > 4 and edits(value, choice) <= 2:
-                        yield f"{name} is never {value!r}; did you mean {choice!r}?"
-                        break
+        words = [value for value in values if isinstance(value, str)]
+        for value in words:
+            if choices and value not in choices:
+                close = [choice for choice in choices if _almost(value, choice)]
+                if close:
+                    yield f"{name} is never {value!r}; did you mean {close[0]!r}?"
+
+
+def _almost(value: str, choice: str) -> bool:
+    """One slip in a short word, two in a long one."""
+    shorter = min(len(value), len(choice))
+    return shorter > 2 and edits(value, choice) <= (2 if shorter > 4 else 1)
+
+
+def _are_words(branch: Branch) -> bool:
+    return isinstance(branch, Categorical) and all(isinstance(c, str) for c in branch.choices)
 
 
 def _unquoted(text: str, good: Placed) -> str:

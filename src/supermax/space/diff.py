@@ -33,7 +33,20 @@ class Change:
 
 def changes(old: Space, new: Space) -> list[Change]:
     """Everything that differs, most telling first; empty for spaces that are the same."""
-    return list(_changes(old, new))
+    found = list(_changes(old, new))
+    gone = {c.name: old.parameters[c.name] for c in found if c.kind == "removed"}
+    return [_hinted(change, gone, new) for change in found]
+
+
+def _hinted(change: Change, gone: dict[str, Parameter], new: Space) -> Change:
+    """What is new and just like something that is gone may be the same under another name."""
+    if change.kind == "added":
+        for name, parameter in gone.items():
+            domains = [str(b) for b in new.parameters[change.name].branches]
+            if [str(b) for b in parameter.branches] == domains:
+                hint = f"{change.detail}; if it is {name} under another name, write was: {name}"
+                return Change(change.kind, change.name, hint)
+    return change
 
 
 def _changes(old: Space, new: Space) -> Iterator[Change]:
@@ -42,7 +55,7 @@ def _changes(old: Space, new: Space) -> Iterator[Change]:
     renamed = renames(old, new)
     for name, parameter in new.parameters.items():
         before = renamed.get(name, name)
-        if before not in old.parameters or (before == name and name in renamed.values()):
+        if before not in old.parameters:
             yield Change("added", name, _described(parameter))
             continue
         if before != name:

@@ -31,6 +31,7 @@ from supermax.space import expression
 from supermax.space.expression import Expression, same
 from supermax.words import nearest
 
+_LARGEST_INT = 2**53
 Choice = StrictBool | StrictInt | StrictFloat | StrictStr | None
 
 
@@ -81,6 +82,8 @@ class _Range(_Branch):
     def _check_range(self, low: float, high: float, step: float | None, log: bool) -> None:
         if not (math.isfinite(low) and math.isfinite(high)):
             raise ValueError("low and high must be finite")
+        if isinstance(self, Int) and max(abs(low), abs(high)) > _LARGEST_INT:
+            raise ValueError(f"whole numbers beyond {_LARGEST_INT} cannot be stored exactly")
         if low > high:
             raise ValueError(f"low {low} is above high {high}")
         if log and low <= 0:
@@ -230,7 +233,8 @@ class Constraint(_Plain):
     """What must hold of every configuration: an expression, or a function of the configuration.
 
     A function is named `package.module:function` in a file; it gets the nested configuration and
-    returns true or false. With `over` it is asked only when all these parameters are active.
+    returns true or false. With `over` it gets these parameters alone, and is asked only when all
+    of them are active.
     """
 
     name: str = Field(min_length=1)

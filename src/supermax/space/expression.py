@@ -7,8 +7,8 @@ It has parameter names (with dots), numbers, strings in quotes, true, false and 
 
 Logic has a third value. A comparison with a parameter that is not active is neither true nor
 false but does not apply; `and` and `or` then look at their other side. A condition holds when it
-is true; a constraint is broken when it is false. What cannot be computed (a division by zero, a
-root of a negative number) is false.
+is true; a constraint is broken when it is false. A comparison that cannot be computed (a division
+by zero, a root of a negative number) is false.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LITERALS: dict[str, Any] = {
     "null": None,
     "None": None,
 }
-_ARITHMETIC: dict[type[ast.AST], tuple[str, Callable[[Any, Any], Any]]] = {
-    ast.Add: ("+", operator.add),
-    ast.Sub: ("-", operator.sub),
-    ast.Mult: ("*", operator.mul),
-    ast.Div: ("/", operator.truediv),
-    ast.FloorDiv: ("//", operator.floordiv),
-    ast.Mod: ("%", operator.mod),
-    ast.Pow: ("**", lambda a, b: float(a) ** b),
+_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: lambda a, b: float(a) ** b,
 }
 _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.Eq: lambda a, b: same(a, b),
@@ -73,6 +73,8 @@ class BadExpression(ValueError):
 class Expression:
     text: str
     names: frozenset[str]
+    numeric: frozenset[str] = field(compare=False, repr=False)
+    """The parameters that are computed with or compared by size."""
     compared: tuple[tuple[str, tuple[Any, ...]], ...] = field(compare=False, repr=False)
     """What each parameter is compared with by ==, !=, in and not in: for finding slips."""
     _tree: ast.expr = field(compare=False, repr=False)
@@ -108,8 +110,30 @@ def parse(text: str) -> Expression:
         ) from None
     names: set[str] = set()
     compared: list[tuple[str, tuple[Any, ...]]] = []
-    _check(tree, names, compared)
-    return Expression(text.strip(), frozenset(names), tuple(compared), tree)
+    try:
+        _check(tree, names, compared)
+    except RecursionError:
+        raise BadExpression("nested too deeply") from None
+    numeric = frozenset(_dotted(node) for node in _computed_with(tree)) - set(_LITERALS)
+    return Expression(text.strip(), frozenset(names), numeric, tuple(compared), tree)
+
+
+def _computed_with(tree: ast.expr) -> list[ast.expr]:
+    operands: list[ast.expr] = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.BinOp(left, _, right):
+                operands += [left, right]
+            case ast.Call(_, args):
+                operands += args
+            case ast.UnaryOp(ast.USub() | ast.UAdd(), operand):
+                operands.append(operand)
+            case ast.Compare(left, ops, comparators):
+                sides = [left, *comparators]
+                for sign, one, other in zip(ops, sides, comparators, strict=False):
+                    if isinstance(sign, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+                        operands += [one, other]
+    return [node for node in operands if isinstance(node, (ast.Name, ast.Attribute))]
 
 
 def _check(
@@ -146,8 +170,10 @@ def _check(
                     raise BadExpression("'in' needs a list, like x in ['a', 'b']")
                 _note_compared(sign, one, other, compared)
         case ast.Call(ast.Name(function), args, []) if function in _FUNCTIONS:
-            if not args:
-                raise BadExpression(f"{function}() needs something in its brackets")
+            least, most = (2, 99) if function in ("min", "max") else (1, 1)
+            if not least <= len(args) <= most:
+                wanted = "two values or more" if least == 2 else "one value"
+                raise BadExpression(f"{function}() takes {wanted}, not {len(args)}")
             inside(*args)
         case ast.Call(function):
             raise BadExpression(
@@ -212,7 +238,7 @@ def _evaluate(node: ast.expr, lookup: Lookup) -> Any:
             return _unary(op, operand, lookup)
         case ast.BinOp(left, op, right):
             one, other = _evaluate(left, lookup), _evaluate(right, lookup)
-            return _number(_ARITHMETIC[type(op)][1](_number(one), _number(other)))
+            return _number(_ARITHMETIC[type(op)](_number(one), _number(other)))
         case ast.BoolOp(op, values):
             return _logic(isinstance(op, ast.And), values, lookup)
         case ast.Compare(left, ops, comparators):
@@ -257,12 +283,15 @@ def _three_valued(node: ast.expr, lookup: Lookup) -> bool | None:
 def _compare(
     left: ast.expr, ops: list[ast.cmpop], comparators: list[ast.expr], lookup: Lookup
 ) -> bool:
-    one = _evaluate(left, lookup)
-    for op, node in zip(ops, comparators, strict=True):
-        other = _evaluate(node, lookup)
-        if not _COMPARISONS[type(op)](one, other):
-            return False
-        one = other
+    try:
+        one = _evaluate(left, lookup)
+        for op, node in zip(ops, comparators, strict=True):
+            other = _evaluate(node, lookup)
+            if not _COMPARISONS[type(op)](one, other):
+                return False
+            one = other
+    except (ArithmeticError, ValueError, TypeError):
+        return False
     return True
 
 

@@ -18,11 +18,13 @@ import numpy as np
 from supermax.errors import UserError
 from supermax.space.checking import needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Float
-from supermax.space.model import Flat, Space
+from supermax.space.model import Flat, Space, nest
 from supermax.words import listed
 
 DRAWS = 10_000
 """Draws from the prior before a space that is not finite is said to have no feasible point."""
+_TRIED = 200
+_DEEPEST = 400  # parameters of a search
 LARGEST = 300_000
 """Steps of a search before a finite space counts as too large for an exact answer."""
 
@@ -64,6 +66,7 @@ def draw(space: Space, rng: np.random.RandomState, fixed: Mapping[str, Any] | No
 def witness(space: Space, seed: int = 0) -> Flat:
     """A feasible point. Raises UserError, naming the constraints that conflict, when there is
     none, or none was found in as many draws as are stated."""
+    _try_functions(space, np.random.RandomState(seed))
     defaults = space.defaults()
     if defaults is not None and not space.broken(defaults):
         return defaults
@@ -82,6 +85,27 @@ def witness(space: Space, seed: int = 0) -> Flat:
         return draw(space, rng, fixed=found)
     core = _core(space.constraints, lambda some: _possible(space, some))
     raise UserError(_conflict(core, "This is certain: all combinations were looked at."))
+
+
+def _try_functions(space: Space, rng: np.random.RandomState) -> None:
+    """A function that fails would silently forbid what it fails on; better said at once."""
+    functions = [constraint for constraint in space.constraints if constraint.python is not None]
+    for _ in range(_TRIED if functions else 0):
+        values = draw(space, rng)
+        for constraint in functions:
+            if all(name in values for name in constraint.over or ()):
+                seen = (
+                    values if constraint.over is None else {n: values[n] for n in constraint.over}
+                )
+                try:
+                    constraint.function(nest(seen))
+                except Exception as error:
+                    raise UserError(
+                        f"The function of the constraint {constraint.name!r} failed with "
+                        f"{type(error).__name__}: {error}. It is asked about every configuration, "
+                        f"in which parameters that are not active are absent; with 'over' it is "
+                        f"asked only when those it names are there."
+                    ) from error
 
 
 def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]]) -> Flat:
@@ -108,7 +132,7 @@ def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]])
 def _core(
     constraints: Sequence[Constraint], possible: Callable[[Sequence[Constraint]], bool]
 ) -> list[Constraint]:
-    """A smallest set of constraints that cannot be met together: none can be left out of it."""
+    """Constraints that cannot be met together, none of which can be left out."""
     core = list(constraints)
     for constraint in constraints:
         rest = [other for other in core if other is not constraint]
@@ -126,11 +150,7 @@ def _possible(space: Space, constraints: Sequence[Constraint]) -> bool:
 
 
 def _conflict(core: Sequence[Constraint], how: str) -> str:
-    what = (
-        "these constraints contradict each other"
-        if len(core) > 1
-        else "one constraint can never be met"
-    )
+    what = "these constraints contradict each other" if len(core) > 1 else "one is never met"
     return listed(f"The space has no feasible point: {what}. {how}", map(str, core))
 
 
@@ -157,12 +177,16 @@ def search(
     space: Space,
     constraints: Sequence[Constraint] | None = None,
     rng: np.random.RandomState | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    limit: int | None = None,
 ) -> Flat | None:
     """Values of the relevant parameters that meet the constraints, or None: there are none.
 
-    With `rng`, values are tried in random order. Raises TooLarge where the relevant parameters
-    are not finite or there are too many combinations.
+    With `rng`, values are tried in random order; those in `fixed` are given. Raises TooLarge where
+    the relevant parameters are not finite or there are more than `limit` combinations to try.
     """
+    limit = LARGEST if limit is None else limit
+    fixed = fixed or {}
     constraints = space.constraints if constraints is None else constraints
     names = relevant(space, constraints)
     if space.broken({}, [c for c in constraints if c.expression and not c.expression.names]):
@@ -179,6 +203,8 @@ def search(
             due[max((last[name] for name in constraint.over or order), default=0)].append(
                 constraint
             )
+    if len(order) > _DEEPEST:
+        raise TooLarge
     steps = 0
     values: Flat = {}
 
@@ -190,9 +216,11 @@ def search(
         branch_at = space.active(name, values)
         if branch_at is None:
             return _holds(space, due[position], values) and complete(position + 1)
-        for value in _every(space.parameters[name].branches[branch_at], rng):
+        branch = space.parameters[name].branches[branch_at]
+        given = name in fixed and branch.contains(fixed[name])
+        for value in [fixed[name]] if given else _every(branch, rng):
             steps += 1
-            if steps > LARGEST:
+            if steps > limit:
                 raise TooLarge
             values[name] = value
             if _holds(space, due[position], values) and complete(position + 1):
@@ -214,7 +242,7 @@ def _every(branch: Branch, rng: np.random.RandomState | None) -> Iterator[Any]:
     elif isinstance(branch, Float):
         if branch.low == branch.high:
             values = [branch.low]
-        elif branch.step is None:
+        elif branch.step is None or (branch.high - branch.low) / branch.step > LARGEST:
             raise TooLarge
         else:
             count = round((branch.high - branch.low) / branch.step) + 1

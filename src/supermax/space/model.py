@@ -124,8 +124,10 @@ class Space(BaseModel):
         for constraint in self.constraints if constraints is None else constraints:
             if constraint.expression is not None:
                 holds = constraint.expression.value(values.__getitem__)
-            elif any(name not in values for name in constraint.over or ()):
-                continue
+            elif constraint.over is not None:
+                if any(name not in values for name in constraint.over):
+                    continue
+                holds = _ask(constraint, nest({name: values[name] for name in constraint.over}))
             else:
                 nested = nest(values) if nested is None else nested
                 holds = _ask(constraint, nested)
@@ -133,8 +135,9 @@ class Space(BaseModel):
                 broken.append(constraint)
         return broken
 
-    def mistakes(self, values: Mapping[str, Any]) -> list[str]:
-        """Why a whole configuration is not one of this space; empty when it is."""
+    def mistakes(self, values: Mapping[str, Any], *, partial: bool = False) -> list[str]:
+        """Why a configuration is not one of this space; empty when it is. With `partial`, values
+        may be missing."""
         found = []
         for name in self.order:
             position = self.active(name, values)
@@ -142,7 +145,7 @@ class Space(BaseModel):
                 if name in values:
                     found.append(f"{name} is not active")
             elif name not in values:
-                found.append(f"{name} is missing")
+                found += [] if partial else [f"{name} is missing"]
             elif not (branch := self.parameters[name].branches[position]).contains(values[name]):
                 found.append(f"{name} = {values[name]!r} is not {branch}")
         found += [
@@ -214,9 +217,11 @@ def _branch(written: Any) -> Branch:
 def _ask(constraint: Constraint, nested: dict[str, Any]) -> bool:
     """A function that fails has not said that the configuration is good."""
     try:
-        return bool(constraint.function(nested))
-    except (ImportError, AttributeError) as error:
+        function = constraint.function
+    except (ImportError, AttributeError, TypeError) as error:
         raise UserError(f"The constraint {constraint.name!r} cannot be asked: {error}.") from error
+    try:
+        return bool(function(nested))
     except Exception:
         return False
 

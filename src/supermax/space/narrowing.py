@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from supermax.errors import UserError
-from supermax.space.domains import Branch, Categorical
+from supermax.space.domains import Branch, Categorical, Constraint
 from supermax.space.expression import same
+from supermax.space.feasible import TooLarge, search
 from supermax.space.model import Space
 from supermax.words import listed, nearest
 
@@ -15,40 +17,65 @@ from supermax.words import listed, nearest
 def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
     """The space with these parameters narrowed.
 
-    A list keeps those choices, {"low": 1, "high": 2} moves the ends of a range, and a single
-    value fixes the parameter. A default that is not among the rest goes.
+    A list keeps those choices, {"low": 1, "high": 2} moves the ends of a range inwards, and a
+    single value fixes the parameter. A default that is not among the rest goes. A branch of which
+    nothing is left is a mistake, unless what is narrowed keeps it from ever being taken.
     """
     found: list[str] = []
     data = space.data()
     for name, values in wanted.items():
         if name not in space.parameters:
             found.append(f"unknown parameter {name!r}{nearest(name, space.parameters)}")
-            continue
+        else:
+            found += [
+                f"{name}: {text}" for text in _wrong(space.parameters[name].branches, values)
+            ]
+    if found:
+        raise UserError(listed("The space cannot be narrowed like this:", found))
+    for name, values in sorted(
+        wanted.items(), key=lambda item: _is_needed(space, item[0]), reverse=True
+    ):
         parameter = space.parameters[name]
-        unknown = _unknown(parameter.branches, values)
-        found += [f"{name}: {text}" for text in unknown]
-        if unknown:
-            continue
-        branches = []
+        rest = []
         for branch in parameter.branches:
-            rest = _rest(branch, values)
-            if rest is None:
+            left = _rest(branch, values)
+            if left is not None:
+                rest.append(left)
+            elif _can_be_taken(Space(**data), branch):
                 where = f" when {branch.when}" if branch.when else ""
                 found.append(f"{name}: {values!r} leaves nothing of {branch}{where}")
-            else:
-                branches.append(rest)
-        was = {"was": list(parameter.was)} if parameter.was else {}
-        data["parameters"][name] = {"branches": branches, **was}
+        if rest:
+            was = {"was": list(parameter.was)} if parameter.was else {}
+            data["parameters"][name] = {"branches": rest, **was}
     if found:
         raise UserError(listed("The space cannot be narrowed like this:", found))
     return Space(**data)
 
 
-def _unknown(branches: tuple[Branch, ...], values: Any) -> list[str]:
+def _is_needed(space: Space, name: str) -> int:
+    """How many conditions ask for a parameter: those that decide are narrowed first."""
+    branches = [b for parameter in space.parameters.values() for b in parameter.branches]
+    return sum(b.condition is not None and name in b.condition.names for b in branches)
+
+
+def _can_be_taken(space: Space, branch: Branch) -> bool:
+    if branch.when is None:
+        return True
+    condition = Constraint(name="taken", reason="-", require=branch.when)
+    try:
+        return search(space, [condition]) is not None
+    except TooLarge:
+        return True
+
+
+def _wrong(branches: tuple[Branch, ...], values: Any) -> list[str]:
     if isinstance(values, Mapping):
-        wrong = [key for key in values if key not in ("low", "high")]
-        return [f"unknown key {key!r}; there are low, high" for key in wrong]
+        return _wrong_ends(branches, values)
     many = values if isinstance(values, (list, tuple)) else [values]
+    if not many:
+        return ["an empty list leaves nothing"]
+    if isinstance(values, (list, tuple)) and not any(isinstance(b, Categorical) for b in branches):
+        return ["it is a range: narrow it by {low: ..., high: ...}"]
     choices = [str(c) for b in branches if isinstance(b, Categorical) for c in b.choices]
     return [
         f"no such value {value!r}{nearest(str(value), choices)}"
@@ -57,22 +84,43 @@ def _unknown(branches: tuple[Branch, ...], values: Any) -> list[str]:
     ]
 
 
+def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[str]:
+    wrong = [
+        f"unknown key {key!r}; there are low, high" for key in ends if key not in ("low", "high")
+    ]
+    numbers = {
+        k: v for k, v in ends.items() if isinstance(v, (int, float)) and not isinstance(v, bool)
+    }
+    wrong += [
+        f"{key} must be a number, not {ends[key]!r:.40}" for key in ends if key not in numbers
+    ]
+    ranges = [b for b in branches if not isinstance(b, Categorical)]
+    if not ranges:
+        return ["it has choices: narrow it by a list"]
+    if wrong:
+        return wrong
+    if "low" in numbers and numbers["low"] < min(b.low for b in ranges):
+        wrong.append(f"low {numbers['low']} is below the space's own {min(b.low for b in ranges)}")
+    if "high" in numbers and numbers["high"] > max(b.high for b in ranges):
+        wrong.append(
+            f"high {numbers['high']} is above the space's own {max(b.high for b in ranges)}"
+        )
+    return wrong
+
+
 def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
     """What is left of a branch, as data; None when nothing is."""
     data = branch.data()
     if isinstance(branch, Categorical):
-        if isinstance(values, Mapping):
-            return None
         many = values if isinstance(values, (list, tuple)) else [values]
         data["choices"] = [c for c in branch.choices if any(same(c, value) for value in many)]
         if not data["choices"]:
             return None
     elif isinstance(values, Mapping):
-        low, high = values.get("low", branch.low), values.get("high", branch.high)
-        data["low"], data["high"] = max(low, branch.low), min(high, branch.high)
+        data["low"], data["high"] = _ends(branch, values)
         if data["low"] > data["high"]:
             return None
-    elif isinstance(values, (list, tuple)) or not branch.contains(values):
+    elif not branch.contains(values):
         return None
     else:
         data["low"] = data["high"] = values
@@ -80,6 +128,17 @@ def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
     if "default" in data and not _fits(branch, data):
         del data["default"]
     return data
+
+
+def _ends(branch: Any, values: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The new ends, moved inwards to values that the steps of the range reach."""
+    low = max(values.get("low", branch.low), branch.low)
+    high = min(values.get("high", branch.high), branch.high)
+    step = branch.step if not branch.log else None
+    if step:
+        low = branch.low + math.ceil((low - branch.low) / step - 1e-9) * step
+        high = branch.low + math.floor((high - branch.low) / step + 1e-9) * step
+    return low, high
 
 
 def _fits(branch: Branch, data: dict[str, Any]) -> bool:

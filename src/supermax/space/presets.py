@@ -15,7 +15,7 @@ from supermax.errors import UserError
 from supermax.space.model import Space
 from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
-from supermax.words import nearest
+from supermax.words import ended, nearest
 
 AGENTS = ("criteria", "evidence", "share", "joint")
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
@@ -49,10 +49,10 @@ def preset(
     """An agent's preset. `models` (a list with commas; else HPO_MODEL_CHOICES of `environment`)
     keeps those encoders, `narrow` fewer values of any parameter."""
     if agent not in AGENTS:
-        raise UserError(f"There is no agent {agent!r}{nearest(agent, AGENTS)}.")
+        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     known = presets()
     if name not in known:
-        raise UserError(f"There is no preset {name!r}{nearest(name, known)}.")
+        raise UserError(ended(f"There is no preset {name!r}{nearest(name, known)}"))
     size = known[name]
     folder = "classic/" if classic else f"{size['folder']}/" if "folder" in size else ""
     space = load(f"{folder}{agent}")

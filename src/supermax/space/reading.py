@@ -20,11 +20,12 @@ import yaml
 from supermax.errors import UserError
 from supermax.space.checking import Path, Problem, problems
 from supermax.space.model import Space
-from supermax.words import listed, nearest
+from supermax.words import ended, listed, nearest
 
 CATALOG = File(__file__).parent / "catalog"
 _DEEPEST = 10
 _LARGEST = 100_000
+_LONGEST_NUMBER = 40  # digits
 
 
 def load(source: str | File) -> Space:
@@ -93,7 +94,8 @@ def _find(source: str, beside: File) -> File:
     if path.exists():
         return path.absolute()
     near = nearest(source, shipped())
-    raise UserError(f"There is no space file {path}, and the package has none of that name{near}.")
+    text = f"There is no space file {path}, and the package has none of that name{near}"
+    raise UserError(ended(text))
 
 
 def _read(text: str, path: File, above: tuple[File, ...]) -> _Tree:
@@ -161,7 +163,7 @@ def _merge_constraints(
     if not isinstance(ours, list) or not isinstance(theirs, list):
         merged["constraints"] = ours or theirs
         return
-    named = {item.get("name") for item in ours if isinstance(item, Mapping)}
+    named = [item.get("name") for item in ours if isinstance(item, Mapping)]
     kept = [
         (item, base, i)
         for i, item in enumerate(theirs)
@@ -172,6 +174,17 @@ def _merge_constraints(
         for i, item in enumerate(ours)
         if not (isinstance(item, Mapping) and set(item) == {"name"})  # a name alone removes
     ]
+    for position, item in enumerate(ours):
+        theirs_named = [t.get("name") for t in theirs if isinstance(t, Mapping)]
+        if (
+            isinstance(item, Mapping)
+            and set(item) == {"name"}
+            and item["name"] not in theirs_named
+        ):
+            file, line = tree.lines[("constraints", position)]
+            near = nearest(str(item["name"]), map(str, theirs_named))
+            text = f"the constraint {item['name']!r} is not there to be removed{near}"
+            tree.problems.append((file, line, text))
     merged["constraints"] = [item for item, _, _ in kept]
     for path in [path for path in lines if path[:1] == ("constraints",)]:
         del lines[path]
@@ -228,12 +241,23 @@ def _plain(node: yaml.Node, path: Path, file: File, tree: _Tree) -> Any:
     if isinstance(node, yaml.SequenceNode):
         return [_plain(item, (*path, i), file, tree) for i, item in enumerate(node.value)]
     text = str(node.value)
-    match node.tag.rsplit(":", 1)[-1]:
+    try:
+        return _scalar(node.tag.rsplit(":", 1)[-1], text)
+    except (ValueError, KeyError):
+        line = node.start_mark.line + 1
+        tree.problems.append((file, line, f"{text[:40]!r} is not what its tag says"))
+        return None
+
+
+def _scalar(kind: str, text: str) -> Any:
+    match kind:
         case "null":
             return None
         case "bool":
             return _BOOLS[text.lower()]
         case "int":
+            if len(text) > _LONGEST_NUMBER:
+                raise ValueError(text)
             return int(text.replace("_", ""))
         case "float":
             return float(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))

@@ -16,6 +16,7 @@ The last always succeeds, so this ends.
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from collections import Counter
@@ -29,6 +30,7 @@ from optuna.samplers import (
     BaseSampler,
     BruteForceSampler,
     GridSampler,
+    PartialFixedSampler,
     QMCSampler,
     RandomSampler,
     TPESampler,
@@ -42,12 +44,13 @@ from supermax.naming import DRAWN, plain_name
 from supermax.space.domains import Branch
 from supermax.space.feasible import DRAWS, TooLarge, draw, relevant, search, witness
 from supermax.space.model import Flat, Space
-from supermax.words import nearest
+from supermax.words import ended, nearest
 
 _OWN_DRAWS = 100
 _GP_DRAWS = 5  # it proposes one of two points again and again, at half a second each
 _TPE_ROUNDS = 20  # of candidates
 _REPAIRS = 1_000
+_SEARCH_STEPS = 20_000
 _PRIVATE = 2045  # what fits into one of Optuna's attributes
 
 
@@ -59,6 +62,11 @@ def sampler_for(
         sampler = _by_name(sampler or "tpe", seed)
     if isinstance(sampler, SpaceSampler):
         return SpaceSampler(space, sampler.inner, seed=seed)
+    if isinstance(sampler, PartialFixedSampler):
+        raise UserError(
+            "PartialFixedSampler fixes values behind the space's back. Fix them in the space: "
+            "supermax.space.narrowed(space, {name: value})."
+        )
     if isinstance(sampler, (GridSampler, BruteForceSampler)):
         raise UserError(
             f"{type(sampler).__name__} goes through a list of points of its own, so it cannot "
@@ -81,7 +89,7 @@ _MAKERS = {
 
 def _by_name(name: str, seed: int | None) -> BaseSampler:
     if name not in _MAKERS:
-        raise UserError(f"There is no sampler {name!r}{nearest(name, _MAKERS)}.")
+        raise UserError(ended(f"There is no sampler {name!r}{nearest(name, _MAKERS)}"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
@@ -99,6 +107,7 @@ class SpaceSampler(BaseSampler):
         self.draws: Counter[int] = Counter()  # trials by the number of draws they took
         self._rng = LazyRandomState(seed)
         self._witness = witness(space)
+        self._searchable = True
         self._groups = _groups(space)
         self._limit = _most_draws(inner)
 
@@ -134,27 +143,31 @@ class SpaceSampler(BaseSampler):
                 if not self.space.broken(repaired):
                     return repaired, count + repair, "repair"
             count += _REPAIRS
-        return self._last_resort(fixed, values, count)
+        return self._last_resort(fixed, count)
 
-    def _last_resort(
-        self, fixed: Mapping[str, Any], values: Flat, count: int
-    ) -> tuple[Flat, int, str]:
+    def _last_resort(self, fixed: Mapping[str, Any], count: int) -> tuple[Flat, int, str]:
         rng = self._rng.rng
         for attempt in range(1, _REPAIRS + 1):
             drawn = draw(self.space, rng, fixed)
             if not self.space.broken(drawn):
                 return drawn, count + attempt, "prior"
-        count += _REPAIRS
-        if not fixed:
-            try:
-                found = search(self.space, rng=rng)
-            except TooLarge:
-                found = None
-            source = "search" if found is not None else "witness"
-            return draw(self.space, rng, found or self._known()), count + 1, source
-        # Queued values that cannot be completed: the trial says so when it asks for them.
-        rest = draw(self.space, rng, {**self._known(), **fixed})
-        return (rest if not self.space.broken(rest) else values), count + 1, "witness"
+        count += _REPAIRS + 1
+        found = self._searched(fixed)
+        if found is not None:
+            return draw(self.space, rng, {**found, **fixed}), count, "search"
+        # A point that is known to be feasible. Queued values it cannot be completed with are
+        # kept all the same: the trial says so when it asks for them.
+        drawn = draw(self.space, rng, {**self._known(), **fixed})
+        return drawn, count, "witness"
+
+    def _searched(self, fixed: Mapping[str, Any]) -> Flat | None:
+        if not self._searchable:
+            return None
+        try:
+            return search(self.space, rng=self._rng.rng, fixed=fixed, limit=_SEARCH_STEPS)
+        except TooLarge:
+            self._searchable = bool(fixed)  # with nothing given, it would be too large again
+            return None
 
     def _known(self) -> Flat:
         names = relevant(self.space, self.space.constraints)
@@ -363,17 +376,15 @@ class _Candidates:
     ) -> _Candidates | None:
         """From the estimators that TPE itself builds; None before it has begun to learn."""
         rate = tpe._compute_acquisition_func
+        noting = copy.copy(tpe)  # other threads go on with the sampler itself
         seen: list[Any] = []
 
         def noted(samples: Any, *estimators: Any) -> Any:
             seen.append((samples, estimators, rate(samples, *estimators)))
             return seen[-1][2]
 
-        tpe._compute_acquisition_func = noted
-        try:
-            tpe._sample_relative(study, trial, group)
-        finally:
-            del tpe._compute_acquisition_func
+        noting._compute_acquisition_func = noted
+        noting._sample_relative(study, trial, group)
         if not seen:
             return None
         samples, estimators, promises = seen[-1]

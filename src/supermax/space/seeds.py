@@ -19,6 +19,8 @@ from supermax.words import listed
 def enqueue(study: Study, space: Space, config: Mapping[str, Any]) -> bool:
     """Queue a configuration, flat or nested, whole or in part. What it leaves open is drawn.
     Returns False when the study has it already."""
+    if not isinstance(config, Mapping):
+        raise UserError(f"A configuration is a mapping, but this is {config!r:.60}.")
     values = flatten(config)
     if wrong := _wrong(space, values):
         raise UserError(listed("This configuration cannot be queued:", wrong))
@@ -48,6 +50,8 @@ def warm_start(
     Parameters that only the other study has are left out; those it lacks take their defaults or
     are drawn. Returns how many were queued, and why others were not.
     """
+    if not isinstance(source, Study):
+        raise UserError(f"The source of a warm start is a study, but this is {source!r:.60}.")
     if len(source.directions) > 1:
         best = source.best_trials
     else:
@@ -73,14 +77,13 @@ def warm_start(
 
 
 def _values(trial: FrozenTrial, study_name: str, space: Space) -> Flat | Unfit:
-    result = carried(trial, study_name, set(plain_params(trial)), space)
+    result = carried(trial, (study_name, trial.number), set(plain_params(trial)), space)
     return result if isinstance(result, Unfit) else plain_params(result)
 
 
 def _wrong(space: Space, values: Flat) -> list[str]:
-    """What cannot be, however the rest is drawn; a missing value is none of it."""
-    wrong = [text for text in space.mistakes(values) if not text.endswith(" is missing")]
-    return wrong or [f"breaks {constraint}" for constraint in space.broken(values)]
+    """What cannot be, however the rest is drawn."""
+    return space.mistakes(values, partial=True)
 
 
 def _enqueue(study: Study, values: Flat, attributes: dict[str, Any]) -> bool:

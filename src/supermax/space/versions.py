@@ -20,17 +20,23 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from supermax.errors import UserError
-from supermax.naming import FROM, SPACE
-from supermax.space.carrying import Unfit, carried, expected, root
+from supermax.naming import FROM, ORIGIN, SPACE
+from supermax.space.carrying import Root, Unfit, assumed_of, carried, expected, roots
 from supermax.space.diff import Change, changes
 from supermax.space.model import Space
 from supermax.space.sampling import sampler_for
 from supermax.space.writing import Progress, add_trials
-from supermax.words import listed, nearest
+from supermax.words import ended, listed, nearest
 
+_FINISHED_FIRST = {
+    TrialState.COMPLETE: 0,
+    TrialState.PRUNED: 1,
+    TrialState.FAIL: 2,
+    TrialState.WAITING: 3,
+}
 ON_CHANGE = ("migrate", "new", "stop")
 _VERSION = re.compile(r"^(?P<base>.+?)(?:@(?P<number>[1-9]\d*))?$", re.DOTALL)
 
@@ -42,32 +48,47 @@ class Opened:
     study: Study
     space: Space
     changes: Sequence[Change] = ()
-    came_from: Sequence[str] = ()
+    came_from: Counter[str] = field(default_factory=Counter)
+    """How many trials each earlier version gave."""
     carried: int = 0
     left: Counter[str] = field(default_factory=Counter)
     """Trials that do not fit, by reason; they stay in the versions they are in."""
+    assumed: Counter[str] = field(default_factory=Counter)
+    """Parameters that took their default, and in how many trials."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Values that have no place in the space any more; they stay with the trials' origins."""
+    migrated: bool = False
 
     def lines(self) -> list[str]:
         """What a person should be told; nothing when the study just goes on."""
         name = self.study.study_name
-        if not self.came_from:
-            return (
-                [listed(f"The space of '{name}' has changed:", map(str, self.changes))]
-                if (self.changes)
-                else []
-            )
         lines = []
         if self.changes:
             lines.append(listed("The space has changed:", map(str, self.changes)))
-        lines.append(
-            f"The study is now '{name}': {self.carried} trial(s) carried over from "
-            f"{', '.join(self.came_from)}."
-        )
+        if self.migrated:
+            came = ", ".join(f"{n} from {study}" for study, n in self.came_from.items())
+            lines.append(
+                f"The study is now '{name}': {self.carried} trial(s) carried over"
+                f"{f' ({came})' if came else ''}."
+            )
+        elif self.changes and not all(change.minor for change in self.changes):
+            lines.append(f"The study is now '{name}', without the trials from before.")
+        if self.assumed:
+            lines.append(f"They are taken to have had the defaults of {_counted(self.assumed)}.")
+        if self.assumed and self.dropped:
+            lines.append(
+                f"They also have {_counted(self.dropped)}. If that is the same parameter under "
+                f"another name, say so with `was`, before it is searched on."
+            )
         if self.left:
             reasons = [f"{n} × {reason}" for reason, n in self.left.most_common()]
             head = f"{self.left.total()} trial(s) do not fit and stay where they are:"
             lines.append(listed(head, reasons))
         return lines
+
+
+def _counted(names: Counter[str]) -> str:
+    return ", ".join(f"{name} ({n} trials)" for name, n in names.items())
 
 
 def open_version(
@@ -91,14 +112,14 @@ def open_version(
     `before_carrying` may refuse that a version's trials are carried over just now.
     """
     if on_change not in ON_CHANGE:
-        raise UserError(f"on_change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}.")
+        raise UserError(ended(f"on_change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}"))
     name = name or space.name
     if not base_name(name) == name:
         raise UserError(f"'{name}' names a version; the study's own name is '{base_name(name)}'.")
     knowing = sampler_for(space, sampler, seed=seed)  # finds a space without feasible points
     backend = optuna.storages.get_storage(storage)
     wanted = _directions(directions)
-    versions = [v for v in find_versions(backend, name) if not _just_made(v)]
+    versions = find_versions(backend, name)
     opener = _Opener(space, backend, knowing, pruner, wanted, progress, before_carrying)
     if not versions:
         return opener.fresh(name)
@@ -109,9 +130,12 @@ def open_version(
 
 def _just_made(study: Study) -> bool:
     """A version that a crash kept from knowing what it is; it is made again."""
+    return not is_version(study) and not study.get_trials(deepcopy=False)
+
+
+def is_version(study: Study) -> bool:
     attributes = study._storage.get_study_system_attrs(study._study_id)
-    known = SPACE in attributes or FROM in attributes or study.get_trials(deepcopy=False)
-    return version_of(study.study_name) > 1 and not known
+    return SPACE in attributes or FROM in attributes
 
 
 def base_name(name: str) -> str:
@@ -125,12 +149,12 @@ def version_of(name: str) -> int:
 
 
 def find_versions(storage: BaseStorage, name: str) -> list[Study]:
-    """The versions of a study there are, oldest first."""
+    """The versions of a study there are, oldest first. A study of plain Optuna is one only under
+    the plain name."""
     names = [s.study_name for s in storage.get_all_studies()]
-    found = [n for n in names if base_name(n) == name]
-    return [
-        optuna.load_study(study_name=n, storage=storage) for n in sorted(found, key=version_of)
-    ]
+    found = sorted((n for n in names if base_name(n) == name), key=version_of)
+    studies = [optuna.load_study(study_name=n, storage=storage) for n in found]
+    return [s for s in studies if version_of(s.study_name) == 1 or is_version(s)]
 
 
 def space_of(study: Study) -> Space | None:
@@ -165,8 +189,9 @@ def _check_directions(study: Study, wanted: Sequence[StudyDirection]) -> None:
     if list(study.directions) != list(wanted):
         has, asked = (", ".join(d.name.lower() for d in ds) for ds in (study.directions, wanted))
         raise UserError(
-            f"The study '{study.study_name}' has the directions {has}, not {asked}. Give it "
-            f"another name, or open it as it is."
+            f"The study '{study.study_name}' has the directions {has}, not {asked}. Open it with "
+            f"directions={[d.name.lower() for d in study.directions]}, or give this one another "
+            f"name."
         )
 
 
@@ -201,8 +226,10 @@ class _Opener:
         if on_change == "stop":
             raise UserError(_stopped(latest, differing))
         self.before_carrying(latest)
-        study = self.make(f"{name}@{version_of(latest.study_name) + 1}")
-        came_from = [latest.study_name] if on_change == "migrate" else []
+        study = self.make(f"{name}@{self.next_number(name, latest)}")
+        came_from = []
+        if on_change == "migrate":  # all of them, so that one may be deleted later
+            came_from = [v.study_name for v in (latest, *ancestors(latest))]
         note: dict[str, Any] = {"studies": came_from, "done": not came_from}
         study._storage.set_study_system_attr(study._study_id, FROM, note)
         self.remember(study)
@@ -213,31 +240,55 @@ class _Opener:
         note = self.storage.get_study_system_attrs(study._study_id).get(FROM)
         if note is None or note["done"]:
             return Opened(study, self.space, differing)
-        trials, left = self.to_carry(study)
-        carried = add_trials(study, trials, self.progress)
+        trials, sources, left = self.to_carry(study)
+        add_trials(study, trials, self.progress)
         self.storage.set_study_system_attr(study._study_id, FROM, {**note, "done": True})
-        return Opened(study, self.space, differing, note["studies"], carried, left)
+        guessed = Counter(name for trial in trials for name in assumed_of(trial))
+        dropped = Counter(
+            name for trial in trials for name in trial.system_attrs[ORIGIN].get("removed", ())
+        )
+        return Opened(
+            study, self.space, differing, sources, len(trials), left, guessed, dropped, True
+        )
 
-    def to_carry(self, study: Study) -> tuple[list[FrozenTrial], Counter[str]]:
-        """The trials of all earlier versions, each in its newest form, as far as they fit. One
-        that a version in between had no place for may have one again."""
-        fitting: dict[tuple[str, int], FrozenTrial] = {}
-        unfit: dict[tuple[str, int], str] = {}
+    def to_carry(self, study: Study) -> tuple[list[FrozenTrial], Counter[str], Counter[str]]:
+        """The trials of all earlier versions as far as they fit, how many of which version, and
+        why others do not.
+
+        A trial may be in several versions. The newest counts, but for one in which it was
+        finished, or in which less has to be assumed. One that a version in between had no place
+        for may have one again.
+        """
+        forms: dict[Root, tuple[tuple[int, int], str, FrozenTrial]] = {}
+        unfit: dict[Root, str] = {}
+        between: list[Space] = []
         for version in ancestors(study):
-            trials = version.get_trials(deepcopy=False)
-            should_have = expected(space_of(version), trials)
-            for trial in trials:
-                key = root(trial, version.study_name)
-                if key in fitting:
+            space, trials = space_of(version), version.get_trials(deepcopy=False)
+            should_have = expected(space, trials)
+            for trial, key in zip(trials, roots(trials, version.study_name), strict=True):
+                form = carried(trial, key, should_have[trial.number], self.space, between)
+                if isinstance(form, Unfit):
+                    unfit.setdefault(key, form.reason)
                     continue
-                result = carried(trial, version.study_name, should_have[trial.number], self.space)
-                if isinstance(result, Unfit):
-                    unfit.setdefault(key, result.reason)
-                else:
-                    fitting[key] = result
-                    unfit.pop(key, None)
-        order = sorted(fitting, key=lambda key: (version_of(key[0]), key[1]))
-        return [fitting[key] for key in order], Counter(unfit.values())
+                rank = (_FINISHED_FIRST[form.state], len(assumed_of(form)))
+                if key not in forms or rank < forms[key][0]:
+                    forms[key] = (rank, version.study_name, form)
+            if space is not None:
+                between.insert(0, space)
+        order = sorted(forms, key=lambda key: (version_of(key[0]), key[1]))
+        sources = Counter(forms[key][1] for key in order)
+        left = Counter(reason for key, reason in unfit.items() if key not in forms)
+        return [forms[key][2] for key in order], sources, left
+
+    def next_number(self, name: str, latest: Study) -> int:
+        """The next that is free: a study of the user's own may have the name of a version."""
+        taken = {s.study_name for s in self.storage.get_all_studies()}
+        number = version_of(latest.study_name) + 1
+        while (other := f"{name}@{number}") in taken and not _just_made(
+            optuna.load_study(study_name=other, storage=self.storage)
+        ):
+            number += 1
+        return number
 
     def make(self, name: str) -> Study:
         try:

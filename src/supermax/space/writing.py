@@ -60,6 +60,8 @@ def _one_by_one(study: Study, batch: Sequence[FrozenTrial]) -> int:
 
 def _insert(backend: RDBStorage, study_id: int, batch: Sequence[FrozenTrial]) -> int:
     with _create_scoped_session(backend.scoped_session) as session:
+        if backend.engine.dialect.name == "sqlite":  # whose driver begins at the first write only
+            session.connection().exec_driver_sql("BEGIN IMMEDIATE")
         models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
         there = _origins(session, study_id)
         missing = [t for t in batch if _key(t.system_attrs[ORIGIN]) not in there]
