@@ -1,0 +1,1 @@
+"""Training: data, encoders, heads, losses, one visible loop. Imports torch; never the engine."""

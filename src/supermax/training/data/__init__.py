@@ -1,0 +1,1 @@
+"""Data: read, validated once, split, tokenised."""

@@ -1,0 +1,67 @@
+"""What every task is made of: an example, and a corpus of them.
+
+Nothing here knows about any subject: a question and a text, a class, spans of the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Example:
+    """One text, or a question and a text, with what is known about it."""
+
+    id: str
+    """Names the row wherever a person reads about it; texts never appear there."""
+    group: str
+    """What must not straddle train and validation: the post a sentence is from."""
+    text: str
+    question: str = ""
+    label: int | None = None
+    """The class, as its position among the corpus's label names; None: not asked."""
+    spans: tuple[tuple[int, int], ...] | None = None
+    """Evidence in the text, as character ranges [start, end); (): there is none; None: not
+    asked."""
+
+    @property
+    def stratum(self) -> str:
+        """What splits keep in proportion."""
+        spans = "-" if self.spans is None else "span" if self.spans else "none"
+        return f"{self.question}|{self.label}|{spans}"
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Examples for classes, for spans, or for both."""
+
+    name: str
+    label_names: tuple[str, ...]
+    classes: tuple[Example, ...] = ()
+    spans: tuple[Example, ...] = ()
+    skipped: int = 0
+    """Rows that were left out because they were bad, by the user's leave."""
+
+    @property
+    def examples(self) -> tuple[Example, ...]:
+        return self.classes + self.spans
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when anything that is learnt from changes."""
+        digest = hashlib.sha256(repr(self.label_names).encode())
+        for example in self.examples:
+            digest.update(repr(example).encode())
+        return digest.hexdigest()[:16]
+
+    def restricted_to(self, groups: Iterable[str]) -> Corpus:
+        kept = set(groups)
+        return Corpus(
+            self.name,
+            self.label_names,
+            tuple(e for e in self.classes if e.group in kept),
+            tuple(e for e in self.spans if e.group in kept),
+            self.skipped,
+        )

@@ -1,0 +1,184 @@
+"""ReDSM5 in its published format: posts, and sentences of them annotated for symptoms.
+
+The corpus is gated: users bring their own copy. `synthetic.py` makes data of the same form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from supermax.errors import UserError
+from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.rows import Row, Rows, plain, read_rows, require
+from supermax.training.data.spans import Span, locate, merged
+from supermax.training.words import is_name, nearest
+
+POSTS, ANNOTATIONS = "redsm5_posts.csv", "redsm5_annotations.csv"
+POST_COLUMNS = ("post_id", "text")
+ANNOTATION_COLUMNS = ("post_id", "sentence_id", "sentence_text", "DSM5_symptom", "status")
+LABELS = ("absent", "present")
+SYMPTOMS = {
+    "DEPRESSED_MOOD": "The writer feels sad, empty or hopeless.",
+    "ANHEDONIA": "The writer has lost interest or pleasure in things.",
+    "APPETITE_CHANGE": "The writer's appetite or weight has changed.",
+    "SLEEP_ISSUES": "The writer sleeps badly, too little or too much.",
+    "PSYCHOMOTOR": "The writer is restless or has slowed down.",
+    "FATIGUE": "The writer is tired and lacks energy.",
+    "WORTHLESSNESS": "The writer feels worthless or guilty.",
+    "COGNITIVE_ISSUES": "The writer struggles to concentrate or to decide.",
+    "SUICIDAL_THOUGHTS": "The writer has thoughts of death or of ending life.",
+    "SPECIAL_CASE": "The writer shows another sign of distress, such as worry or withdrawal.",
+}
+"""Each symptom as the question that is asked of a text."""
+
+
+@dataclass(frozen=True)
+class Annotation:
+    """A sentence of a post, and whether it shows a symptom (1) or explicitly not (0)."""
+
+    post: str
+    sentence: str
+    symptom: str
+    status: int
+    text: str
+    span: Span
+    """Where the sentence stands in its post."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.post}/{self.sentence}/{self.symptom}"
+
+
+def read_redsm5(folder: str | Path, *, name: str = "redsm5", on_bad: OnBad = "stop") -> Corpus:
+    """Classes: a sentence for each annotation. Spans: a post for each symptom annotated in it."""
+    check_on_bad(on_bad)
+    bad = BadRows()
+    posts, annotations = _files(Path(folder).expanduser(), bad)
+    complete = [require(posts, POST_COLUMNS, bad), require(annotations, ANNOTATION_COLUMNS, bad)]
+    found: list[Annotation] = []
+    reading = _Reading(annotations.file, bad)
+    if all(complete):
+        reading.texts.update(_posts(posts, bad))
+        read = (_annotation(row, reading) for row in annotations.rows)
+        found = [annotation for annotation in read if annotation is not None]
+    skipped = bad.settle(on_bad, len(found), annotations.file)
+    return assemble(name, reading.texts, found, skipped)
+
+
+def assemble(
+    name: str, posts: Mapping[str, str], annotations: Iterable[Annotation], skipped: int = 0
+) -> Corpus:
+    """The corpus that annotations make; a post without any takes no part."""
+    classes, shown = [], dict[tuple[str, str], list[Span]]()
+    for a in annotations:
+        classes.append(Example(a.id, a.post, a.text, SYMPTOMS[a.symptom], a.status))
+        shown.setdefault((a.post, a.symptom), []).extend([a.span] if a.status else [])
+    spans = [
+        Example(
+            f"{post}/{symptom}",
+            post,
+            posts[post],
+            SYMPTOMS[symptom],
+            spans=merged(found, posts[post]),
+        )
+        for (post, symptom), found in shown.items()
+    ]
+    return Corpus(name, LABELS, tuple(classes), tuple(spans), skipped)
+
+
+def _files(folder: Path, bad: BadRows) -> tuple[Rows, Rows]:
+    tables, mistakes = [], []
+    for file in (POSTS, ANNOTATIONS):
+        try:
+            tables.append(read_rows(folder / file, bad))
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError("\n".join(mistakes))
+    return tables[0], tables[1]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What annotations are read with, and what is remembered of those before."""
+
+    file: str
+    bad: BadRows
+    texts: dict[str, str] = field(default_factory=dict)
+    """Posts by id; a bad post has no text here."""
+    line_of: dict[str, int] = field(default_factory=dict)
+
+
+def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    line_of: dict[str, int] = {}
+    for row in table.rows:
+        post, text = _cell(row, "post_id").strip(), _cell(row, "text")
+        if not post:
+            bad.add(table.file, row.line, "post_id is missing")
+        elif line_of.setdefault(post, row.line) != row.line:
+            first = f" (first in line {line_of[post]})"
+            bad.add(table.file, row.line, "the post stands twice", first, id=post)
+        else:
+            texts[post] = text if text.strip() else ""
+            if not text.strip():
+                bad.add(table.file, row.line, "text is missing", id=post)
+    return texts
+
+
+def _annotation(row: Row, reading: _Reading) -> Annotation | None:
+    """The annotation of a row; None where it is bad, with every mistake of it reported."""
+    post, sentence, symptom, status = (
+        _cell(row, name).strip() for name in ("post_id", "sentence_id", "DSM5_symptom", "status")
+    )
+    text = _cell(row, "sentence_text").strip()
+    mistakes = [
+        f"{name} is missing" for name in ANNOTATION_COLUMNS if not _cell(row, name).strip()
+    ]
+    mistakes += _wrong(symptom, status)
+    name = f"{post}/{sentence}/{symptom}"
+    if post and sentence and symptom and reading.line_of.setdefault(name, row.line) != row.line:
+        mistakes.append("the sentence is annotated twice for its symptom")
+    span = _span(post, text, reading, mistakes)
+    for what in mistakes:
+        reading.bad.add(reading.file, row.line, what, id=name)
+    if mistakes or span is None:
+        return None
+    return Annotation(post, sentence, symptom, _STATUS[status], text, span)
+
+
+def _wrong(symptom: str, status: str) -> list[str]:
+    mistakes = []
+    if symptom and symptom not in SYMPTOMS:
+        shown = f" {symptom}" if is_name(symptom) else ""
+        near = nearest(symptom, SYMPTOMS) if shown else ""
+        mistakes.append(f"there is no symptom{shown or ' of that name'}{near}")
+    if status and status not in _STATUS:
+        mistakes.append("status is neither 0 nor 1")
+    return mistakes
+
+
+_STATUS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # numbers come so from a table with gaps
+
+
+def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span | None:
+    if not post or not text:
+        return None
+    if post not in reading.texts:
+        mistakes.append(f"its post is not in {POSTS}")
+        return None
+    whole = reading.texts[post]
+    if not whole:
+        mistakes.append("its post has no text")
+        return None
+    span = locate(whole, text)
+    if span is None:
+        mistakes.append("the sentence is not in its post")
+    return span
+
+
+def _cell(row: Row, name: str) -> str:
+    return plain(row.values.get(name)) or ""

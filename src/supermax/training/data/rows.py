@@ -1,0 +1,189 @@
+"""CSV and JSONL files as rows that know their line; what cannot be a row is reported.
+
+Bytes that are not UTF-8 become lone surrogates, so that one bad line costs one row and not the
+file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from supermax.errors import UserError
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.words import nearest
+
+NOT_UTF8 = "this is not UTF-8 text"
+_LARGEST_FIELD = 2**31 - 1
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Row:
+    line: int
+    """Where the row begins in the file, as an editor counts."""
+    values: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a file holds, less the rows that were reported."""
+
+    file: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def read_rows(path: Path, bad: BadRows) -> Rows:
+    """The rows of a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file."""
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UserError(f"{path} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
+    data = _bytes(path).removeprefix(_BOM)
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise UserError(f"{path} is UTF-16 text; save it as UTF-8.")
+    if not data.strip():
+        raise UserError(f"{path} is empty.")
+    return reader(path.name, data, bad)
+
+
+def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
+    """Whether the columns are there; each one that is not is reported."""
+    missing = [name for name in dict.fromkeys(columns) if name not in table.columns]
+    for name in missing:
+        near = nearest(name, table.columns)
+        bad.add(table.file, 1, f"there is no column {name!r}{near}", skippable=False)
+    return not missing
+
+
+def plain(value: object) -> str | None:
+    """A cell as text, numbers as people write them; None where it is a list or an object."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        folder = path.parent
+        others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        raise UserError(f"There is no file {path}{nearest(path.name, others)}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _read_csv(file: str, data: bytes, bad: BadRows) -> Rows:
+    text = data.decode("utf-8", errors="surrogateescape")
+    wrong = {n for n, line in enumerate(data.splitlines(), 1) if not _is_utf8(line)}
+    records = _records(file, text, bad)
+    first, last, header = next(records, (1, 1, []))
+    if any(line in wrong for line in range(first, last + 1)):
+        bad.add(file, first, NOT_UTF8, skippable=False)
+    columns = tuple(name.strip() for name in header)
+    for name in {name for name in columns if columns.count(name) > 1 and name}:
+        bad.add(file, first, f"the column {name!r} stands twice", skippable=False)
+    rows = []
+    for start, end, record in records:
+        if lines := [line for line in range(start, end + 1) if line in wrong]:
+            bad.add(file, lines[0], NOT_UTF8)
+        elif len(record) != len(columns):
+            counts = f" ({len(record)}, not {len(columns)})"
+            bad.add(file, start, "the row has not as many fields as the header", counts)
+        else:
+            rows.append(Row(start, dict(zip(columns, record, strict=True))))
+    return Rows(file, columns, tuple(rows))
+
+
+def _records(file: str, text: str, bad: BadRows) -> Iterator[tuple[int, int, list[str]]]:
+    """First line, last line and fields of each record; blank lines are no records."""
+    delimiter = _delimiter(text)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    limit = csv.field_size_limit(_LARGEST_FIELD)  # posts may be longer than csv expects
+    try:
+        while True:
+            start = reader.line_num + 1
+            try:
+                record = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                _misquoted(file, start, error, bad)
+                continue
+            if record:
+                yield start, reader.line_num, record
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _misquoted(file: str, line: int, error: csv.Error, bad: BadRows) -> None:
+    if "end of data" in str(error):  # all that follows was swallowed; nobody can count it
+        bad.add(file, line, "a quote that opens here is never closed", skippable=False)
+    else:
+        bad.add(file, line, "a quote is out of place in the row that begins here")
+
+
+def _delimiter(text: str) -> str:
+    header = text.lstrip().split("\n", 1)[0]
+    return next((mark for mark in ",;\t" if mark in header), ",")
+
+
+def _read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
+    columns: dict[str, None] = {}
+    rows = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        values = _object(file, number, line, bad)
+        if values is not None:
+            columns.update(dict.fromkeys(values))
+            rows.append(Row(number, values))
+    return Rows(file, tuple(columns), tuple(rows))
+
+
+def _object(file: str, number: int, line: bytes, bad: BadRows) -> dict[str, object] | None:
+    if not _is_utf8(line):
+        bad.add(file, number, NOT_UTF8)
+        return None
+    try:
+        value = json.loads(line, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        bad.add(file, number, "this is not JSON", f" (column {error.colno})")
+    except (ValueError, RecursionError):
+        bad.add(file, number, "this is not JSON")
+    else:
+        if isinstance(value, dict):
+            return value
+        bad.add(file, number, "this is not a JSON object; each line holds one row")
+    return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _is_utf8(line: bytes) -> bool:
+    try:
+        line.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+_READERS: dict[str, Callable[[str, bytes, BadRows], Rows]] = {
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".txt": _read_csv,
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+}

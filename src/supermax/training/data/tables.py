@@ -1,0 +1,204 @@
+"""Any CSV or JSONL file as a corpus, by a mapping of its columns.
+
+file ──read_rows()──▶ rows ──_draft()──▶ examples, and a report of every bad row
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from supermax.errors import UserError
+from supermax.training.data.answers import evidence
+from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
+from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.rows import NOT_UTF8, Row, plain, read_rows, require
+from supermax.training.data.spans import Span
+from supermax.training.words import counted
+
+
+@dataclass(frozen=True)
+class Table:
+    """A corpus, and the split that each of its groups came with."""
+
+    corpus: Corpus
+    part_of: dict[str, str]
+
+
+def read_table(
+    path: str | Path,
+    columns: Columns,
+    *,
+    name: str | None = None,
+    labels: Sequence[str] | None = None,
+    on_bad: OnBad = "stop",
+) -> Corpus:
+    """Classes where a label is mapped, spans where an answer is, both where both are.
+
+    Where neither is, nothing is known of the rows: they are in both lists, to be predicted.
+    Bad rows stop it, all of them named by file, line and id, or are skipped and counted.
+    """
+    return open_table(path, columns, name=name, labels=labels, on_bad=on_bad).corpus
+
+
+def open_table(
+    path: str | Path,
+    columns: Columns,
+    *,
+    name: str | None = None,
+    labels: Sequence[str] | None = None,
+    on_bad: OnBad = "stop",
+) -> Table:
+    """As `read_table`, with the split that each group came with."""
+    known = tuple(plain(label) or "" for label in labels or ())
+    check_columns(columns, known)
+    check_on_bad(on_bad)
+    bad = BadRows()
+    table = read_rows(Path(path).expanduser(), bad)
+    reading = _Reading(columns, known, table.file, bad)
+    drafts: list[_Draft] = []
+    if require(table, columns.mapped().values(), bad):
+        drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
+    skipped = bad.settle(on_bad, len(drafts), table.file)
+    names = known or _names_of(drafts, columns, table.file)
+    examples = tuple(_labelled(draft, names) for draft in drafts)
+    corpus = _corpus(name or Path(path).stem, names, examples, columns, skipped)
+    return Table(corpus, reading.part_of)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the rows of one file are read with, and what is remembered of those before."""
+
+    columns: Columns
+    labels: tuple[str, ...]
+    file: str
+    bad: BadRows
+    line_of: dict[str, int] = field(default_factory=dict)
+    part_of: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    example: Example
+    label: str
+
+
+def _draft(row: Row, reading: _Reading) -> _Draft | None:
+    """The example of a row; None where it is bad, with every mistake of it reported."""
+    columns, before = reading.columns, len(reading.bad.found)
+    cells = {role: _cell(row, column) for role, column in columns.mapped().items()}
+    given = cells.get("id", "").strip()
+    for what, detail in _mistakes(row, cells, reading):
+        reading.bad.add(reading.file, row.line, what, detail, id=given)
+    text = cells["text"]
+    spans = _spans(row, text, reading, given) if columns.answer is not None else None
+    group = cells.get("group", "").strip() or f"text-{_digest(text)}"
+    _remember(row, given, group, cells.get("split", ""), reading)
+    if len(reading.bad.found) > before:
+        return None
+    name = given or f"{reading.file}:{row.line}"
+    question = cells.get("question", "")
+    return _Draft(
+        Example(name, group, text, question, None, spans), cells.get("label", "").strip()
+    )
+
+
+def _cell(row: Row, column: str) -> str:
+    return plain(row.values.get(column)) or ""
+
+
+def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tuple[str, str]]:
+    for role in ("text", "question", "label", "id", "group"):
+        if role not in cells:
+            continue
+        if plain(row.values.get(reading.columns.mapped()[role])) is None:
+            yield f"the {role} is a list or an object", ""
+        elif not cells[role].strip():
+            yield f"the {role} is missing", ""
+        elif not _is_encodable(cells[role]):
+            yield NOT_UTF8, f": half a character stands in the {role}"
+    label = cells.get("label", "").strip()
+    if label and reading.labels and label not in reading.labels:
+        yield f"the label is none of {_few(reading.labels)}", ""
+    part = cells.get("split", "train").strip().lower()
+    if part not in PART_NAMES:
+        yield f"the split is none of {', '.join(PARTS)}", ""
+
+
+def _few(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels) if len(labels) <= 12 else f"the {len(labels)} that were given"
+
+
+def _remember(row: Row, given: str, group: str, split: str, reading: _Reading) -> None:
+    """An id names one row, and a group stands in one split."""
+    if given and reading.line_of.setdefault(given, row.line) != row.line:
+        first = f" (first in line {reading.line_of[given]})"
+        reading.bad.add(reading.file, row.line, "the id stands twice", first, id=given)
+    part = PART_NAMES.get(split.strip().lower())
+    if part and reading.part_of.setdefault(group, part) != part:
+        what = "rows of its group, or with its text, stand in another split"
+        reading.bad.add(reading.file, row.line, what, id=given)
+
+
+def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ...]:
+    """Where the evidence of a row stands; mistakes in it are reported."""
+    answer, start = reading.columns.answer, reading.columns.answer_start
+    starts = row.values.get(start) if start else None
+    spans, mistakes = evidence(text, row.values.get(answer or ""), starts)
+    for what in mistakes if text.strip() else ():
+        reading.bad.add(reading.file, row.line, what, id=given)
+    return spans
+
+
+def _names_of(drafts: list[_Draft], columns: Columns, file: str) -> tuple[str, ...]:
+    """The labels that occur, in order; a UserError where they cannot be classes."""
+    if columns.label is None:
+        return ()
+    names = {draft.label for draft in drafts}
+    if len(names) < 2:
+        raise UserError(f"{file}: all rows have the same label; classes need at least two.")
+    if len(names) > max(20, len(drafts) // 2):
+        many = counted(len(names), "label", "labels")
+        raise UserError(
+            f"{file}: the column {columns.label!r} holds {many} in {len(drafts):,} rows, which "
+            "are no classes; map another column as label, or give the labels."
+        )
+    return tuple(sorted(names, key=_by_number))
+
+
+def _by_number(label: str) -> tuple[float, str]:
+    try:
+        number = float(label)
+    except ValueError:
+        return math.inf, label
+    return (math.inf if math.isnan(number) else number), label
+
+
+def _labelled(draft: _Draft, names: tuple[str, ...]) -> Example:
+    return replace(draft.example, label=names.index(draft.label)) if draft.label else draft.example
+
+
+def _corpus(
+    name: str,
+    names: tuple[str, ...],
+    examples: tuple[Example, ...],
+    columns: Columns,
+    skipped: int,
+) -> Corpus:
+    unknown = columns.label is None and columns.answer is None
+    classes = examples if columns.label is not None or unknown else ()
+    spans = examples if columns.answer is not None or unknown else ()
+    return Corpus(name, names, classes, spans, skipped)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _is_encodable(text: str) -> bool:
+    return not any("\ud800" <= c <= "\udfff" for c in text)

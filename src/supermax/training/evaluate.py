@@ -1,0 +1,127 @@
+"""What a model makes of a split: probabilities, answers, and every metric of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from supermax.training.batches import by_length, collate
+from supermax.training.config import Config
+from supermax.training.decode import Answers, calibrate, decode, predict
+from supermax.training.metrics import Span, class_metrics, span_metrics
+from supermax.training.models import Model
+from supermax.training.steps import Execution, autocast, on
+from supermax.training.tokens import NONE, Tokens
+
+if TYPE_CHECKING:
+    from supermax.training.prepare import Data, Prepared
+
+_AT_ONCE = 64
+_LONGEST = 1 << 14  # tokens of one batch, padding included
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions and their metrics. `threshold` is that of the policy "calibrated"."""
+
+    metrics: dict[str, float]
+    probabilities: dict[str, list[float]]
+    spans: dict[str, list[Span]]
+    threshold: float | None = None
+
+
+def evaluate(prepared: Prepared, data: Data | None = None) -> Evaluation:
+    """The model on its validation split, or on another; the model is left in evaluation mode."""
+    return evaluate_model(
+        prepared.model,
+        prepared.config,
+        data or prepared.validation,
+        prepared.pads,
+        prepared.execution,
+    )
+
+
+def evaluate_model(
+    model: Model,
+    config: Config,
+    data: Data,
+    pads: tuple[int, ...],
+    execution: Execution,
+    threshold: float | None = None,
+) -> Evaluation:
+    """With a `threshold`, answers are judged by it; otherwise the policy finds its own here."""
+    classes, starts, ends = _logits(model, data, pads, execution)
+    metrics: dict[str, float] = {}
+    probabilities: dict[str, list[float]] = {}
+    spans: dict[str, list[Span]] = {}
+    view = data.views[-1]
+    if classes is not None:
+        asked = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
+        softmax = torch.from_numpy(classes[asked]).softmax(-1).numpy()
+        names = [data.examples[view.example[i]].id for i in asked]
+        probabilities = dict(zip(names, softmax.tolist(), strict=True))
+        labels = view.label[asked]
+        if (labels != NONE).all():
+            metrics |= class_metrics(labels, softmax)
+    if starts is not None and ends is not None:
+        answers, truths, texts = _answers(config, data, view, starts, ends)
+        known = all(truth is not None for truth in truths)
+        if config.no_answer.policy == "calibrated" and threshold is None and known:
+            threshold = calibrate(answers, truths, texts)
+        given = predict(answers, config.no_answer, threshold)
+        spans = dict(zip(answers.ids, given, strict=True))
+        if known:
+            metrics |= span_metrics(given, truths, texts)
+    return Evaluation(metrics, probabilities, spans, threshold)
+
+
+def _logits(
+    model: Model, data: Data, pads: tuple[int, ...], execution: Execution
+) -> tuple[NDArray[Any] | None, list[Any] | None, list[Any] | None]:
+    """Class logits by sequence, and each sequence's start and end logits."""
+    model.eval()
+    view = data.views[-1]
+    rows: list[Any] = [None] * len(view)
+    with torch.inference_mode():
+        for indices in by_length(view.lengths, _size(view)):
+            batch = on(collate(data.views, pads, indices), execution.device)
+            with autocast(execution):
+                outputs = model(*batch.inputs)
+            parts = [
+                None if part is None else part.float().cpu().numpy()
+                for part in (outputs.classes, outputs.starts, outputs.ends)
+            ]
+            for place, i in enumerate(indices):
+                rows[i] = tuple(None if part is None else part[place] for part in parts)
+    classes = None if rows[0][0] is None else np.stack([row[0] for row in rows])
+    if rows[0][1] is None:
+        return classes, None, None
+    return classes, [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _size(view: Tokens) -> int:
+    return int(max(1, min(_AT_ONCE, _LONGEST // max(1, int(view.lengths.max())))))
+
+
+def _answers(
+    config: Config, data: Data, view: Tokens, starts: list[Any], ends: list[Any]
+) -> tuple[Answers, list[Any], list[str]]:
+    """The answers of the examples in which spans are sought, with the true ones and the texts."""
+    sought = [i for i in range(len(view)) if data.examples[view.example[i]].spans is not None]
+    width = int(view.lengths[sought].max())
+    shape = (len(sought), width)
+    wide_starts, wide_ends = np.full(shape, -1e9), np.full(shape, -1e9)
+    offsets = np.full((*shape, 2), -1, dtype=np.int64)
+    for row, i in enumerate(sought):
+        length = int(view.lengths[i])
+        wide_starts[row, :length], wide_ends[row, :length] = starts[i][:length], ends[i][:length]
+        offsets[row, :length] = view.offsets[view.begin[i] : view.begin[i + 1]]
+    owners = [data.examples[view.example[i]] for i in sought]
+    answers = decode([e.id for e in owners], wide_starts, wide_ends, offsets, config.decode)
+    by_id = {e.id: e for e in owners}
+    examples = [by_id[name] for name in answers.ids]
+    return answers, [list(e.spans or ()) for e in examples], [e.text for e in examples]

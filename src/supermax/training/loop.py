@@ -1,0 +1,184 @@
+"""The training loop: one, visible, the same for every agent and every way to take a step.
+
+    Prepared (model, data, step) ──epochs──▶ Reporter ──▶ Result
+            Saver ◀── state after an epoch, or when the run is stopping
+
+A trial that goes on from a saved state gives, on a CPU, the same bits as one that was never
+interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+
+from supermax.training.batches import collate, order, split
+from supermax.training.checkpoint import Saver, on_cpu, random_states, restore_random
+from supermax.training.evaluate import Evaluation, evaluate
+from supermax.training.prepare import Prepared
+from supermax.training.schedules import apply
+from supermax.training.steps import on, shares
+
+SAVE_EVERY = 60.0
+"""Seconds between two saved states; the first epoch's end after that."""
+
+
+class Reporter(Protocol):
+    """What a trial is told about its training, and says about its going on."""
+
+    def report(self, value: float, epoch: int) -> None:
+        """An epoch's value. May not return when the trial is to stop."""
+
+    def should_prune(self) -> bool: ...
+
+    def prune(self) -> NoReturn: ...
+
+    @property
+    def stop_requested(self) -> bool: ...
+
+    def stop(self) -> NoReturn:
+        """The state is saved: end this attempt."""
+
+
+@dataclass
+class State:
+    """Where the loop is, and what it has seen."""
+
+    epoch: int = 0
+    update: int = 0
+    """Updates of the current epoch that are done."""
+    loss: float = 0.0
+    """Sum of their losses."""
+    best: float = -math.inf
+    best_epoch: int = -1
+    worse: int = 0
+    """Epochs since the best one."""
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Result:
+    value: float
+    """The objective at the best epoch."""
+    metrics: dict[str, float]
+    best_epoch: int
+    epochs: int
+    curve: list[dict[str, float]]
+    evaluation: Evaluation
+    weights: dict[str, torch.Tensor]
+    seconds: float
+
+
+def train(
+    prepared: Prepared,
+    reporter: Reporter,
+    folder: Path | None = None,
+    *,
+    save_every: float = SAVE_EVERY,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
+    """Train to the end, or until the reporter prunes or stops it. With a folder, states are saved
+    there and training goes on from one that is found."""
+    started = last_saved = clock()
+    config = prepared.config
+    state = State()
+    saver = Saver(folder) if folder is not None else None
+    best: dict[str, torch.Tensor] = {}
+    if saver is not None and (saved := saver.load()) is not None:
+        state, best = _restore(prepared, saved)
+    while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
+        _epoch(prepared, state, best, reporter, saver)
+        evaluation = evaluate(prepared)
+        value = evaluation.metrics[prepared.objective] * prepared.sign
+        state.curve.append(
+            {"epoch": state.epoch + 1, "train_loss": state.loss / max(1, state.update)}
+            | evaluation.metrics
+        )
+        if value > state.best + config.train.min_delta or state.best_epoch < 0:
+            state.best, state.best_epoch, state.worse = value, state.epoch, 0
+            best = on_cpu(prepared.model.state_dict())
+        else:
+            state.worse += 1
+        state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+        if saver is not None and (reporter.stop_requested or clock() - last_saved >= save_every):
+            saver.save(_snapshot(prepared, state, best))
+            last_saved = clock()
+            if reporter.stop_requested:
+                saver.wait()
+        reporter.report(evaluation.metrics[prepared.objective], state.epoch)
+        if reporter.should_prune():
+            reporter.prune()
+    prepared.model.load_state_dict(best)
+    final = evaluate(prepared)
+    if saver is not None:
+        saver.wait()
+    return Result(
+        value=final.metrics[prepared.objective],
+        metrics=final.metrics,
+        best_epoch=state.best_epoch + 1,
+        epochs=state.epoch,
+        curve=state.curve,
+        evaluation=final,
+        weights=best,
+        seconds=clock() - started,
+    )
+
+
+def _patience_over(state: State, patience: int | None) -> bool:
+    return patience is not None and state.worse >= patience
+
+
+def _epoch(
+    prepared: Prepared,
+    state: State,
+    best: dict[str, torch.Tensor],
+    reporter: Reporter,
+    saver: Saver | None,
+) -> None:
+    """The rest of an epoch, from the update that comes next."""
+    prepared.model.train()
+    execution, data = prepared.execution, prepared.train
+    size = prepared.config.train.effective_batch
+    batches = order(data.lengths, size, prepared.seed, state.epoch)
+    losses = torch.zeros((), device=execution.device, dtype=torch.float64)
+    for indices in batches[state.update :]:
+        share = shares(*data.targets(indices), prepared.weights)
+        factor = prepared.schedule(state.epoch * len(batches) + state.update)
+        apply(prepared.step.optimizer, prepared.base_rates, factor)
+        for some in split(indices, execution.micro_batch or len(indices)):
+            batch = on(collate(data.views, prepared.pads, data.rows(some)), execution.device)
+            losses += prepared.step.micro(batch, share)
+        prepared.step.update()
+        state.update += 1
+        if saver is not None and reporter.stop_requested and state.update < len(batches):
+            state.loss += float(losses)
+            saver.save(_snapshot(prepared, state, best))
+            saver.wait()
+            reporter.stop()
+    state.loss += float(losses)  # the only synchronisation of the epoch
+
+
+def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {
+        "loop": asdict(state),
+        "model": prepared.model.state_dict(),
+        "step": prepared.step.state(),
+        "best": best,
+        "random": random_states(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str, torch.Tensor]]:
+    prepared.model.load_state_dict(saved["model"])
+    prepared.step.load_state(saved["step"])
+    restore_random(saved["random"])
+    if prepared.execution.device == "cpu":  # sums over other numbers of threads differ in bits
+        torch.set_num_threads(saved["threads"])
+    return State(**saved["loop"]), saved["best"]

@@ -1,0 +1,119 @@
+"""The agents' models: encoders, pooled and fused, with a head for classes, for spans, or both.
+
+Inputs ──encoder──▶ states ──pooling──▶ class head ──▶ class logits
+                      └───────────────▶ span head ──▶ start and end logits
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from supermax.training.config import Config
+from supermax.training.encoders import depth_of, freeze, layer_list
+from supermax.training.heads import Fusion, Pooling, head
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Sequences for one encoder, padded to one width."""
+
+    ids: Tensor
+    mask: Tensor
+    types: Tensor
+
+
+@dataclass(frozen=True)
+class Outputs:
+    classes: Tensor | None = None
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+
+
+class Encoder(nn.Module):
+    """An encoder that takes just what it knows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        accepts = inspect.signature(model.forward).parameters
+        config = model.config
+        self.size: int = config.hidden_size  # type: ignore[union-attr,assignment]
+        kinds = getattr(config, "type_vocab_size", 0) or 0
+        self.takes_types = "token_type_ids" in accepts and kinds > 1
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        more = {"token_type_ids": inputs.types} if self.takes_types else {}
+        states: Tensor = self.model(
+            input_ids=inputs.ids, attention_mask=inputs.mask, **more
+        ).last_hidden_state
+        return states
+
+
+class Model(nn.Module):
+    """One encoder, or two whose outputs are fused; one head or two."""
+
+    def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(Encoder(encoder) for encoder in encoders)
+        for encoder in encoders:
+            freeze(encoder, config.encoder.frozen_layers)
+        sizes = [encoder.size for encoder in self.encoders]
+        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)  # type: ignore[arg-type]
+        size: int = sizes[0]  # type: ignore[assignment]
+        self.fusion: Fusion | None = None
+        if len(encoders) == 2:
+            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])  # type: ignore[arg-type]
+            size = config.fusion.width
+        has_classes = config.agent in ("criteria", "share", "joint")
+        has_spans = config.agent in ("evidence", "share", "joint")
+        self.class_head = head(config.head, size, classes) if has_classes else None
+        self.span_head = head(config.head, size, 2) if has_spans else None
+
+    def forward(self, *inputs: Inputs) -> Outputs:
+        states = [encoder(one) for encoder, one in zip(self.encoders, inputs, strict=True)]
+        pooled = [
+            pool(some, one.mask)
+            for pool, some, one in zip(self.pooling, states, inputs, strict=True)
+        ]
+        summary, tokens = pooled[-1], states[-1]
+        if self.fusion is not None:
+            first, mask = states[0], inputs[0].mask
+            summary = self.fusion(summary.unsqueeze(1), first, pooled[0], mask).squeeze(1)
+            tokens = self.fusion(tokens, first, pooled[0], mask)
+        classes = self.class_head(summary) if self.class_head is not None else None
+        if self.span_head is None:
+            return Outputs(classes)
+        starts, ends = self.span_head(tokens).unbind(dim=-1)
+        return Outputs(classes, starts, ends)
+
+    @property
+    def layers(self) -> int:
+        return max(len(layer_list(encoder.model)[1]) for encoder in self.encoders)  # type: ignore[arg-type]
+
+    def depth(self) -> Callable[[str], int | None]:
+        """How deep a parameter lies: 0 for embeddings up to `layers`; None for what is new."""
+        depths: dict[str, int] = {}
+        for i, encoder in enumerate(self.encoders):
+            ours = depth_of(encoder.model)  # type: ignore[arg-type]
+            depths |= {f"encoders.{i}.model.{name}": depth for name, depth in ours.items()}
+        return depths.get
+
+    def checkpoint_activations(self) -> None:
+        """Recompute activations in the backward pass: slower, with far less memory."""
+        for encoder in self.encoders:
+            encoder.model.gradient_checkpointing_enable(  # type: ignore[union-attr,operator]
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+
+    @property
+    def new_parameters(self) -> list[str]:
+        """What no pretrained weights were loaded for, and training starts from scratch."""
+        return [name for name, _ in self.named_parameters() if not name.startswith("encoders.")]
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,144 @@
+"""The optimizers of the space, each the one that was asked for, or none.
+
+adamw       torch.optim.AdamW
+adafactor   torch.optim.Adafactor, with steps as absolute as the others' (see below)
+lion        pytorch_optimizer.Lion
+adamw_8bit  bitsandbytes.optim.AdamW8bit: on the CPU, CUDA and XPU
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from supermax.errors import UserError
+from supermax.training.config import OptimConfig
+
+Groups = list[dict[str, Any]]
+
+_PACKAGES = {
+    "lion": ("pytorch_optimizer", "pytorch-optimizer"),
+    "adamw_8bit": ("bitsandbytes", "bitsandbytes"),
+}
+_8BIT_DEVICES = ("cpu", "cuda", "xpu")  # those bitsandbytes has an 8-bit update for
+
+
+def parameter_groups(
+    model: torch.nn.Module,
+    config: OptimConfig,
+    layer_of: Callable[[str], int | None],
+    layers: int,
+) -> Groups:
+    """The parameters that are trained, by learning rate and weight decay, in a fixed order.
+
+    `layer_of` says how deep in the encoder a parameter lies: 0 the embeddings, `layers` the last
+    layer, None a head. Biases and norms, which have one dimension, are not decayed.
+    """
+    members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            key = (_depth(name, layer_of, layers), parameter.ndim > 1)
+            members.setdefault(key, []).append(parameter)
+    if not members:
+        raise UserError("The model has no parameters to train: all of them are frozen.")
+    return [
+        {
+            "params": members[depth, decayed],
+            "lr": config.lr * config.layer_decay ** max(layers - depth, 0),
+            "weight_decay": config.weight_decay if decayed else 0.0,
+        }
+        for depth, decayed in sorted(members)
+    ]
+
+
+def _depth(name: str, layer_of: Callable[[str], int | None], layers: int) -> int:
+    layer = layer_of(name)
+    if layer is None:
+        return layers + 1  # a head: after the last layer, at the full learning rate
+    if not 0 <= layer <= layers:
+        raise ValueError(f"{name} is in layer {layer}; the encoder has layers 0 to {layers}")
+    return layer
+
+
+def unavailable(device_type: str) -> dict[str, str]:
+    """The optimizers that cannot run on such a device here, each with the reason."""
+    reasons = {}
+    for name, (module, package) in _PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            reasons[name] = (
+                f"The optimizer {name} needs the package {package}, which is not installed: "
+                f"'pip install {package}', or leave {name} out of the space."
+            )
+    if "adamw_8bit" not in reasons and device_type not in _8BIT_DEVICES:
+        reasons["adamw_8bit"] = (
+            f"The optimizer adamw_8bit does not run on {device_type}: bitsandbytes has it for "
+            f"{', '.join(_8BIT_DEVICES)} only. Leave it out of the space."
+        )
+    return reasons
+
+
+def make_optimizer(
+    groups: Groups, config: OptimConfig, device: torch.device | str
+) -> torch.optim.Optimizer:
+    """The optimizer of that name. Raises UserError where it cannot run here."""
+    device = torch.device(device)
+    if reason := unavailable(device.type).get(config.name):
+        raise UserError(reason)
+    return _MAKERS[config.name](groups, config, device)
+
+
+def _adamw(groups: Groups, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
+    fused = True if device.type == "cuda" else None  # one kernel for all parameters
+    return torch.optim.AdamW(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
+    )
+
+
+def _adafactor(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
+    # Torch multiplies the learning rate by max(eps[1], RMS of the parameter). With its default a
+    # rate that suits AdamW moves weights of 0.04 by a 25th of that, and new biases not at all.
+    # With 1.0 the rate is the rate, as with scale_parameter=False in transformers.
+    return torch.optim.Adafactor(groups, lr=config.lr, eps=(None, 1.0))
+
+
+def _lion(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
+    made: torch.optim.Optimizer = _load("lion").Lion(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2)
+    )
+    return made
+
+
+def _adamw_8bit(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
+    # Parameters of fewer than 4,096 numbers keep a 32-bit state, as the package recommends.
+    made: torch.optim.Optimizer = _load("adamw_8bit").optim.AdamW8bit(
+        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
+    )
+    return made
+
+
+_MAKERS: dict[str, Callable[[Groups, OptimConfig, torch.device], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adamw_8bit": _adamw_8bit,
+    "adafactor": _adafactor,
+    "lion": _lion,
+}
+
+
+def _load(name: str) -> ModuleType:
+    module, package = _PACKAGES[name]
+    with warnings.catch_warnings():
+        # Both packages import parts of torch that torch itself warns about.
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
+        try:
+            return importlib.import_module(module)
+        except Exception as error:
+            raise UserError(
+                f"The optimizer {name} cannot be used: the package {package} is installed, but "
+                f"does not load ({type(error).__name__}: {error})."
+            ) from error

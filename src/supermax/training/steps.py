@@ -1,0 +1,133 @@
+"""One update of the weights: micro-steps that add gradients up, then clip and step.
+
+The loop knows this interface and nothing of how a step is taken, so that a captured step can
+take the place of this eager one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from supermax.training.batches import Batch
+from supermax.training.config import Config
+from supermax.training.losses import class_loss, class_normaliser, span_loss
+from supermax.training.models import Inputs, Model, Outputs
+from supermax.training.tokens import NONE
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a trial is executed. Nothing here changes what it learns."""
+
+    micro_batch: int | None = None
+    """Sequences at a time; None: the whole effective batch."""
+    checkpoint_activations: bool = False
+    device: str = "cpu"
+    precision: str = "fp32"
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the sums of an effective batch are divided by, known before its first micro-batch."""
+
+    classes: Tensor
+    spans: Tensor
+
+
+def shares(labels: Tensor, starts: Tensor, weights: Tensor | None) -> Shares:
+    counted = (starts != NONE).sum().to(torch.float32)
+    return Shares(class_normaliser(labels, weights), counted.clamp(min=1))
+
+
+def loss_of(
+    outputs: Outputs, batch: Batch, share: Shares, config: Config, weights: Tensor | None
+) -> Tensor:
+    """The part of the effective batch's loss that this micro-batch contributes."""
+    parts: list[Tensor] = []
+    tilt = {"criteria": 0.0, "evidence": 1.0}.get(config.agent, config.loss.evidence_weight)
+    if outputs.classes is not None and tilt < 1:
+        losses = class_loss(outputs.classes, batch.labels, config.loss, weights)
+        parts.append((1 - tilt) * losses.sum() / share.classes.to(losses))
+    if outputs.starts is not None and outputs.ends is not None and tilt > 0:
+        logits, targets = (outputs.starts, outputs.ends), (batch.starts, batch.ends)
+        losses = span_loss(*logits, *targets, batch.inputs[-1].mask, config.loss)
+        parts.append(tilt * losses.sum() / share.spans.to(losses))
+    return torch.stack(parts).sum()
+
+
+class EagerStep:
+    """Forward, backward and update as PyTorch runs them, one operation after the other."""
+
+    def __init__(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer,
+        config: Config,
+        weights: Tensor | None,
+        execution: Execution,
+    ) -> None:
+        self.model, self.optimizer, self.config = model, optimizer, config
+        self.weights = weights
+        self.execution = execution
+        self.scaler = torch.amp.GradScaler(enabled=execution.precision == "fp16")
+
+    def micro(self, batch: Batch, share: Shares) -> Tensor:
+        """Add this micro-batch's gradients up; returns its part of the loss."""
+        with autocast(self.execution):
+            outputs = self.model(*batch.inputs)
+        loss = loss_of(outputs, batch, share, self.config, self.weights)
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self) -> None:
+        """Clip, step, and forget the gradients."""
+        self.scaler.unscale_(self.optimizer)
+        if self.config.train.clip is not None:
+            nn.utils.clip_grad_norm_(self._trained(), self.config.train.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _trained(self) -> Iterator[nn.Parameter]:
+        return (p for p in self.model.parameters() if p.requires_grad)
+
+    def state(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+
+
+def autocast(execution: Execution) -> AbstractContextManager[Any]:
+    kinds = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if execution.precision not in kinds:
+        return nullcontext()
+    device = execution.device.split(":")[0]
+    return torch.autocast(device, dtype=kinds[execution.precision])
+
+
+def on(batch: Batch, device: str) -> Batch:
+    if device == "cpu":
+        return batch
+    return Batch(
+        tuple(
+            Inputs(*(t.to(device, non_blocking=True) for t in (one.ids, one.mask, one.types)))
+            for one in batch.inputs
+        ),
+        *(t.to(device, non_blocking=True) for t in (batch.labels, batch.starts, batch.ends)),
+    )
+
+
+def best_precision(device: str) -> str:
+    """bf16 where the device computes in it, fp16 on older GPUs, fp32 on CPUs."""
+    if not device.startswith("cuda"):
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"

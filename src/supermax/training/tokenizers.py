@@ -1,0 +1,100 @@
+"""Tokenizers: the encoder's own, or for an untrained encoder one that is learnt from the training
+split and kept on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from supermax.errors import UserError
+from supermax.training.encoders import Source
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
+    """The fast tokenizer of an encoder. `texts` is what one is learnt from if it needs one."""
+    if source.place is not None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(source.place, use_fast=True)
+        except (OSError, ValueError, ImportError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise UserError(f"The tokenizer of '{source.name}' cannot be loaded: {why}") from None
+        if not tokenizer.is_fast:
+            raise UserError(
+                f"'{source.name}' has no fast tokenizer, which is needed to find spans in texts."
+            )
+        return tokenizer
+    return _learnt(source, texts, cache)
+
+
+def _learnt(source: Source, texts: Sequence[str], cache: Path) -> Any:
+    digest = hashlib.sha256(str(source.config.vocab_size).encode())
+    for text in texts:
+        digest.update(hashlib.sha256(text.encode()).digest())
+    path = cache / "tokenizers" / f"{digest.hexdigest()[:16]}.json"
+    if not path.exists():
+        _keep(_train(texts, source.config.vocab_size), path)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_file(str(path)),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        bos_token="[CLS]",
+        eos_token="[SEP]",
+    )
+
+
+def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocabulary, special_tokens=_SPECIAL, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    cls, sep = (tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", cls), ("[SEP]", sep)],
+    )
+    return tokenizer
+
+
+def _keep(tokenizer: Tokenizer, path: Path) -> None:
+    """Atomic: cells that learn the same one at the same time do no harm."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
+    os.close(handle)
+    tokenizer.save(temporary)
+    Path(temporary).replace(path)
+
+
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """What the configuration of an untrained encoder must agree on with its tokenizer."""
+    return {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.cls_token_id,
+        "eos_token_id": tokenizer.sep_token_id,
+        "cls_token_id": tokenizer.cls_token_id,
+        "sep_token_id": tokenizer.sep_token_id,
+    }

@@ -1,0 +1,209 @@
+"""Tokenised examples as arrays on disk: made once, shared by all cells without copying.
+
+    examples, tokenizer, lengths ──▶ cache/<key>/*.npy ──memory-mapped──▶ Tokens
+
+Sequences lie end to end in one array; `begin[i]:begin[i + 1]` is sequence i. A long text becomes
+several windows that overlap; `example[i]` says whose window sequence i is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from supermax.errors import UserError
+from supermax.training.data.examples import Example
+from supermax.words import listed
+
+NONE = -100
+"""No target: what torch's losses ignore."""
+_FORMAT = 1
+_AT_ONCE = 1000
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of token ids with their targets."""
+
+    ids: Array
+    begin: Array
+    second: Array
+    """Where in each sequence the second segment begins (its length, if there is none)."""
+    example: Array
+    label: Array
+    start: Array
+    end: Array
+    """Target positions of the answer; 0, 0 for none in this window; NONE if not asked."""
+    offsets: Array
+    """For every token that is part of a text in which spans are sought, its characters [from, to)
+    there; -1, -1 for all others."""
+
+    def __len__(self) -> int:
+        return len(self.begin) - 1
+
+    @property
+    def lengths(self) -> Array:
+        return np.diff(self.begin)
+
+
+def tokenised(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    doc_stride: int,
+    cache: Path,
+    key: str,
+) -> Tokens:
+    """The examples' tokens, from the cache or made and put there. A long text in which spans are
+    sought becomes several sequences; any other is cut. `key` names examples and tokenizer."""
+    facts = [_FORMAT, key, max_length, doc_stride]
+    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    folder = cache / "tokens" / name
+    if not folder.exists():
+        made = _tokenise(examples, tokenizer, max_length, doc_stride)
+        _keep(made, folder)
+    return Tokens(
+        **{f.name: np.load(folder / f"{f.name}.npy", mmap_mode="r") for f in fields(Tokens)}
+    )
+
+
+def _keep(tokens: Tokens, folder: Path) -> None:
+    """All files or none, also when two cells make the same ones at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    for f in fields(Tokens):
+        np.save(temporary / f"{f.name}.npy", getattr(tokens, f.name))
+    try:
+        temporary.rename(folder)
+    except OSError:  # somebody was faster
+        shutil.rmtree(temporary)
+
+
+def _tokenise(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+) -> Tokens:
+    numbered = list(enumerate(examples))
+    cut = [item for item in numbered if item[1].spans is None]
+    windowed = [item for item in numbered if item[1].spans is not None]
+    parts: list[dict[str, Any]] = []
+    for some, stride in ((cut, None), (windowed, doc_stride)):
+        _check_room([example for _, example in some], tokenizer, max_length, stride or 0)
+        for first in range(0, len(some), _AT_ONCE):
+            batch = some[first : first + _AT_ONCE]
+            encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
+            parts += _sequences(encoded, batch, windows=stride is not None)
+    lengths = [len(part["ids"]) for part in parts]
+    offsets = [pair for part in parts for pair in part["offsets"]]
+    return Tokens(
+        ids=np.array([i for part in parts for i in part["ids"]], dtype=np.int32),
+        begin=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=np.array(offsets, dtype=np.int32).reshape(-1, 2),
+        **{
+            key: np.array([part[key] for part in parts], dtype=np.int32)
+            for key in ("second", "example", "label", "start", "end")
+        },
+    )
+
+
+def _check_room(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+) -> None:
+    """The question must leave room for the text, and windows must move on."""
+    questions = {example.question: example.id for example in examples if example.question}
+    too_long = []
+    for question, named in questions.items():
+        used = len(tokenizer(question, "")["input_ids"])
+        if max_length - used <= doc_stride:
+            too_long.append(f"{named}: {used} tokens for the question alone")
+    bare = len(tokenizer("")["input_ids"])
+    if too_long or max_length - bare <= doc_stride:
+        more = f" and an overlap of {doc_stride}" if doc_stride else ""
+        head = f"A length of {max_length} tokens{more} leaves no room for texts."
+        raise UserError(listed(head, too_long[:10]) if too_long else head)
+
+
+def _encode(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, stride: int | None
+) -> Any:
+    texts = [example.text for example in examples]
+    questions = [example.question for example in examples]
+    pairs = (questions, texts) if any(questions) else (texts,)
+    return tokenizer(
+        *pairs,
+        truncation="only_second" if len(pairs) == 2 else True,
+        max_length=max_length,
+        stride=stride or 0,
+        return_overflowing_tokens=stride is not None,
+        return_offsets_mapping=stride is not None,
+        return_token_type_ids=False,
+        return_attention_mask=False,
+        verbose=False,
+    )
+
+
+def _sequences(
+    encoded: Any, numbered: Sequence[tuple[int, Example]], windows: bool
+) -> list[dict[str, Any]]:
+    result = []
+    context = 1 if any(example.question for _, example in numbered) else 0
+    for i, ids in enumerate(encoded["input_ids"]):
+        which = encoded["overflow_to_sample_mapping"][i] if windows else i
+        number, example = numbered[which]
+        segments = encoded.sequence_ids(i)
+        offsets: list[tuple[int, int]] = [(-1, -1)] * len(ids)
+        start = end = NONE
+        if windows:
+            offsets = [
+                tuple(o) if s == context else (-1, -1)
+                for o, s in zip(encoded["offset_mapping"][i], segments, strict=True)
+            ]
+            start, end = target(offsets, _trimmed(example))
+        result.append(
+            {
+                "ids": ids,
+                "second": segments.index(1) if 1 in segments else len(ids),
+                "example": number,
+                "label": NONE if example.label is None else example.label,
+                "start": start,
+                "end": end,
+                "offsets": offsets,
+            }
+        )
+    return result
+
+
+def _trimmed(example: Example) -> tuple[tuple[int, int], ...] | None:
+    """The spans without the white space at their ends, which no token covers."""
+    if example.spans is None:
+        return None
+    result = []
+    for begin, end in example.spans:
+        inner = example.text[begin:end]
+        left = len(inner) - len(inner.lstrip())
+        result.append((begin + left, begin + len(inner.rstrip())))
+    return tuple(result)
+
+
+def target(
+    offsets: Sequence[tuple[int, int]], spans: tuple[tuple[int, int], ...] | None
+) -> tuple[int, int]:
+    """The first and last token of the first span that lies whole in the window; 0, 0 where there
+    is none."""
+    if spans is None:
+        return NONE, NONE
+    for begin, end in spans:
+        inside = [i for i, (a, b) in enumerate(offsets) if a >= 0 and b > begin and a < end]
+        if inside and offsets[inside[0]][0] <= begin and offsets[inside[-1]][1] >= end:
+            return inside[0], inside[-1]
+    return 0, 0

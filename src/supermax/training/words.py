@@ -1,0 +1,24 @@
+"""Words for people, and what of a person's data may be among them at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from supermax import words
+
+_LONGEST_NAME = 40
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The nearest valid name. Only names are offered: the first row of a file without a header
+    is somebody's text."""
+    return words.nearest(word, [name for name in known if is_name(name)])
+
+
+def is_name(value: str) -> bool:
+    """Whether a value is a name, which may be shown, and not possibly a person's text."""
+    return 0 < len(value) <= _LONGEST_NAME and not any(c.isspace() for c in value)
+
+
+def counted(n: int, one: str, many: str) -> str:
+    return f"{n:,} {one if n == 1 else many}"

@@ -1,0 +1,90 @@
+"""Small corpora for tests: made of words, so that nothing is anybody's text."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from supermax.training.config import Config, read_config
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps import Execution
+
+SIGNS = {"sleep": ["awake", "insomnia"], "mood": ["sad", "low"], "food": ["hungry", "meal"]}
+WORDS = ["the", "a", "my", "day", "was", "and", "then", "we", "went", "to", "work", "home"]
+WORDS += ["with", "some", "friends", "after", "it", "rained"]
+
+
+def corpus(n: int, seed: int = 0) -> Corpus:
+    rng = random.Random(seed)
+    classes, spans = [], []
+    for i in range(n):
+        question = rng.choice(list(SIGNS))
+        other = rng.choice([q for q in SIGNS if q != question])
+        for kind, length in (("c", 8), ("s", rng.choice([10, 30, 60]))):
+            shows = rng.random() < 0.4
+            words = [rng.choice(WORDS) for _ in range(length)]
+            place = rng.randrange(length)
+            words[place] = rng.choice(SIGNS[question if shows else other])
+            text = " ".join(words)
+            begin = len(" ".join(words[:place])) + (1 if place else 0)
+            found = ((begin, begin + len(words[place])),) if shows else ()
+            name = f"{seed}-{kind}{i}"
+            if kind == "c":
+                classes.append(Example(name, f"g{i}", text, question, int(shows)))
+            else:
+                spans.append(Example(name, f"g{i}", text, question, None, found))
+    return Corpus("toy", ("no", "yes"), tuple(classes), tuple(spans))
+
+
+def config(agent: str = "criteria", **parts: Any) -> Config:
+    data: dict[str, Any] = {
+        "agent": agent,
+        "encoder": {"name": "tiny", "dropout": 0.0, "attention_dropout": 0.0},
+        "text": {"max_length": 32, "doc_stride": 8},
+        "train": {"effective_batch": 12, "epochs": 2},
+        "optim": {"lr": 1e-3},
+        "head": {"dropout": 0.0},
+    }
+    for key, value in parts.items():
+        data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
+    return read_config(data)
+
+
+def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
+    return prepare(
+        wanted, corpus(n, 1), corpus(n // 2, 2), cache=cache, execution=Execution(**execution)
+    )
+
+
+class Quiet:
+    """A reporter that lets training go on; `stop_at` asks it to stop after so many looks."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.values: list[float] = []
+        self.looks = 0
+        self.stop_at = stop_at
+
+    def report(self, value: float, epoch: int) -> None:
+        self.values.append(value)
+        if self.stop_at is not None and self.looks >= self.stop_at:
+            raise Stopped
+
+    def should_prune(self) -> bool:
+        return False
+
+    def prune(self) -> Any:
+        raise AssertionError
+
+    @property
+    def stop_requested(self) -> bool:
+        self.looks += 1
+        return self.stop_at is not None and self.looks >= self.stop_at
+
+    def stop(self) -> Any:
+        raise Stopped
+
+
+class Stopped(Exception):
+    pass

@@ -1,0 +1,226 @@
+"""Every encoder family, pooling, head and fusion; freezing, depths, recomputed activations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from supermax.errors import UserError
+from supermax.training import architectures
+from supermax.training.batches import by_length, collate, order, split
+from supermax.training.encoders import depth_of, find, find_all, layer_list, load, prepared
+from supermax.training.models import Model
+from supermax.training.steps import loss_of, shares
+from tests.training.corpora import config, ready
+
+FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
+AGENTS = ["criteria", "evidence", "share", "joint"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:
+    """The gradients of one effective batch, taken in micro-batches of this size, in float64."""
+    torch.manual_seed(0)
+    model = ready_one.model.double().train()
+    model.zero_grad(set_to_none=True)
+    data = ready_one.train
+    size = ready_one.config.train.effective_batch
+    indices = order(data.lengths, size, 1, 0)[0]
+    share = shares(*data.targets(indices), ready_one.weights)
+    for some in split(indices, micro):
+        batch = collate(data.views, ready_one.pads, data.rows(some))
+        loss = loss_of(model(*batch.inputs), batch, share, ready_one.config, ready_one.weights)
+        loss.backward()
+    return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("loss", ["cross_entropy", "label_smoothing", "focal"])
+@pytest.mark.parametrize("balance", ["none", "weighted", "effective_number"])
+def test_gradients_do_not_depend_on_the_micro_batch(
+    tmp_path: Path, agent: str, loss: str, balance: str
+) -> None:
+    one = ready(tmp_path, config(agent, loss={"name": loss, "balance": balance}))
+    whole = gradients(one, 12)
+    assert any(g.abs().max() > 1e-6 for g in whole.values())
+    for micro in (1, 5, 7):  # 12 = 5 + 5 + 2 = 7 + 5: ragged
+        for name, gradient in gradients(one, micro).items():
+            assert torch.allclose(gradient, whole[name], rtol=0, atol=1e-10), (name, micro)
+
+
+def test_a_plain_mean_over_micro_batches_would_be_caught(tmp_path: Path) -> None:
+    one = ready(tmp_path, config(loss={"balance": "weighted"}))
+    whole = gradients(one, 12)
+    data = one.train
+    indices = order(data.lengths, 12, 1, 0)[0]
+    one.model.zero_grad(set_to_none=True)
+    parts = list(split(indices, 5))
+    for some in parts:  # the usual way: each micro-batch's own mean, divided by their number
+        batch = collate(data.views, one.pads, data.rows(some))
+        share = shares(*data.targets(some), one.weights)
+        loss = loss_of(one.model(*batch.inputs), batch, share, one.config, one.weights)
+        (loss / len(parts)).backward()
+    worst = max(
+        float((p.grad - whole[n]).abs().max())
+        for n, p in one.model.named_parameters()
+        if p.grad is not None
+    )
+    assert worst > 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_freezes_and_recomputes(tmp_path: Path, family: str) -> None:
+    encoder = {"name": family, "frozen_layers": 1}
+    plain = ready(tmp_path, config(encoder=encoder))
+    saving = ready(tmp_path, config(encoder=encoder), checkpoint_activations=True)
+    one, other = gradients(plain, 12), gradients(saving, 12)
+    assert set(one) == set(other)
+    for name, gradient in one.items():
+        assert torch.allclose(gradient, other[name], rtol=0, atol=1e-10), name
+    depth = plain.model.depth()
+    frozen = {n for n, p in plain.model.named_parameters() if not p.requires_grad}
+    assert frozen
+    assert {depth(name) for name in frozen} == {0, 1}
+    assert not frozen & set(one)
+    assert all(depth(name) in (None, 2) for name in one)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_depths_cover_embeddings_and_every_layer(family: str) -> None:
+    source = find(family)
+    encoder = load(source, source.config)
+    depths = depth_of(encoder)
+    assert set(depths.values()) == {0, 1, 2}
+    assert len(layer_list(encoder)[1]) == 2
+    assert all(depths[n] == 0 for n in depths if "word_embeddings" in n or "tok_embeddings" in n)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_padding_never_counts(tmp_path: Path, pooling: str, depth: int) -> None:
+    head = {"pooling": pooling, "depth": depth, "width": 16, "activation": "silu"}
+    one = ready(tmp_path, config("share", head=head))
+    model = one.model.eval()
+    data = one.validation
+    longest = by_length(data.lengths, 6)[0]
+    with torch.no_grad():
+        together = model(*collate(data.views, one.pads, longest).inputs)
+        for place, index in enumerate(longest):
+            alone = model(*collate(data.views, one.pads, longest[place : place + 1]).inputs)
+            width = alone.starts.shape[1]
+            assert torch.allclose(together.classes[place], alone.classes[0], atol=1e-5), index
+            assert torch.allclose(together.starts[place, :width], alone.starts[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("fusion", ["concat", "gated", "attention"])
+def test_two_encoders_of_two_families_are_fused(tmp_path: Path, fusion: str) -> None:
+    wanted = config(
+        "joint",
+        evidence_encoder={"name": "tiny-electra"},
+        fusion={"name": fusion, "width": 24},
+    )
+    one = ready(tmp_path, wanted)
+    reached = gradients(one, 12)
+    for i in (0, 1):
+        assert any(
+            n.startswith(f"encoders.{i}.") and g.abs().max() > 0 for n, g in reached.items()
+        )
+    assert len(one.train.views[0]) == len(one.train.views[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropout_reaches_the_encoder(family: str) -> None:
+    source = find(family)
+    quiet, loud = (load(source, prepared(source, p, p)) for p in (0.0, 0.5))
+    rates = [
+        {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)}
+        for model in (quiet, loud)
+    ]
+    assert rates[0] <= {0.0}
+    ids = torch.randint(5, 100, (4, 12))
+    for model, noisy in ((quiet, False), (loud, True)):
+        model.train()
+        outs = [model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state
+                for _ in range(2)]  # fmt: skip
+        assert torch.equal(*outs) is not noisy
+
+
+def test_what_is_new_is_said_to_be_new(tmp_path: Path) -> None:
+    model = ready(tmp_path, config("share")).model
+    assert isinstance(model, Model)
+    assert model.new_parameters
+    assert all("head" in name or "pooling" in name for name in model.new_parameters)
+
+
+# Weights: whole, or not at all.
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    source = find("tiny")
+    folder = tmp_path / "encoder"
+    load(source, source.config).save_pretrained(folder)
+    return folder
+
+
+def test_weights_from_a_folder_are_the_same_weights(saved: Path) -> None:
+    source = find(str(saved))
+    assert source.trained
+    weights = load_file(saved / "model.safetensors")
+    for name, parameter in load(source, source.config).named_parameters():
+        assert torch.equal(parameter, weights[name])
+
+
+def test_missing_weights_are_never_made_up(saved: Path) -> None:
+    weights = load_file(saved / "model.safetensors")
+    lost = next(name for name in weights if "attention" in name)
+    kept = {name: w for name, w in weights.items() if name != lost}
+    save_file(kept, saved / "model.safetensors", metadata={"format": "pt"})
+    source = find(str(saved))
+    with pytest.raises(UserError, match="not complete") as caught:
+        load(source, source.config)
+    assert lost in str(caught.value)
+
+
+def test_encoders_that_cannot_be_had_are_found_out_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text(json.dumps({"no": "type"}))
+    names = ["tiny", "roberta-bas", str(tmp_path / "broken"), "untrained/roberta-base"]
+    found, missing = find_all(names)
+    assert set(found) == {"tiny", "untrained/roberta-base"}
+    assert "did you mean 'roberta-base'?" in missing["roberta-bas"]
+    assert "hf download" in missing["roberta-bas"]
+    assert not found["untrained/roberta-base"].trained
+
+
+def test_more_frozen_layers_than_there_are_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="3 layers cannot be frozen: the encoder has 2"):
+        ready(tmp_path, config(encoder={"frozen_layers": 3}))
+
+
+def test_full_size_architectures_have_the_published_sizes() -> None:
+    sizes = {
+        "bert-base-uncased": (768, 12, 30_522),
+        "bert-large-uncased": (1024, 24, 30_522),
+        "roberta-base": (768, 12, 50_265),
+        "roberta-large": (1024, 24, 50_265),
+        "microsoft/deberta-v3-base": (768, 12, 128_100),
+        "microsoft/deberta-v3-large": (1024, 24, 128_100),
+        "xlm-roberta-base": (768, 12, 250_002),
+        "google/electra-large-discriminator": (1024, 24, 30_522),
+    }
+    for name, expected in sizes.items():
+        c = architectures.configuration(f"untrained/{name}")
+        assert (c.hidden_size, c.num_hidden_layers, c.vocab_size) == expected, name

@@ -1,0 +1,248 @@
+"""Optimizers: the one that was asked for, with what was asked for, and exact after a reload."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from supermax import UserError
+from supermax.training.config import OptimConfig
+from supermax.training.optimizers import make_optimizer, parameter_groups, unavailable
+from supermax.training.schedules import apply
+
+torch.set_num_threads(1)
+
+CPU = torch.device("cpu")
+MISSING = unavailable("cpu")
+NAMES = [
+    pytest.param(name, marks=pytest.mark.skipif(name in MISSING, reason=MISSING.get(name, "")))
+    for name in ("adamw", "adafactor", "lion", "adamw_8bit")
+]
+
+
+class Model(nn.Module):
+    """Two layers over embeddings, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(70, 64)
+        self.layer = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
+        self.norm = nn.LayerNorm(64)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden = self.embeddings(ids)
+        for layer in self.layer:
+            hidden = torch.tanh(layer(hidden))
+        out: torch.Tensor = self.head(self.norm(hidden))
+        return out
+
+
+def layer_of(name: str) -> int | None:
+    if name.startswith("layer."):
+        return int(name.split(".")[1]) + 1
+    return {"embeddings": 0, "norm": 2}.get(name.split(".")[0])
+
+
+def made(name: str, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
+    config = OptimConfig.model_validate({"name": name, "lr": 1e-3, **more})
+    return make_optimizer(parameter_groups(model, config, layer_of, 2), config, CPU)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: range) -> list[float]:
+    losses, base = [], [0.01 for _ in optimizer.param_groups]
+    for update in updates:
+        apply(optimizer, base, 1 / (1 + update))
+        generator = torch.Generator().manual_seed(update)
+        ids = torch.randint(0, 70, (16,), generator=generator)
+        loss = nn.functional.cross_entropy(model(ids), ids % 3)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# Groups.
+
+
+def test_groups_by_depth_and_decay() -> None:
+    model = Model()
+    config = OptimConfig(lr=1e-3, weight_decay=0.1, layer_decay=0.5)
+    found = parameter_groups(model, config, layer_of, 2)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    got = {names[p]: (g["lr"], g["weight_decay"]) for g in found for p in g["params"]}
+    assert got == {
+        "embeddings.weight": (0.25e-3, 0.1),
+        "layer.0.weight": (0.5e-3, 0.1),
+        "layer.0.bias": (0.5e-3, 0.0),
+        "layer.1.weight": (1e-3, 0.1),
+        "layer.1.bias": (1e-3, 0.0),
+        "norm.weight": (1e-3, 0.0),
+        "norm.bias": (1e-3, 0.0),
+        "head.weight": (1e-3, 0.1),
+        "head.bias": (1e-3, 0.0),
+    }
+    assert sum(len(g["params"]) for g in found) == len(names)  # none twice
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = Model()
+    model.embeddings.requires_grad_(False)
+    model.layer[0].requires_grad_(False)
+    found = parameter_groups(model, OptimConfig(), layer_of, 2)
+    kept = {id(p) for g in found for p in g["params"]}
+    assert kept == {id(p) for p in model.parameters() if p.requires_grad}
+    model.requires_grad_(False)
+    with pytest.raises(UserError, match="all of them are frozen"):
+        parameter_groups(model, OptimConfig(), layer_of, 2)
+
+
+def test_a_layer_that_does_not_exist_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="layer 2; the encoder has layers 0 to 1"):
+        parameter_groups(Model(), OptimConfig(), layer_of, 1)
+
+
+# Each optimizer.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_with_what_was_asked_for(name: str) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = made(name, model, weight_decay=0.07, beta1=0.85, beta2=0.97, eps=1e-7)
+    for group in optimizer.param_groups:
+        assert group["lr"] == 1e-3
+        assert {p.ndim > 1 for p in group["params"]} == {group["weight_decay"] == 0.07}
+        if name != "adafactor":
+            assert tuple(group["betas"]) == (0.85, 0.97)
+        if name.startswith("adamw"):
+            assert group["eps"] == 1e-7
+    losses = train(model, optimizer, range(60))
+    assert sum(losses[-10:]) < 0.8 * sum(losses[:10])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reloaded_optimizer_goes_on_to_the_bit(name: str) -> None:
+    torch.manual_seed(1)
+    model = Model()
+    optimizer = made(name, model)
+    train(model, optimizer, range(5))
+    saved = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+    saved.seek(0)
+    state = torch.load(saved, weights_only=True)
+    other = Model()
+    reloaded = made(name, other)
+    other.load_state_dict(state["model"])
+    reloaded.load_state_dict(state["optimizer"])
+    assert train(model, optimizer, range(5, 12)) == train(other, reloaded, range(5, 12))
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def one_step(name: str, weight: torch.Tensor, gradient: torch.Tensor, steps: int) -> Any:
+    model = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    model.weight.data = weight.clone()
+    config = OptimConfig.model_validate({"name": name, "lr": 1e-3, "weight_decay": 0.1})
+    optimizer = make_optimizer(parameter_groups(model, config, lambda _: None, 0), config, CPU)
+    for step in range(steps):
+        model.weight.grad = gradient * (1 + step)
+        optimizer.step()
+    return optimizer, model.weight.detach()
+
+
+WEIGHT = torch.randn(80, 64, generator=torch.Generator().manual_seed(0)) * 0.04
+GRADIENT = torch.randn(80, 64, generator=torch.Generator().manual_seed(1))
+
+
+def test_adamw_by_hand() -> None:
+    optimizer, after = one_step("adamw", WEIGHT, GRADIENT, 1)
+    assert type(optimizer) is torch.optim.AdamW
+    expected = WEIGHT * (1 - 1e-4) - 1e-3 * GRADIENT / (GRADIENT.abs() + 1e-8)
+    torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.skipif("lion" in MISSING, reason=MISSING.get("lion", ""))
+def test_lion_by_hand() -> None:
+    """Chen et al. 2023: the sign of a mean of momentum and gradient, decoupled decay."""
+    _, after = one_step("lion", WEIGHT, GRADIENT, 3)
+    expected, momentum = WEIGHT.clone(), torch.zeros_like(WEIGHT)
+    for step in range(3):
+        gradient = GRADIENT * (1 + step)
+        update = (0.9 * momentum + 0.1 * gradient).sign()
+        expected = expected * (1 - 1e-4) - 1e-3 * update
+        momentum = 0.999 * momentum + 0.001 * gradient
+    torch.testing.assert_close(after, expected)
+
+
+@pytest.mark.skipif("adamw_8bit" in MISSING, reason=MISSING.get("adamw_8bit", ""))
+def test_adamw_8bit_keeps_bytes_and_is_close_to_adamw() -> None:
+    optimizer, after = one_step("adamw_8bit", WEIGHT, GRADIENT, 10)
+    (state,) = optimizer.state.values()
+    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
+    _, exact = one_step("adamw", WEIGHT, GRADIENT, 10)
+    moved = (exact - WEIGHT).abs().mean()
+    assert 0 < (after - exact).abs().mean() < 0.05 * moved
+
+
+def test_adafactor_is_that_of_transformers_without_scaling() -> None:
+    from transformers.optimization import Adafactor
+
+    _, after = one_step("adafactor", WEIGHT, GRADIENT, 3)
+    theirs = nn.Parameter(WEIGHT.clone())
+    optimizer = Adafactor(
+        [theirs], lr=1e-3, weight_decay=0.1, scale_parameter=False, relative_step=False
+    )
+    for step in range(3):
+        theirs.grad = GRADIENT * (1 + step)
+        optimizer.step()
+    moved = (theirs.detach() - WEIGHT).abs().mean()
+    assert (after - theirs.detach()).abs().max() < 1e-3 * moved
+
+
+# What cannot be had.
+
+
+def test_a_missing_package_is_said_and_nothing_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert set(unavailable("cuda")) == {"lion", "adamw_8bit"}
+    assert "pip install pytorch-optimizer" in unavailable("cpu")["lion"]
+    with pytest.raises(UserError, match="needs the package bitsandbytes"):
+        made("adamw_8bit", Model())
+    assert made("adamw", Model())
+
+
+def test_a_device_that_an_optimizer_does_not_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert unavailable("cpu") == unavailable("cuda") == {}
+    (name, reason), *others = unavailable("mps").items()
+    assert (name, others) == ("adamw_8bit", [])
+    assert "does not run on mps" in reason
+    with pytest.raises(UserError, match="does not run on mps"):
+        make_optimizer([], OptimConfig(name="adamw_8bit"), "mps")
+
+
+def test_a_package_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(UserError, match="is installed, but does not load"):
+        made("lion", Model())
+
+
+def test_looking_for_packages_loads_none() -> None:
+    code = (
+        "import sys; from supermax.training.optimizers import unavailable; unavailable('cpu');"
+        "print(sorted({'bitsandbytes', 'pytorch_optimizer', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

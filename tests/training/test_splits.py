@@ -1,0 +1,144 @@
+"""Splits: no group straddles, nothing is lost, every stratum keeps its share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supermax import UserError
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.splits import Splits, read_splits, split
+from supermax.training.data.synthetic import synthetic
+from supermax.training.data.tables import Columns
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> Corpus:
+    groups = draw(st.integers(3, 60))
+    examples = []
+    for group in range(groups):
+        for row in range(draw(st.integers(1, 4))):
+            label = draw(st.sampled_from([0, 0, 0, 1, 2]))
+            examples.append(Example(f"{group}/{row}", f"g{group}", "text", "", label))
+    posts = [Example(f"{g}", f"g{g}", "text", "", None, ()) for g in range(0, groups, 2)]
+    return Corpus("drawn", ("a", "b", "c"), tuple(examples), tuple(posts), 3)
+
+
+def parts_of(splits: Splits) -> tuple[Corpus, Corpus, Corpus]:
+    return splits.train, splits.validation, splits.test
+
+
+def groups_of(corpus: Corpus) -> set[str]:
+    return {e.group for e in corpus.examples}
+
+
+@settings(max_examples=40, deadline=None)
+@given(corpora(), st.integers(0, 99))
+def test_no_group_straddles_and_nothing_is_lost(corpus: Corpus, seed: int) -> None:
+    parts = parts_of(split(corpus, seed=seed))
+    together = [group for part in parts for group in groups_of(part)]
+    assert sorted(together) == sorted(groups_of(corpus))
+    assert all(groups_of(part) for part in parts)
+    for kind in ("classes", "spans"):
+        back = [example for part in parts for example in getattr(part, kind)]
+        assert Counter(back) == Counter(getattr(corpus, kind))
+    assert all(part.label_names == corpus.label_names for part in parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(corpora(), st.integers(0, 99), st.randoms())
+def test_the_seed_decides_and_the_order_of_rows_does_not(
+    corpus: Corpus, seed: int, random: object
+) -> None:
+    rows = list(corpus.classes)
+    random.shuffle(rows)  # type: ignore[attr-defined]
+    shuffled = Corpus(corpus.name, corpus.label_names, tuple(rows), corpus.spans)
+    one, other = split(corpus, seed=seed), split(shuffled, seed=seed)
+    for a, b in zip(parts_of(one), parts_of(other), strict=True):
+        assert groups_of(a) == groups_of(b)
+    assert one == split(corpus, seed=seed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(corpora(), st.sampled_from([(0.15, 0.15), (0.2, 0.1), (0.3, 0.3), (0.25, 0.0)]))
+def test_labels_keep_their_share(corpus: Corpus, shares: tuple[float, float]) -> None:
+    validation, test = shares
+    splits = split(corpus, validation=validation, test=test)
+    wanted = (1 - validation - test, validation, test)
+    for part, share in zip(parts_of(splits), wanted, strict=True):
+        for label in (None, 0, 1, 2):
+            total = sum(label in (None, e.label) for e in corpus.classes)
+            own = sum(label in (None, e.label) for e in part.classes)
+            assert abs(own - share * total) <= 4  # the largest group
+
+
+def test_shares_on_data_like_the_real_one() -> None:
+    corpus = synthetic(600, max_words=30)
+    for seed in range(3):
+        splits = split(corpus, seed=seed)
+        for part, share in zip(parts_of(splits), (0.7, 0.15, 0.15), strict=True):
+            for kind in ("classes", "spans"):
+                own = Counter(e.stratum for e in getattr(part, kind))
+                everything = Counter(e.stratum for e in getattr(corpus, kind))
+                assert abs(own.total() - share * everything.total()) <= 3
+                for stratum, n in everything.items():
+                    assert abs(own[stratum] - share * n) <= 3
+
+
+def test_seeds_differ() -> None:
+    corpus = synthetic(50, max_words=30)
+    assert split(corpus, seed=0).test != split(corpus, seed=1).test
+
+
+def test_questions_of_their_own_do_not_upset_the_labels() -> None:
+    rows = tuple(Example(f"{i}", f"g{i}", "text", f"q{i}", i % 5 // 4) for i in range(200))
+    splits = split(Corpus("pairs", ("a", "b"), rows))
+    assert [len(part.classes) for part in parts_of(splits)] == [140, 30, 30]
+    assert [sum(e.label or 0 for e in part.classes) for part in parts_of(splits)] == [28, 6, 6]
+
+
+def test_a_share_of_nothing() -> None:
+    splits = split(synthetic(10, max_words=30), test=0)
+    assert splits.test.examples == ()
+    assert splits.validation.examples
+
+
+def test_too_few_groups() -> None:
+    with pytest.raises(UserError, match="2 groups of examples, too few to split in 3"):
+        split(synthetic(2, max_words=30))
+
+
+@pytest.mark.parametrize(("validation", "test"), [(-0.1, 0.2), (0.5, 0.5), (0.2, 0.9)])
+def test_shares_that_make_no_sense(validation: float, test: float) -> None:
+    with pytest.raises(UserError, match="together below 1"):
+        split(synthetic(10, max_words=30), validation=validation, test=test)
+
+
+def test_a_table_that_comes_split(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text("t,y,s\none,a,train\ntwo,b,Dev\nthree,a,test\nfour,b,train\n")
+    splits = read_splits(path, Columns("t", label="y", split="s"))
+    texts = [[e.text for e in part.classes] for part in parts_of(splits)]
+    assert texts == [["one", "four"], ["two"], ["three"]]
+
+
+def test_a_split_that_leaks_or_is_unknown_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text("t,y,s\nsecret,a,train\nsecret,b,test\nother,b,tset\nmore,b,test\n")
+    columns = Columns("t", label="y", split="s")
+    with pytest.raises(UserError) as caught:
+        read_splits(path, columns)
+    assert "line 3: rows of its group, or with its text, stand in another split" in str(
+        caught.value
+    )
+    assert "line 4: the split is none of train, validation, test" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    splits = read_splits(path, columns, on_bad="skip")
+    assert [len(part.classes) for part in parts_of(splits)] == [1, 0, 1]
+    assert splits.train.skipped == 2
+    with pytest.raises(UserError, match="No column is mapped as split"):
+        read_splits(path, Columns("t", label="y"))
