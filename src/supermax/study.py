@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -95,16 +95,7 @@ def open_with_care(
     """open_version, not while a run is at work on the study, and with a bar for many trials."""
     backend = connect(storage)
     prepare(backend)
-    bar = Progress(
-        TextColumn("Carrying trials over"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(file=sys.stderr),
-        transient=True,
-        disable=quiet or not sys.stderr.isatty(),
-    )
-    with _opening(backend, name or space.name), bar:
-        task = bar.add_task("", total=None)
+    with _opening(backend, name or space.name), _bar(quiet) as progress, _hushed():
         return open_version(
             space,
             storage=backend,
@@ -114,9 +105,39 @@ def open_with_care(
             directions=directions,
             on_change=on_change,
             seed=seed,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            progress=progress,
             before_carrying=refuse_while_running,
         )
+
+
+@contextlib.contextmanager
+def _bar(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the terminal that is there only while there is something to wait for."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    bar = Progress(*columns, console=Console(file=sys.stderr), transient=True)
+    task = bar.add_task("", visible=False)
+    shown = not quiet and sys.stderr.isatty()
+
+    def progress(what: str, done: int, total: int) -> None:
+        if shown:
+            bar.start()
+            bar.update(task, description=what, completed=done, total=total, visible=True)
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """What Optuna logs about a new study would smear the bar; we say it ourselves."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(max(before, optuna.logging.WARNING))
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(before)
 
 
 @contextlib.contextmanager

@@ -262,10 +262,16 @@ class _Opener:
         forms: dict[Root, tuple[tuple[int, int], str, FrozenTrial]] = {}
         unfit: dict[Root, str] = {}
         between: list[Space] = []
-        for version in ancestors(study):
-            space, trials = space_of(version), version.get_trials(deepcopy=False)
+        looked_at = 0
+        versions = [(v, v.get_trials(deepcopy=False)) for v in ancestors(study)]
+        total = sum(len(trials) for _, trials in versions)
+        for version, trials in versions:
+            space = space_of(version)
             should_have = expected(space, trials)
             for trial, key in zip(trials, roots(trials, version.study_name), strict=True):
+                looked_at += 1
+                if self.progress is not None and looked_at % 100 == 0:
+                    self.progress("Looking at trials", looked_at, total)
                 form = carried(trial, key, should_have[trial.number], self.space, between)
                 if isinstance(form, Unfit):
                     unfit.setdefault(key, form.reason)

@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial
 from supermax.naming import ORIGIN
 
 _BATCH = 500
-Progress = Callable[[int, int], None]
-"""Told how many of how many trials are done."""
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, and how many of how many trials are done."""
 
 
 def add_trials(
@@ -42,7 +42,7 @@ def add_trials(
         else:
             added += _one_by_one(study, batch)
         if progress is not None:
-            progress(start + len(batch), len(trials))
+            progress("Carrying trials over", start + len(batch), len(trials))
     return added
 
 
