@@ -21,6 +21,17 @@ ALLOWED = {
     "testing": set[str](),
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming"},
+    "tuning": {
+        "run",
+        "study",
+        "agents",
+        "training",
+        "engine",
+        "space",
+        "errors",
+        "naming",
+        "words",
+    },
     "cli": {"run", "study", "display", "engine", "space", "errors", "naming", "words"},
     "__init__": {"run", "study", "engine", "space", "errors"},
 }

@@ -98,6 +98,8 @@ def _tokenise(
     windowed = [item for item in numbered if item[1].spans is not None]
     parts: list[dict[str, Any]] = []
     for some, stride in ((cut, None), (windowed, doc_stride)):
+        if not some:
+            continue
         _check_room([example for _, example in some], tokenizer, max_length, stride or 0)
         for first in range(0, len(some), _AT_ONCE):
             batch = some[first : first + _AT_ONCE]

@@ -1,0 +1,55 @@
+"""A space fitted to this machine, before the first trial: encoders that can be had, optimizers
+that can run. What goes is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from supermax.errors import UserError
+from supermax.space import Categorical, Space, narrowed
+from supermax.training.encoders import Source, find_all
+from supermax.training.optimizers import unavailable
+from supermax.words import listed
+
+ENCODERS = ("encoder.name", "evidence_encoder.name")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    space: Space
+    sources: dict[str, Source]
+    notices: list[str] = field(default_factory=list)
+
+
+def fitted(space: Space, device_type: str) -> Fitted:
+    """The space with what is possible here. Raises UserError when no encoder is left."""
+    names = [name for key in ENCODERS if key in space.parameters for name in choices(space, key)]
+    found, missing = find_all(list(dict.fromkeys(map(str, names))))
+    if not found:
+        raise UserError(listed("None of the encoders can be had:", missing.values()))
+    notices = list(missing.values())
+    wanted: dict[str, list[object]] = {}
+    for key in ENCODERS:
+        if key in space.parameters and missing:
+            wanted[key] = [name for name in choices(space, key) if name in found]
+    if "optim.name" in space.parameters:
+        reasons = unavailable(device_type)
+        gone = [name for name in choices(space, "optim.name") if name in reasons]
+        if gone:
+            notices += [reasons[str(name)] for name in gone]
+            wanted["optim.name"] = [n for n in choices(space, "optim.name") if n not in reasons]
+    untrained = [name for name, source in found.items() if not source.trained]
+    if untrained:
+        notices.append(
+            f"Made from their configuration alone, and not pretrained: {', '.join(untrained)}."
+        )
+    return Fitted(narrowed(space, wanted) if wanted else space, found, notices)
+
+
+def choices(space: Space, name: str) -> list[object]:
+    """All choices of a parameter, over its branches."""
+    found: dict[object, None] = {}
+    for branch in space.parameters[name].branches:
+        if isinstance(branch, Categorical):
+            found |= dict.fromkeys(branch.choices)
+    return list(found)

@@ -1,0 +1,75 @@
+"""What of a run stays on disk: the weights of the best trials, within a budget; no resume state of
+trials that have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.agents.objective import WEIGHTS
+from supermax.errors import EnvironmentFault
+
+
+@dataclass(frozen=True)
+class Keeper:
+    """An Optuna callback that tidies up after each trial."""
+
+    run_dir: Path
+    top: int = 5
+    budget: int | None = None
+    """Bytes that weights may take; None: no limit but the top."""
+
+    def __call__(self, study: Study, trial: FrozenTrial) -> None:
+        forget_state(self.folder(trial.number))
+        ranked = ranking(study)
+        allowed = {best.number for best in ranked[: self.top]}
+        room = self.budget
+        for number in [best.number for best in ranked] + self._others(ranked):
+            path = self.folder(number) / WEIGHTS
+            if not path.exists():
+                continue
+            size = path.stat().st_size
+            fits = room is None or size <= room
+            if number in allowed and fits:
+                room = None if room is None else room - size
+            else:
+                path.unlink(missing_ok=True)
+
+    def folder(self, number: int) -> Path:
+        return self.run_dir / "trials" / f"{number:05}"
+
+    def _others(self, ranked: list[FrozenTrial]) -> list[int]:
+        known = {trial.number for trial in ranked}
+        found = (int(p.parent.name) for p in self.run_dir.glob(f"trials/*/{WEIGHTS}"))
+        return [number for number in found if number not in known]
+
+
+def forget_state(folder: Path) -> None:
+    """The state a trial would have gone on from; it has ended."""
+    with contextlib.suppress(OSError):
+        (folder / "checkpoint" / "state.pt").unlink(missing_ok=True)
+
+
+def ranking(study: Study) -> list[FrozenTrial]:
+    """Complete trials, best first; for several objectives by the first one."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    sign = -1.0 if study.directions[0] is StudyDirection.MAXIMIZE else 1.0
+    return sorted(complete, key=lambda trial: (sign * trial.values[0], trial.number))
+
+
+def check_room(run_dir: Path, needed: int) -> None:
+    """Before a run: is there room for the weights and states it will keep?"""
+    folder = run_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise EnvironmentFault(
+            f"{folder} has {free / 1e9:.1f} GB free, and the run may keep {needed / 1e9:.1f} GB "
+            f"of weights and states there. Make room, or keep the weights of fewer trials."
+        )

@@ -1,0 +1,72 @@
+"""What a trial can be judged by: every metric of its agent, and what it costs to use the model."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from supermax.errors import UserError
+from supermax.training.evaluate import evaluate
+from supermax.training.loop import Result
+from supermax.training.metrics import METRICS, check_metric
+from supermax.training.models import count
+from supermax.training.prepare import DEFAULT_METRIC, Prepared
+from supermax.words import ended, nearest
+
+
+def _size(prepared: Prepared, _: Result) -> float:
+    return float(count(prepared.model))
+
+
+def _latency(prepared: Prepared, _: Result) -> float:
+    """Milliseconds an example of the validation split takes, batched as it is evaluated."""
+    started = time.perf_counter()
+    evaluate(prepared)
+    return (time.perf_counter() - started) * 1e3 / max(1, len(prepared.validation.examples))
+
+
+def _peak_memory(prepared: Prepared, _: Result) -> float:
+    """Bytes: of the device where there is one, otherwise resident."""
+    if prepared.execution.device.startswith("cuda"):
+        return float(torch.cuda.max_memory_allocated(prepared.execution.device))
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+COSTS: dict[str, Callable[[Prepared, Result], float]] = {
+    "model_size": _size,
+    "latency": _latency,
+    "peak_memory": _peak_memory,
+}
+
+
+def check_objectives(agent: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The objectives of a search, the agent's own metric by default, and their directions. The
+    first must be a metric: it decides which epoch is the best."""
+    chosen = list(names) or [DEFAULT_METRIC[agent]]
+    directions = []
+    for name in chosen:
+        if name in COSTS:
+            directions.append("minimize")
+        else:
+            known = [m.name for m in METRICS.values() if agent in m.agents]
+            if name not in known and not name.startswith("f1_"):
+                raise UserError(
+                    ended(f"There is no objective {name!r}{nearest(name, [*known, *COSTS])}")
+                )
+            directions.append("maximize" if check_metric(name, agent).higher else "minimize")
+    if chosen[0] in COSTS:
+        raise UserError(f"The first objective must be a metric, not {chosen[0]!r}.")
+    if len(set(chosen)) < len(chosen):
+        raise UserError(f"An objective is named twice: {', '.join(chosen)}.")
+    return chosen, directions
+
+
+def values_of(names: Sequence[str], prepared: Prepared, result: Result) -> list[float]:
+    return [
+        COSTS[name](prepared, result) if name in COSTS else result.metrics[name] for name in names
+    ]

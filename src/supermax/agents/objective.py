@@ -1,0 +1,147 @@
+"""A trial of an agent: its configuration trained in a cell, reported epoch by epoch.
+
+trial ──space.sample()──▶ Config ──prepare()──▶ train() ──▶ values
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import optuna
+import torch
+from safetensors.torch import save_file
+
+from supermax.agents.measures import values_of
+from supermax.engine.remote_trial import TrialInterrupted
+from supermax.space import Space
+from supermax.training.config import Config, read_config
+from supermax.training.data.examples import Corpus
+from supermax.training.loop import SAVE_EVERY, Result, train
+from supermax.training.models import count
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps import Execution, best_precision
+
+WEIGHTS = "weights.safetensors"
+RESULT = "result"
+
+
+@dataclass(frozen=True)
+class TrialReporter:
+    """What the loop asks of and tells to Optuna's trial."""
+
+    trial: Any
+
+    def report(self, value: float, epoch: int) -> None:
+        self.trial.report(value, epoch)
+
+    def should_prune(self) -> bool:
+        several = len(self.trial.study.directions) > 1  # Optuna prunes single objectives only
+        return False if several else bool(self.trial.should_prune())
+
+    def prune(self) -> NoReturn:
+        raise optuna.TrialPruned
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(getattr(self.trial, "stop_requested", False))
+
+    def stop(self) -> NoReturn:
+        raise TrialInterrupted
+
+
+@dataclass(frozen=True)
+class AgentObjective:
+    """An Optuna objective: train what the trial suggests, and say how good it is."""
+
+    agent: str
+    space: Space
+    train: Corpus
+    validation: Corpus
+    cache: Path
+    objectives: Sequence[str]
+    limits: dict[str, Any]
+    """Keys of the configuration's part `train` that are not searched: epochs, patience, …"""
+    execution: Execution = field(default_factory=Execution)
+    save_every: float = SAVE_EVERY
+
+    def __call__(self, trial: Any) -> float | tuple[float, ...]:
+        config = self.config(self.space.sample(trial))
+        prepared = self.prepared(config)
+        result = train(
+            prepared, self.reporter(trial), trial.checkpoint_dir, save_every=self.save_every
+        )
+        values = values_of(self.objectives, prepared, result)
+        trial.set_user_attr(RESULT, summary(prepared, result))
+        keep(result, trial.checkpoint_dir.parent / WEIGHTS)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def config(self, sampled: dict[str, Any]) -> Config:
+        return configured(self.agent, sampled, self.limits)
+
+    def reporter(self, trial: Any) -> TrialReporter:
+        if len(self.objectives) > 1:
+            return _Silent(trial)
+        return TrialReporter(trial)
+
+    def prepared(self, config: Config) -> Prepared:
+        return prepare(
+            config,
+            self.train,
+            self.validation,
+            cache=self.cache,
+            execution=here(self.execution),
+            objective=self.objectives[0],
+        )
+
+
+class _Silent(TrialReporter):
+    """For several objectives, in which Optuna takes no reports: only stops are heeded."""
+
+    def report(self, value: float, epoch: int) -> None:
+        if self.stop_requested:
+            raise TrialInterrupted
+
+    def should_prune(self) -> bool:
+        return False
+
+
+def configured(agent: str, sampled: dict[str, Any], limits: dict[str, Any]) -> Config:
+    return read_config(
+        {**sampled, "agent": agent, "train": {**sampled.get("train", {}), **limits}}
+    )
+
+
+def here(execution: Execution) -> Execution:
+    """The execution on the device that this process sees, with the threads it was given."""
+    device = execution.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = execution.threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or None
+    precision = best_precision(device) if execution.precision == "auto" else execution.precision
+    return replace(execution, device=device, threads=threads, precision=precision)
+
+
+def summary(prepared: Prepared, result: Result) -> dict[str, Any]:
+    """What a person wants to know of a trial, without a word of anybody's text."""
+    return {
+        "metrics": {name: round(value, 6) for name, value in result.metrics.items()},
+        "best_epoch": result.best_epoch,
+        "epochs": result.epochs,
+        "seconds": round(result.seconds, 2),
+        "parameters": count(prepared.model),
+        "untrained": [source.name for source in prepared.sources if not source.trained],
+        "threshold": result.evaluation.threshold,
+        "train_loss": [round(row["train_loss"], 6) for row in result.curve],
+        "micro_batch": prepared.execution.micro_batch,
+    }
+
+
+def keep(result: Result, path: Path) -> None:
+    """The best epoch's weights, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    save_file({name: w.contiguous() for name, w in result.weights.items()}, temporary)
+    temporary.replace(path)

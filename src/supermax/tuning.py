@@ -1,0 +1,142 @@
+"""A search over an agent: data, space, study and engine wired together.
+
+Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ Tuned
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.study import Study
+
+from supermax.agents.fitting import fitted
+from supermax.agents.keeping import Keeper, ranking
+from supermax.agents.measures import check_objectives
+from supermax.agents.objective import RESULT, AgentObjective, configured
+from supermax.engine.home import find_home
+from supermax.engine.summary import Summary
+from supermax.naming import plain_params
+from supermax.run import optimize
+from supermax.space import Space, enqueue_defaults, nest, preset
+from supermax.study import open_study
+from supermax.training.baseline import baseline
+from supermax.training.config import Config
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import Splits, split
+from supermax.training.steps import Execution
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A search that has come to its end, or as far as it was let."""
+
+    agent: str
+    study: Study
+    summary: Summary
+    splits: Splits
+    space: Space
+    objectives: Sequence[str]
+    limits: dict[str, Any]
+
+    def best(self, top: int = 5) -> list[dict[str, Any]]:
+        """The best trials: number, value, encoder, epochs, metrics."""
+        rows = []
+        for trial in ranking(self.study)[:top]:
+            result = trial.user_attrs.get(RESULT, {})
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "values": trial.values,
+                    "encoder": trial.params.get("encoder.name"),
+                    "best_epoch": result.get("best_epoch"),
+                    "metrics": result.get("metrics", {}),
+                }
+            )
+        return rows
+
+    def config(self, number: int) -> Config:
+        """The configuration of a trial, to train it again."""
+        values = plain_params(self.study.trials[number])
+        return configured(self.agent, nest(values), self.limits)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What to search and how far; run() goes on where an earlier one stopped."""
+
+    agent: str
+    corpus: Corpus
+    storage: str
+    cache: Path
+    preset: str = "demo"
+    space: Space | None = None
+    """Another space than the preset's."""
+    trials: int | None = None
+    objectives: Sequence[str] = ()
+    limits: dict[str, Any] = field(default_factory=dict)
+    """epochs, patience, min_delta: instead of the preset's."""
+    sampler: BaseSampler | str | None = None
+    pruner: BasePruner | None = None
+    models: str | None = None
+    seed: int | None = None
+    top: int = 5
+    execution: Execution = field(
+        default_factory=lambda: Execution(device="auto", precision="auto", micro_batch=None)
+    )
+    tell: Callable[[str], None] = print
+
+    def run(self, **options: Any) -> Tuned:
+        """Search. `options` go to supermax.optimize (workers, timeout, progress, …)."""
+        size = preset(self.agent, self.preset, models=self.models)
+        space = self.space or size.space
+        chosen, directions = check_objectives(self.agent, self.objectives)
+        splits = split(self.corpus)
+        fit = fitted(space, "cuda" if _has_cuda(self.execution) else "cpu")
+        for notice in fit.notices:
+            self.tell(notice)
+        limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
+        study = open_study(
+            fit.space,
+            storage=self.storage,
+            name=self.agent,
+            sampler=self.sampler,
+            pruner=self.pruner,
+            directions=directions,
+            seed=self.seed,
+            quiet=True,
+        )
+        if fit.space.defaults() is not None:
+            enqueue_defaults(study, fit.space)
+        objective = AgentObjective(
+            self.agent,
+            fit.space,
+            splits.train,
+            splits.validation,
+            self.cache,
+            chosen,
+            limits,
+            self.execution,
+        )
+        keeper = Keeper(find_home(study).run_dir, self.top)
+        options = {"reuse_cells": True, **options}
+        summary = optimize(
+            study, objective, self.trials or size.trials, callbacks=[keeper], **options
+        )
+        return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
+
+
+def _has_cuda(execution: Execution) -> bool:
+    return execution.device.startswith("cuda") or (
+        execution.device == "auto" and torch.cuda.is_available()
+    )
+
+
+def compare_with_baseline(tuned: Tuned) -> dict[str, float]:
+    """TF-IDF with logistic regression on the same splits."""
+    return baseline(tuned.splits.train, tuned.splits.validation)

@@ -1,0 +1,200 @@
+"""The agents searched for real: in cells, killed, gone on with, tidied up after."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import create_trial
+
+import supermax
+from supermax.agents import fitting
+from supermax.agents.keeping import Keeper, check_room, ranking
+from supermax.agents.measures import check_objectives
+from supermax.agents.objective import RESULT, WEIGHTS, AgentObjective, TrialReporter
+from supermax.errors import EnvironmentFault, UserError
+from supermax.space import load, narrowed
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import split
+from supermax.tuning import Tuning
+from tests.training.corpora import corpus
+
+pytestmark = pytest.mark.usefixtures("quick")
+LIMITS = {"epochs": 3, "patience": None}
+
+
+def small(agent: str = "criteria") -> Any:
+    """A space with one encoder and little else, so that a trial takes a second."""
+    fixed: dict[str, Any] = {"text.max_length": 32, "train.effective_batch": 16}
+    if agent != "criteria":
+        fixed |= {"text.doc_stride": 8, "decode.max_answer": 16}
+    return narrowed(load(f"demo/{agent}"), fixed)
+
+
+def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Tuning:
+    return Tuning(
+        agent,
+        corpus(60),
+        str(folder / "s.db"),
+        folder / "cache",
+        space=small(agent),
+        limits=LIMITS,
+        seed=0,
+        tell=lambda _: None,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("agent", ["criteria", "joint"])
+def test_a_search_keeps_what_it_should_and_goes_on(tmp_path: Path, agent: str) -> None:
+    tuned = tuning(tmp_path, agent, trials=3, top=2).run(workers=2, progress=False)
+    assert tuned.summary.trials["COMPLETE"] == 3
+    folder = tuned.summary.run_dir
+    assert len(list(folder.glob(f"trials/*/{WEIGHTS}"))) == 2
+    assert not list(folder.rglob("state.pt"))
+    best = tuned.best(2)
+    assert len(best) == 2
+    assert (folder / "trials" / f"{best[0]['trial']:05}" / WEIGHTS).exists()
+    first = tuned.study.trials[0]
+    assert first.params["encoder.name"] == "tiny"  # the defaults came first
+    assert first.user_attrs[RESULT]["untrained"] == (
+        ["tiny"] if agent != "joint" else ["tiny"] * 2
+    )
+    assert sorted(first.intermediate_values) == [1, 2, 3]
+    assert tuned.config(0).agent == agent
+    again = tuning(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
+    assert again.summary.told == 1
+    assert len(again.study.trials) == 4
+
+
+def test_no_text_of_anybody_is_in_the_runs_files(tmp_path: Path) -> None:
+    marked = corpus(40)
+    words = Corpus(
+        marked.name,
+        marked.label_names,
+        tuple(type(e)(e.id, e.group, f"{e.text} zebrafinch", e.question, e.label) for e in
+              marked.classes),
+    )  # fmt: skip
+    one = tuning(tmp_path, trials=2)
+    tuned = Tuning(**{**vars(one), "corpus": words}).run(progress=False)
+    assert tuned.summary.trials["COMPLETE"] == 2
+    for path in tuned.summary.run_dir.rglob("*"):
+        if path.is_file():
+            assert b"zebrafinch" not in path.read_bytes(), path
+    assert b"zebrafinch" not in (tmp_path / "s.db").read_bytes()
+
+
+class _Killer(TrialReporter):
+    def report(self, value: float, epoch: int) -> None:
+        super().report(value, epoch)
+        if epoch == 2 and self.trial.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killed(AgentObjective):
+    def reporter(self, trial: Any) -> TrialReporter:
+        return _Killer(trial)
+
+
+def searched(folder: Path, kind: type[AgentObjective]) -> list[Any]:
+    splits = split(corpus(60))
+    space = small()
+    study = supermax.open_study(space, storage=str(folder / "s.db"), direction="maximize",
+                                seed=3, quiet=True)  # fmt: skip
+    objective = kind(
+        "criteria", space, splits.train, splits.validation, folder / "cache", ["macro_f1"],
+        LIMITS, save_every=0.0,
+    )  # fmt: skip
+    summary = supermax.optimize(study, objective, n_trials=2, progress=False)
+    assert summary.trials["COMPLETE"] == 2, summary
+    weights = [(summary.run_dir / "trials" / f"{n:05}" / WEIGHTS).read_bytes() for n in range(2)]
+    return [
+        [(t.params, t.value, t.intermediate_values) for t in study.trials],
+        weights,
+        [t.user_attrs["supermax"]["attempts"] for t in study.trials],
+    ]
+
+
+def test_a_killed_trial_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole, killed = searched(tmp_path / "a", AgentObjective), searched(tmp_path / "b", Killed)
+    assert whole[2] == [1, 1]
+    assert killed[2] == [2, 2]
+    assert killed[:2] == whole[:2]
+
+
+def test_several_objectives(tmp_path: Path) -> None:
+    names = ["macro_f1", "model_size", "latency", "peak_memory"]
+    tuned = tuning(tmp_path, trials=2, objectives=names).run(progress=False)
+    for trial in tuned.study.trials:
+        f1, size, latency, memory = trial.values
+        assert 0 <= f1 <= 1
+        assert 100_000 < size < 1_000_000
+        assert 0 < latency < 1000
+        assert memory > 1e8
+
+
+@pytest.mark.parametrize(
+    ("agent", "names", "words"),
+    [
+        ("criteria", ["macro_f2"], "did you mean 'macro_f1'"),
+        ("criteria", ["token_f1"], "There is no objective 'token_f1'"),
+        ("criteria", ["latency"], "must be a metric"),
+        ("criteria", ["macro_f1", "macro_f1"], "named twice"),
+    ],
+)
+def test_wrong_objectives(agent: str, names: Sequence[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_objectives(agent, names)
+
+
+def test_directions_follow_the_objectives() -> None:
+    assert check_objectives("evidence", []) == (["token_f1"], ["maximize"])
+    assert check_objectives("criteria", ["ece", "model_size"])[1] == ["minimize", "minimize"]
+
+
+def test_what_cannot_be_had_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(fitting, "unavailable", lambda _: {"lion": "The optimizer lion is not."})
+    space = load("criteria")
+    with pytest.raises(UserError, match=r"(?s)None of the encoders.*roberta-large"):
+        fitting.fitted(space, "cpu")
+    demo = fitting.fitted(load("demo/criteria"), "cpu")
+    assert "lion" not in fitting.choices(demo.space, "optim.name")
+    assert "The optimizer lion is not." in demo.notices
+    assert any("not pretrained: tiny" in notice for notice in demo.notices)
+
+
+def study_of(values: list[float]) -> optuna.Study:
+    study = optuna.create_study(direction="maximize")
+    for value in values:
+        study.add_trial(create_trial(value=value))
+    return study
+
+
+def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
+    study = study_of([0.1, 0.9, 0.5, 0.8])
+    for number in range(5):  # the fifth was pruned, or is of nobody
+        folder = tmp_path / "trials" / f"{number:05}"
+        (folder / "checkpoint").mkdir(parents=True)
+        (folder / "checkpoint" / "state.pt").write_text("x")
+        (folder / WEIGHTS).write_bytes(b"x" * 100)
+    assert [trial.number for trial in ranking(study)] == [1, 3, 2, 0]
+    Keeper(tmp_path, top=3)(study, study.trials[0])
+    kept = sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS))
+    assert kept == [1, 2, 3]
+    assert not (tmp_path / "trials" / "00000" / "checkpoint" / "state.pt").exists()
+    Keeper(tmp_path, top=3, budget=250)(study, study.trials[0])
+    assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
+
+
+def test_a_disk_without_room_is_found_out_before(tmp_path: Path) -> None:
+    check_room(tmp_path / "not" / "there" / "yet", 1)
+    with pytest.raises(EnvironmentFault, match="Make room"):
+        check_room(tmp_path, 1 << 60)
