@@ -81,6 +81,13 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
     assert said.split()[-1] == "14"
 
 
+def test_the_agents_of_the_readme_are_searched(tmp_path: Path) -> None:
+    few = BLOCKS[3].replace("trials=8", "trials=2").replace("posts=300", "posts=60")
+    said = run(few, tmp_path)
+    assert "not pretrained: tiny" in said
+    assert [line.split()[-2] for line in said.strip().splitlines()[-2:]] == ["tiny", "tiny"]
+
+
 def test_the_space_file_of_the_documentation_is_sound() -> None:
     text = (ROOT / "docs" / "space.md").read_text()
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
