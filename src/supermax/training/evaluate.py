@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +32,8 @@ class Evaluation:
     probabilities: dict[str, list[float]]
     spans: dict[str, list[Span]]
     threshold: float | None = None
+    margins: dict[str, float] = field(default_factory=dict)
+    """By how much each example's best span beats no answer, whether it was given or not."""
 
 
 def evaluate(prepared: Prepared, data: Data | None = None) -> Evaluation:
@@ -58,6 +60,7 @@ def evaluate_model(
     metrics: dict[str, float] = {}
     probabilities: dict[str, list[float]] = {}
     spans: dict[str, list[Span]] = {}
+    margins: dict[str, float] = {}
     view = data.views[-1]
     if classes is not None:
         asked = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
@@ -74,9 +77,10 @@ def evaluate_model(
             threshold = calibrate(answers, truths, texts)
         given = predict(answers, config.no_answer, threshold)
         spans = dict(zip(answers.ids, given, strict=True))
+        margins = dict(zip(answers.ids, answers.margin.tolist(), strict=True))
         if known:
             metrics |= span_metrics(given, truths, texts)
-    return Evaluation(metrics, probabilities, spans, threshold)
+    return Evaluation(metrics, probabilities, spans, threshold, margins)
 
 
 def _logits(

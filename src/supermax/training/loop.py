@@ -130,6 +130,22 @@ def train(
     )
 
 
+def train_blind(
+    prepared: Prepared, epochs: int, told: Callable[[int, float], None] | None = None
+) -> dict[str, torch.Tensor]:
+    """So many epochs in which nothing is measured but the loss, for data without a validation
+    split. Gives the last weights; `told` hears of every epoch and its loss."""
+    state = State()
+    while state.epoch < epochs:
+        _epoch(prepared, state, {}, None, None)
+        loss = state.loss / max(1, state.update)
+        state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+        if told is not None:
+            told(state.epoch, loss)
+    weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
+    return weights
+
+
 def _patience_over(state: State, patience: int | None) -> bool:
     return patience is not None and state.worse >= patience
 
@@ -138,7 +154,7 @@ def _epoch(
     prepared: Prepared,
     state: State,
     best: dict[str, torch.Tensor],
-    reporter: Reporter,
+    reporter: Reporter | None,
     saver: Saver | None,
 ) -> None:
     """The rest of an epoch, from the update that comes next."""
@@ -156,7 +172,9 @@ def _epoch(
             losses += prepared.step.micro(batch, share)
         prepared.step.update()
         state.update += 1
-        if saver is not None and reporter.stop_requested and state.update < len(batches):
+        if saver is None or reporter is None:
+            continue
+        if reporter.stop_requested and state.update < len(batches):
             state.loss += float(losses)
             saver.save(_snapshot(prepared, state, best))
             saver.wait()

@@ -1,0 +1,135 @@
+"""The model card of an exported model: what it is, how good, how to use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from supermax.training.intervals import Estimate
+
+_TASKS = {
+    "criteria": "tells which class a text belongs to",
+    "evidence": "finds the span of a text that answers a question, or that there is none",
+    "share": "tells the class of a text and finds spans in it, with one encoder for both",
+    "joint": "tells the class of a text and finds spans in it, with two encoders whose outputs "
+    "are fused",
+}
+
+
+def card(
+    facts: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    estimates: Mapping[str, Estimate],
+    folders: tuple[str, ...],
+) -> str:
+    """Markdown for people; `facts` is what supermax.json holds."""
+    sections = [
+        f"# {_title(facts)}",
+        f"A model that {_TASKS[facts['config']['agent']]}, trained with Supermax.",
+        *_warnings(facts),
+        "## Metrics",
+        _metrics(metrics, estimates),
+        "## How to load it",
+        _loading(facts, folders),
+        "## Configuration",
+        "\n".join(_table(["Setting", "Value"], _settings(facts["config"]))),
+        "## Data and versions",
+        "\n".join(_table(["What", "Value"], _origin(facts))),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(facts: Mapping[str, Any]) -> str:
+    return f"{facts['config']['agent']} on {facts['config']['encoder']['name']}"
+
+
+def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "**A research tool.** It makes no diagnosis and is no help in making one. What it says "
+        "about a text can be wrong, and says nothing about the health of whoever wrote it."
+    )
+    if facts["untrained"]:
+        yield (
+            "**The encoder was not pretrained.** It was made from its configuration with random "
+            "weights, so results say little about what its architecture can do. Its tokenizer "
+            "was learnt from the training texts: the vocabulary holds single words of them."
+        )
+
+
+def _metrics(metrics: Mapping[str, float], estimates: Mapping[str, Estimate]) -> str:
+    if not metrics:
+        return "None were given."
+    if not estimates:
+        return "\n".join(_table(["Metric", "Value"], [(n, _n(v)) for n, v in metrics.items()]))
+    seeds = len(next(iter(estimates.values())).values)
+    head = ["Metric", "This model", f"Mean of {seeds} {'seed' if seeds == 1 else 'seeds'}", "95 %"]
+    rows = [
+        (name, _n(value), _n(e.mean), f"{_n(e.low)} to {_n(e.high)}")
+        for name, value in metrics.items()
+        if (e := estimates.get(name)) is not None
+    ]
+    note = (
+        "On the test split, on which nothing was trained and no setting was chosen; this model "
+        "is the median of its seeds there. Intervals are by a bootstrap over groups of examples "
+        "and over seeds."
+    )
+    return "\n".join([*_table(head, rows), "", note])
+
+
+def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
+    question = ', question="question"' if facts["asks"] else ""
+    encoders = [
+        f'encoder = AutoModel.from_pretrained("path/to/this/folder/{name}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder/{name}")'
+        for name in folders
+    ]
+    return "\n".join(
+        [
+            "With Supermax, the whole model on a CSV or JSONL file:\n",
+            "```python",
+            "from supermax.training.data.columns import Columns",
+            "from supermax.training.predict import predict_file",
+            "",
+            f'columns = Columns(text="text", id="id"{question})',
+            'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
+            "```\n",
+            "With transformers, the trained encoder without the heads:\n",
+            "```python",
+            "from transformers import AutoModel, AutoTokenizer",
+            "",
+            *encoders,
+            "```",
+        ]
+    )
+
+
+def _settings(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", "none" if value is None else str(value)
+
+
+def _origin(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "data fingerprint", facts["fingerprint"]
+    yield "labels", ", ".join(facts["label_names"]) or "none"
+    if facts["epochs"] is not None:
+        yield "epochs trained", str(facts["epochs"])
+    if facts["threshold"] is not None:
+        yield "calibrated no-answer threshold", _n(facts["threshold"])
+    yield from facts["versions"].items()
+
+
+def _table(head: list[str], rows: Any) -> list[str]:
+    lines = [tuple(head), ("---",) * len(head), *rows]
+    return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", r"\|").split())
+
+
+def _n(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "not defined"

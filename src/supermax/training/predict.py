@@ -1,0 +1,210 @@
+"""What an exported model says about new texts.
+
+folder ──load_exported()──▶ Loaded ──predict_examples()──▶ Predictions ──▶ CSV or JSONL
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from supermax.errors import UserError
+from supermax.training.data.bad_rows import OnBad
+from supermax.training.data.columns import Columns
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.tables import read_table
+from supermax.training.encoders import Source
+from supermax.training.evaluate import Evaluation, evaluate_model
+from supermax.training.export import Loaded, load_exported
+from supermax.training.metrics import Span
+from supermax.training.prepare import tokenise
+from supermax.training.steps import Execution
+from supermax.training.words import counted
+
+_AT_ONCE = 4096  # examples whose logits are in memory together
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """None stands where the model has no head for it."""
+
+    id: str
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    spans: tuple[Span, ...] | None = None
+    """Characters [start, end); (): no answer."""
+    score: float | None = None
+    """By how much the best span beats no answer, whether it was given or not."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What became of a file."""
+
+    out: Path
+    rows: int
+    skipped: int
+
+
+def predict_examples(
+    loaded: Loaded,
+    examples: Sequence[Example],
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+) -> list[Prediction]:
+    """One prediction for each example, in their order. What is known of them is not looked at."""
+    _check_questions(loaded, examples)
+    if execution.threads is not None:
+        torch.set_num_threads(execution.threads)
+    loaded.model.to(execution.device)
+    result: list[Prediction] = []
+    for first in range(0, len(examples), _AT_ONCE):
+        some = examples[first : first + _AT_ONCE]
+        evaluation = _evaluated(loaded, some, execution)
+        result += [_prediction(str(i), e, evaluation, loaded) for i, e in enumerate(some)]
+    return result
+
+
+def _check_questions(loaded: Loaded, examples: Sequence[Example]) -> None:
+    odd = [example for example in examples if bool(example.question) != loaded.asks]
+    if not odd:
+        return
+    few = counted(len(odd), "example", "examples")
+    if loaded.asks:
+        raise UserError(
+            f"The model was trained on questions and texts, and {few} came without a question: "
+            "map the column of the questions."
+        )
+    raise UserError(
+        f"The model was trained on texts alone, and {few} came with a question: map none."
+    )
+
+
+def _evaluated(loaded: Loaded, examples: Sequence[Example], execution: Execution) -> Evaluation:
+    """Examples are numbered, since ids may stand twice. Nothing of them stays on disk."""
+    bare = [Example(str(i), "", e.text, e.question) for i, e in enumerate(examples)]
+    sought = tuple(replace(e, spans=()) for e in bare)
+    corpus = Corpus("prediction", loaded.label_names, tuple(bare), sought)
+    sources = tuple(
+        Source(loaded.config.encoder.name, None, encoder.model.config)  # type: ignore[union-attr]
+        for encoder in loaded.model.encoders
+    )
+    with tempfile.TemporaryDirectory(prefix="supermax-") as cache:
+        data = tokenise(loaded.config, corpus, sources, loaded.tokenizers, Path(cache))
+        model, config, pads = loaded.model, loaded.config, loaded.pads
+        return evaluate_model(model, config, data, pads, execution, loaded.threshold)
+
+
+def _prediction(
+    number: str, example: Example, evaluation: Evaluation, loaded: Loaded
+) -> Prediction:
+    label = probabilities = spans = score = None
+    if (values := evaluation.probabilities.get(number)) is not None:
+        probabilities = dict(zip(loaded.label_names, values, strict=True))
+        label = loaded.label_names[values.index(max(values))]
+    if (found := evaluation.spans.get(number)) is not None:
+        spans, margin = tuple(found), evaluation.margins[number]
+        score = margin if math.isfinite(margin) else None
+    return Prediction(example.id, label, probabilities, spans, score)
+
+
+# Files.
+
+
+def predict_file(
+    folder: str | Path,
+    path: str | Path,
+    columns: Columns,
+    out: str | Path,
+    *,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    with_text: bool = False,
+    on_bad: OnBad = "stop",
+) -> Predicted:
+    """Predict every row of a CSV or JSONL file with an exported model. Columns of labels, answers
+    and splits are not read. `out` is written whole or not at all, as its extension says; texts
+    and questions are in it only with `with_text`."""
+    out = Path(out).expanduser()
+    _check_out(out, Path(path).expanduser())
+    asked = replace(columns, label=None, answer=None, answer_start=None, split=None)
+    corpus = read_table(path, asked, on_bad=on_bad)
+    loaded = load_exported(folder)
+    predictions = predict_examples(loaded, corpus.classes, execution)
+    texts = corpus.classes if with_text else None
+    if out.suffix.lower() == ".csv":
+        text = _as_csv(predictions, texts)
+    else:
+        text = _as_jsonl(predictions, texts)
+    _write(out, text)
+    return Predicted(out, len(predictions), corpus.skipped)
+
+
+def _check_out(out: Path, path: Path) -> None:
+    """Before hours of work."""
+    if out.suffix.lower() not in (".csv", ".jsonl"):
+        raise UserError(f"{out} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
+    if not out.absolute().parent.is_dir() or out.is_dir():
+        raise UserError(f"{out} cannot be written: its folder is not there, or it is one.")
+    if out.exists() and path.exists() and out.samefile(path):
+        raise UserError(f"The predictions would overwrite {path}; name another file for them.")
+
+
+def _as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
+    lines = []
+    for i, prediction in enumerate(predictions):
+        row: dict[str, Any] = {"id": prediction.id}
+        if texts is not None:
+            row |= _text(texts[i])
+        if prediction.probabilities is not None:
+            row |= {"label": prediction.label, "probabilities": prediction.probabilities}
+        if prediction.spans is not None:
+            row |= {"spans": prediction.spans, "score": prediction.score}
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def _as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
+    """Probabilities have a column for each label; `start` and `end` are empty for no answer."""
+    rows: list[dict[str, Any]] = []
+    for i, prediction in enumerate(predictions):
+        row: dict[str, Any] = {"id": prediction.id}
+        if texts is not None:
+            row |= _text(texts[i])
+        if prediction.probabilities is not None:
+            row["label"] = prediction.label
+            row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
+        if prediction.spans is not None:
+            start, end = prediction.spans[0] if prediction.spans else ("", "")
+            row |= {"start": start, "end": end, "score": prediction.score}
+        rows.append(row)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _text(example: Example) -> dict[str, str]:
+    return {"question": example.question, "text": example.text}
+
+
+def _write(out: Path, text: str) -> None:
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(out)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UserError(f"{out} cannot be written: {error.strerror}.") from None

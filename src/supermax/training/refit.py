@@ -1,0 +1,213 @@
+"""The configuration that won, trained on all that may be trained on, and judged for good.
+
+    train + validation ──each seed──▶ models ──test, once──▶ Refit: means and intervals
+                                        └── the median one ──▶ exported folder
+
+The test split is not looked at before the training of all seeds has ended.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from supermax.errors import UserError
+from supermax.training.config import Config
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import Splits, split
+from supermax.training.evaluate import Evaluation, evaluate, evaluate_model
+from supermax.training.export import check_free, export
+from supermax.training.intervals import Estimate, estimates
+from supermax.training.loop import train_blind
+from supermax.training.metrics import check_metric
+from supermax.training.prepare import (
+    DEFAULT_METRIC,
+    Data,
+    Prepared,
+    prepare,
+    tokenise,
+)
+from supermax.training.steps import Execution
+
+HELD = 0.1
+"""Share of the groups that are kept from training to calibrate on."""
+Progress = Callable[[int, int, float], None]
+"""Hears of every epoch: seed, epoch, loss."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed's model on the test split."""
+
+    seed: int
+    metrics: dict[str, float]
+    threshold: float | None
+
+
+@dataclass(frozen=True)
+class Refit:
+    objective: str
+    metrics: dict[str, Estimate]
+    runs: tuple[Run, ...]
+    chosen: int
+    """The seed that is the median by the objective; of two middle ones the worse."""
+    folder: Path | None
+    """Where its model was exported to."""
+
+
+def refit(
+    config: Config,
+    splits: Splits,
+    *,
+    seeds: Sequence[int],
+    cache: Path,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    epochs: int | None = None,
+    objective: str | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Refit:
+    """Train with each seed and export the median model to `folder`.
+
+    `epochs` is the best epoch of the search: training ends after it, at the point of the learning
+    rate's schedule where the search found the weights best. There is no early stopping, as
+    nothing is left to measure on.
+    """
+    objective = objective or DEFAULT_METRIC[config.agent]
+    higher = check_metric(objective, config.agent).higher
+    epochs = config.train.epochs if epochs is None else epochs
+    _check(config, splits, seeds, epochs)
+    if folder is not None:
+        folder = Path(folder).expanduser()
+        check_free(folder)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="refit-") as kept:
+        work = _Work(config, splits, epochs, objective, cache, execution, Path(kept))
+        thresholds = {seed: _trained(work, seed, progress) for seed in seeds}
+        prepared = work.prepared(seeds[0])
+        data = tokenise(config, splits.test, prepared.sources, prepared.tokenizers, cache)
+        judged = [_judged(work, prepared, data, *each) for each in thresholds.items()]
+        runs = tuple(run for run, _ in judged)
+        found = estimates(data.examples, [evaluation for _, evaluation in judged])
+        median = runs[_median([run.metrics[objective] for run in runs], higher)]
+        if folder is not None:
+            _export(folder, work, prepared, median, found)
+    return Refit(objective, found, runs, median.seed, folder)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What every seed is trained with."""
+
+    config: Config
+    splits: Splits
+    epochs: int
+    objective: str
+    cache: Path
+    execution: Execution
+    kept: Path
+    """Where weights wait until the test split is looked at: all may not fit in memory."""
+
+    def seeded(self, seed: int) -> Config:
+        train = self.config.train.model_copy(update={"seed": seed})
+        return self.config.model_copy(update={"train": train})
+
+    def prepared(self, seed: int) -> Prepared:
+        return prepare(
+            self.seeded(seed),
+            *_shared_out(self.config, self.splits),
+            cache=self.cache,
+            execution=self.execution,
+            objective=self.objective,
+        )
+
+    def weights(self, seed: int) -> Path:
+        return self.kept / f"{seed}.pt"
+
+
+def _trained(work: _Work, seed: int, progress: Progress | None) -> float | None:
+    """Train with a seed and keep the weights; gives the threshold of the policy "calibrated"."""
+    prepared = work.prepared(seed)
+    told = None if progress is None else partial(progress, seed)
+    torch.save(train_blind(prepared, work.epochs, told), work.weights(seed))
+    return evaluate(prepared).threshold if _calibrates(work.config) else None
+
+
+def _judged(
+    work: _Work, prepared: Prepared, test: Data, seed: int, threshold: float | None
+) -> tuple[Run, Evaluation]:
+    """What the model of a seed makes of the test split."""
+    model, pads = prepared.model, prepared.pads
+    model.load_state_dict(torch.load(work.weights(seed), weights_only=True))
+    evaluation = evaluate_model(model, work.config, test, pads, work.execution, threshold)
+    return Run(seed, evaluation.metrics, evaluation.threshold), evaluation
+
+
+def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) -> None:
+    """All that can be known to be wrong before hours of training."""
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError("A refit needs one seed or more, none below 0 and no two the same.")
+    if not 1 <= epochs <= config.train.epochs:
+        raise UserError(
+            f"A refit of {epochs} epochs is not possible: the configuration has "
+            f"{config.train.epochs}, and its learning rates are for no more."
+        )
+    test = splits.test
+    needs_classes, needs_spans = config.agent != "evidence", config.agent != "criteria"
+    if (needs_classes and not test.classes) or (needs_spans and not test.spans):
+        raise UserError(
+            f"The test split has nothing to judge the agent '{config.agent}' by: split the data "
+            "with a share for test."
+        )
+
+
+def _shared_out(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
+    """What is learnt from, and what is held out to calibrate on, if the policy asks for that.
+
+    A model's margins on what it was trained on are larger than on what it has not seen, so a
+    threshold from there would answer too often; and margins differ between models, so that one
+    from the search would not fit. Hence a few groups are kept from training.
+    """
+    first, other = splits.train, splits.validation
+    classes, spans = first.classes + other.classes, first.spans + other.spans
+    whole = Corpus(first.name, first.label_names, classes, spans, first.skipped)
+    if not _calibrates(config):
+        return whole, whole  # the second is not looked at, and its tokens are the first's
+    parts = split(whole, validation=HELD, test=0)
+    return parts.train, parts.validation
+
+
+def _calibrates(config: Config) -> bool:
+    return config.no_answer.policy == "calibrated" and config.agent != "criteria"
+
+
+def _median(values: Sequence[float], higher: bool) -> int:
+    """Which value is in the middle; one that is not defined is the worst of all."""
+    signed = np.array(values) * (1 if higher else -1)
+    order = np.argsort(np.where(np.isnan(signed), -np.inf, signed), kind="stable")
+    return int(order[(len(order) - 1) // 2])
+
+
+def _export(
+    folder: Path, work: _Work, prepared: Prepared, run: Run, found: dict[str, Estimate]
+) -> None:
+    splits = work.splits
+    parts = (splits.train, splits.validation, splits.test)
+    export(
+        folder,
+        replace(prepared, config=work.seeded(run.seed)),
+        torch.load(work.weights(run.seed), weights_only=True),
+        label_names=splits.train.label_names,
+        threshold=run.threshold,
+        metrics=run.metrics,
+        fingerprint="-".join(part.fingerprint for part in parts),
+        untrained=not all(source.trained for source in prepared.sources),
+        estimates=found,
+        epochs=work.epochs,
+    )

@@ -1,0 +1,330 @@
+"""The refit: the test split is looked at last, intervals cover, the median is exported."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supermax.errors import UserError
+from supermax.training import refit as module
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.splits import Splits
+from supermax.training.evaluate import Evaluation
+from supermax.training.export import load_exported
+from supermax.training.intervals import Estimate, bootstrap, estimates
+from supermax.training.loop import train, train_blind
+from supermax.training.metrics import class_metrics, span_metrics
+from supermax.training.predict import predict_examples
+from supermax.training.prepare import prepare
+from supermax.training.refit import Refit, refit
+from tests.training.corpora import Quiet, config, corpus
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr(module, "estimates", partial(estimates, rounds=40))
+
+
+def part(n: int, seed: int) -> Corpus:
+    """A corpus with groups of its own."""
+    whole = corpus(n, seed)
+
+    def own(examples: tuple[Example, ...]) -> tuple[Example, ...]:
+        return tuple(replace(e, group=f"{seed}-{e.group}") for e in examples)
+
+    return replace(whole, classes=own(whole.classes), spans=own(whole.spans))
+
+
+SPLITS = Splits(part(16, 1), part(8, 2), part(10, 3))
+
+
+def run(tmp_path: Path, agent: str = "criteria", **changes: Any) -> Refit:
+    wanted = config(agent, **changes.pop("parts", {}))
+    arguments = {"seeds": [1, 2, 3], "cache": tmp_path / "cache"} | changes
+    return refit(wanted, SPLITS, **arguments)
+
+
+@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+def test_every_agent_is_refitted_judged_and_exported(tmp_path: Path, agent: str) -> None:
+    result = run(tmp_path, agent, folder=tmp_path / "model", seeds=[5, 6])
+    assert [r.seed for r in result.runs] == [5, 6]
+    for name, estimate in result.metrics.items():
+        values = [r.metrics[name] for r in result.runs]
+        assert estimate.values == pytest.approx(values, nan_ok=True), name
+        assert estimate.mean == pytest.approx(np.mean(values), nan_ok=True)
+        assert math.isnan(estimate.low) or estimate.low <= estimate.high
+    assert result.metrics.keys() == result.runs[0].metrics.keys()
+    loaded = load_exported(tmp_path / "model")
+    assert loaded.config.train.seed == result.chosen
+    assert loaded.label_names == ("no", "yes")
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert "Mean of 2 seeds" in card
+    assert list((tmp_path / "cache").glob("refit-*")) == []
+
+
+def test_the_exported_model_is_the_one_that_was_judged(tmp_path: Path) -> None:
+    result = run(tmp_path, folder=tmp_path / "model")
+    test = SPLITS.test.classes
+    given = predict_examples(load_exported(tmp_path / "model"), test)
+    p = [list((one.probabilities or {}).values()) for one in given]
+    chosen = next(r for r in result.runs if r.seed == result.chosen)
+    assert class_metrics([e.label or 0 for e in test], p) == pytest.approx(chosen.metrics)
+    values = sorted(r.metrics["macro_f1"] for r in result.runs)
+    assert chosen.metrics["macro_f1"] == values[1]
+
+
+def test_the_same_call_gives_the_same_result(tmp_path: Path) -> None:
+    assert run(tmp_path, seeds=[4]) == run(tmp_path, seeds=[4])
+
+
+# What is looked at when.
+
+
+@pytest.mark.parametrize("policy", ["threshold", "calibrated"])
+def test_the_test_split_is_not_looked_at_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Every text that is tokenised or judged goes through these; each one's order is noted."""
+    texts = {e.id for e in SPLITS.test.examples}
+    seen: list[tuple[str, bool]] = []
+
+    def spy(name: str, examples: Any) -> None:
+        seen.append((name, any(e.id in texts for e in examples)))
+
+    for name in ("prepare", "train_blind", "evaluate", "tokenise", "evaluate_model"):
+        real = getattr(module, name)
+
+        def wrapped(*args: Any, _name: str = name, _real: Any = real, **more: Any) -> Any:
+            if _name == "prepare":
+                spy(_name, args[1].examples + args[2].examples)
+            elif _name in ("train_blind", "evaluate"):
+                spy(_name, args[0].train.examples + args[0].validation.examples)
+            elif _name == "tokenise":
+                spy(_name, args[1].examples)
+            else:
+                spy(_name, args[2].examples)
+            return _real(*args, **more)
+
+        monkeypatch.setattr(module, name, wrapped)
+    run(tmp_path, "evidence", parts={"no_answer": {"policy": policy}}, seeds=[1, 2])
+    looked = [touches for _, touches in seen]
+    first = looked.index(True)
+    assert all(looked[first:])
+    assert [name for name, _ in seen[:first]].count("train_blind") == 2
+    assert {name for name, _ in seen[first:]} == {"tokenise", "evaluate_model"}
+
+
+def test_another_test_split_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
+    for name, test in (("one", SPLITS.test), ("other", part(10, 9))):
+        refit(config("evidence", no_answer={"policy": "calibrated"}), replace(SPLITS, test=test),
+              seeds=[1], cache=tmp_path / "cache", folder=tmp_path / name)  # fmt: skip
+    one, other = (load_exported(tmp_path / name) for name in ("one", "other"))
+    weights = one.model.state_dict(), other.model.state_dict()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert one.threshold == other.threshold
+
+
+def test_train_and_validation_are_both_learnt_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learnt: list[set[str]] = []
+    blind = train_blind
+
+    def noted(prepared: Any, *rest: Any) -> Any:
+        learnt.append({e.id for e in prepared.train.examples})
+        return blind(prepared, *rest)
+
+    monkeypatch.setattr(module, "train_blind", noted)
+    run(tmp_path, seeds=[1])
+    assert learnt == [{e.id for e in SPLITS.train.classes + SPLITS.validation.classes}]
+
+
+def test_a_threshold_comes_from_groups_that_were_not_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    real = module.evaluate
+
+    def noted(prepared: Any) -> Any:
+        held.append(prepared)
+        return real(prepared)
+
+    monkeypatch.setattr(module, "evaluate", noted)
+    result = run(tmp_path, "share", parts={"no_answer": {"policy": "calibrated"}}, seeds=[1, 2])
+    assert all(r.threshold is not None for r in result.runs)
+    test = {e.group for e in SPLITS.test.examples}
+    for prepared in held:
+        learnt = {e.group for e in prepared.train.examples}
+        kept = {e.group for e in prepared.validation.examples}
+        assert not learnt & kept
+        assert not (learnt | kept) & test
+        assert len(learnt | kept) == 24
+        assert 1 <= len(kept) <= 5
+    assert run(tmp_path, "evidence", seeds=[1]).runs[0].threshold is None
+
+
+# Blind training.
+
+
+def test_blind_training_is_training_without_the_looks(tmp_path: Path) -> None:
+    """The same losses in every epoch, and after one the same bits."""
+    noisy = {"encoder": {"dropout": 0.2}, "train": {"epochs": 3}}
+    few = corpus(12, 1)
+    losses: list[tuple[int, float]] = []
+    blind = prepare(config(**noisy), few, few, cache=tmp_path)
+    weights = train_blind(blind, 3, lambda epoch, loss: losses.append((epoch, loss)))
+    usual = prepare(config(**noisy), few, few, cache=tmp_path)
+    usual.sign = 0.0  # all epochs are equal, and only a better one is kept
+    result = train(usual, Quiet())
+    assert result.best_epoch == 1
+    assert losses == [(c["epoch"], c["train_loss"]) for c in result.curve]
+    one = prepare(config(**noisy), few, few, cache=tmp_path)
+    first = train_blind(one, 1)
+    assert all(torch.equal(first[n], result.weights[n]) for n in first)
+    assert not all(torch.equal(first[n], weights[n]) for n in first)
+
+
+def test_epochs_end_training_on_the_schedule_of_the_search(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    run(tmp_path, seeds=[3], epochs=1, folder=tmp_path / "m",
+        progress=lambda seed, epoch, loss: heard.append((seed, epoch)))  # fmt: skip
+    assert heard == [(3, 1)]
+    facts = json.loads((tmp_path / "m" / "supermax.json").read_text())
+    assert (facts["epochs"], facts["config"]["train"]["epochs"]) == (1, 2)
+
+
+# Intervals.
+
+
+def test_intervals_cover_what_they_should() -> None:
+    """Groups and seeds that differ: the true mean lies in about 95 % of the intervals."""
+    rng = np.random.default_rng(0)
+    groups, seeds, trials, covered = 40, 8, 200, 0
+    for trial in range(trials):
+        values = 0.5 + rng.normal(0, 0.1, (1, groups)) + rng.normal(0, 0.02, (seeds, 1))
+        values = values + rng.normal(0, 0.05, (seeds, groups))
+
+        def measure(counts: Any, values: Any = values) -> Any:
+            return (values @ counts / counts.sum())[:, None]
+
+        low, high = bootstrap(measure, groups, seeds, rounds=200, seed=trial)
+        covered += int(low[0] <= 0.5 <= high[0])
+    assert 0.88 <= covered / trials <= 0.99
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=6), st.integers(0, 9))
+def test_seeds_that_differ_widen_the_interval(values: list[float], seed: int) -> None:
+    """Also where all groups are alike; and bounds never leave the values."""
+    column = np.array(values)[:, None]
+    low, high = bootstrap(lambda _: column, 3, len(values), rounds=200, seed=seed)
+    assert min(values) - 1e-12 <= low[0] <= high[0] <= max(values) + 1e-12
+    if max(values) - min(values) > 1e-6:
+        assert high[0] > low[0]
+
+
+def judged(seed: int, groups: int, per: int, seeds: int) -> tuple[list[Example], list[Any]]:
+    """Random truths and predictions of classes and spans."""
+    rng = np.random.default_rng(seed)
+    text = "one two three four five"
+    examples, evaluations = [], []
+    for i in range(groups * per):
+        span = ((0, 3),) if rng.random() < 0.5 else ()
+        examples.append(Example(f"c{i}", f"g{i % groups}", text, "", int(rng.integers(3))))
+        examples.append(Example(f"s{i}", f"g{i % groups}", text, "", None, span))
+    for _ in range(seeds):
+        p = {e.id: rng.dirichlet([1, 1, 1]).tolist() for e in examples[::2]}
+        choices: list[list[tuple[int, int]]] = [[], [(0, 3)], [(0, 7)], [(8, 13)]]
+        spans = {e.id: choices[int(rng.integers(4))] for e in examples[1::2]}
+        evaluations.append(Evaluation({}, p, spans))
+    return examples, evaluations
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
+def test_estimates_are_the_metrics_themselves(seed: int, groups: int, per: int, n: int) -> None:
+    examples, evaluations = judged(seed, groups, per, n)
+    found = estimates(examples, evaluations, rounds=15)
+    asked, sought = examples[::2], examples[1::2]
+    wanted = [
+        class_metrics([e.label or 0 for e in asked], [one.probabilities[e.id] for e in asked])
+        | span_metrics([one.spans[e.id] for e in sought], [e.spans or () for e in sought],
+                       [e.text for e in sought])
+        for one in evaluations
+    ]  # fmt: skip
+    assert found.keys() == wanted[0].keys()
+    for name, estimate in found.items():
+        assert estimate.values == pytest.approx([w[name] for w in wanted], nan_ok=True), name
+        assert math.isnan(estimate.low) == math.isnan(estimate.high)
+        if groups == 1:
+            assert math.isnan(estimate.low)
+        elif not math.isnan(estimate.low):
+            assert -1 <= estimate.low <= estimate.high <= 1
+    again = estimates(examples, evaluations, rounds=15)
+    assert repr(again) == repr(found)
+
+
+def test_more_groups_and_equal_ones_give_narrower_intervals() -> None:
+    def width(groups: int, per: int) -> float:
+        found = estimates(*judged(1, groups, per, 2), rounds=200)["accuracy"]
+        return found.high - found.low
+
+    assert width(80, 1) < 0.6 * width(10, 1)
+    examples, evaluations = judged(1, 12, 1, 1)
+    doubled = [replace(e, id=f"{e.id}-{k}") for e in examples for k in range(4)]
+    one = evaluations[0]
+    copied = Evaluation({}, {f"{i}-{k}": v for i, v in one.probabilities.items()
+                             for k in range(4)}, {f"{i}-{k}": v for i, v in one.spans.items()
+                                                  for k in range(4)})  # fmt: skip
+    plain = estimates(examples, [one], rounds=100)["accuracy"]
+    # Copies within a group are no new evidence.
+    assert estimates(doubled, [copied], rounds=100)["accuracy"] == plain
+
+
+def test_a_diverged_seed_is_the_worst_and_is_not_hidden() -> None:
+    nan = float("nan")
+    assert module._median([0.9, nan, 0.8], higher=True) == 2
+    assert module._median([0.1, nan, 0.3], higher=False) == 2
+    assert module._median([0.9, 0.7], higher=True) == 1
+    assert module._median([0.9, 0.7], higher=False) == 0
+    examples, evaluations = judged(1, 6, 2, 2)
+    bad = Evaluation({}, dict.fromkeys(evaluations[0].probabilities, [nan] * 3), {})
+    bad = replace(bad, spans=evaluations[0].spans)
+    found = estimates(examples, [evaluations[0], bad], rounds=10)["macro_f1"]
+    assert isinstance(found, Estimate)
+    assert math.isnan(found.mean)
+
+
+# Wrong input.
+
+
+def test_mistakes_are_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "prepare", lambda *a, **k: pytest.fail("too late"))
+    for seeds in ([], [1, 1], [-1]):
+        with pytest.raises(UserError, match="one seed or more"):
+            run(tmp_path, seeds=seeds)
+    for epochs in (0, 3):
+        with pytest.raises(UserError, match="the configuration has 2"):
+            run(tmp_path, epochs=epochs)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").touch()
+    with pytest.raises(UserError, match="nothing is overwritten"):
+        run(tmp_path, folder=tmp_path / "there")
+    with pytest.raises(UserError, match="has no metric 'token_f1'"):
+        run(tmp_path, objective="token_f1")
+    empty = replace(SPLITS, test=replace(SPLITS.test, spans=()))
+    with pytest.raises(UserError, match="nothing to judge the agent 'joint' by"):
+        refit(config("joint"), empty, seeds=[1], cache=tmp_path)
