@@ -24,7 +24,7 @@ demo: $(DEMO)
 	$(BIN)/python examples/misbehaving.py
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(DEV)
 	$(BIN)/ruff check

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,28 +10,39 @@ from typing import Any
 
 import optuna
 import pytest
+from typer.testing import CliRunner
 
 import supermax
-from supermax import Space
+from supermax import Space, SupermaxError
+from supermax.cli import app
 from supermax.space import open_version
 from tests.space.test_versions import BASE, changed, filled
 
 COMMAND = [sys.executable, "-c", "from supermax.cli import main; main()", "study"]
 
 
-def study(*words: str, answer: str = "", code: int = 0, cwd: Path | None = None) -> str:
+def study(*words: str, answer: str = "", code: int = 0) -> str:
+    """The command as main() runs it, in this process: a new one takes a second to import."""
+    done = CliRunner().invoke(app, ["study", *words], input=answer)
+    if isinstance(done.exception, SupermaxError):
+        assert code == 2
+        return done.output + str(done.exception)
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def test_the_program_itself_prints_a_sentence_and_an_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(
-        [*COMMAND, *words],
-        input=answer,
+        [*COMMAND, "list", "--storage", "nowhere.db"],
         capture_output=True,
         text=True,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120"},
+        cwd=tmp_path,
         timeout=120,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 2
+    assert "There is no file nowhere.db" in done.stderr
     assert "Traceback" not in done.stderr
-    return done.stdout if code == 0 else done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
@@ -107,11 +117,12 @@ def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     assert names == ["s"]
 
 
-def test_wrong_use_is_a_sentence_and_makes_nothing(tmp_path: Path, db: str) -> None:
-    assert "There is no file nowhere.db" in study(
-        "list", "--storage", "nowhere.db", code=2, cwd=tmp_path
-    )
-    assert "There is no file" in study("list", code=2, cwd=tmp_path)
+def test_wrong_use_is_a_sentence_and_makes_nothing(
+    tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "There is no file nowhere.db" in study("list", "--storage", "nowhere.db", code=2)
+    assert "There is no file" in study("list", code=2)
     assert "There is no file" in study("list", "--storage", "sqlite:///no.db", code=2)
     assert not list(tmp_path.glob("n*.db"))
     assert "There is no study 'x'" in study("show", "x", "--storage", db, code=2)

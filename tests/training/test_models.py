@@ -43,16 +43,24 @@ def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-@pytest.mark.parametrize("loss", ["cross_entropy", "label_smoothing", "focal"])
-@pytest.mark.parametrize("balance", ["none", "weighted", "effective_number"])
+LOSSES = ["cross_entropy", "label_smoothing", "focal"]
+BALANCES = ["none", "weighted", "effective_number"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "loss", "balance"),
+    [
+        *(("share", loss, balance) for loss in LOSSES for balance in BALANCES),
+        *((agent, loss, "weighted") for loss in LOSSES for agent in AGENTS if agent != "share"),
+    ],
+)
 def test_gradients_do_not_depend_on_the_micro_batch(
     tmp_path: Path, agent: str, loss: str, balance: str
 ) -> None:
     one = ready(tmp_path, config(agent, loss={"name": loss, "balance": balance}))
     whole = gradients(one, 12)
     assert any(g.abs().max() > 1e-6 for g in whole.values())
-    for micro in (1, 5, 7):  # 12 = 5 + 5 + 2 = 7 + 5: ragged
+    for micro in (1, 5):  # 12 = 5 + 5 + 2: ragged
         for name, gradient in gradients(one, micro).items():
             assert torch.allclose(gradient, whole[name], rtol=0, atol=1e-10), (name, micro)
 

@@ -1,0 +1,106 @@
+"""All four agents searched on made-up data with a tiny encoder, beside a TF-IDF baseline; then the
+best criteria model is trained again with other seeds, exported, and asked once.
+
+    python examples/agents.py [folder]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import optuna
+from rich.console import Console
+from rich.table import Table
+
+from supermax.training.baseline import baseline
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.synthetic import synthetic
+from supermax.training.export import load_exported
+from supermax.training.predict import predict_examples
+from supermax.training.refit import refit
+from supermax.training.steps import Execution
+from supermax.tuning import Tuned, Tuning
+
+TRIALS = {"criteria": 8, "evidence": 6, "share": 4, "joint": 4}
+SHOWN = {
+    "criteria": ("macro_f1", "auroc"),
+    "evidence": ("token_f1", "null_accuracy"),
+    "share": ("macro_f1", "token_f1"),
+    "joint": ("macro_f1", "token_f1"),
+}
+console = Console()
+
+
+def main(folder: Path) -> None:
+    started = time.monotonic()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    corpus = synthetic(posts=400, difficulty=0.2, seed=1, max_words=30)
+    shows = sum(example.label == 1 for example in corpus.classes)
+    console.print(
+        f"Made-up data: {len(corpus.classes)} sentences, of which {shows} show their criterion; "
+        f"{len(corpus.spans)} posts to find evidence in. The encoder is tiny and not pretrained."
+    )
+    tuned = {agent: search(agent, corpus, folder) for agent in TRIALS}
+    reference = baseline(tuned["criteria"].splits.train, tuned["criteria"].splits.validation)
+    for agent, one in tuned.items():
+        leaderboard(agent, one, reference)
+    use(tuned["criteria"], folder)
+    console.print(f"All in {time.monotonic() - started:.0f} s; files in {folder}")
+
+
+def search(agent: str, corpus: Corpus, folder: Path) -> Tuned:
+    tuning = Tuning(
+        agent, corpus, str(folder / "demo.db"), folder / "cache", trials=TRIALS[agent], seed=1,
+        tell=lambda _: None,
+    )  # fmt: skip
+    return tuning.run(workers=2)
+
+
+def leaderboard(agent: str, tuned: Tuned, reference: dict[str, float]) -> None:
+    names = SHOWN[agent]
+    table = Table("trial", *names, "best epoch", title=agent)
+    for row in tuned.best(3):
+        scores = [f"{row['metrics'][name]:.3f}" for name in names]
+        table.add_row(str(row["trial"]), *scores, str(row["best_epoch"]))
+    known = [f"{reference[name]:.3f}" if name in reference else "–" for name in names]
+    table.add_row("TF-IDF", *known, "")
+    console.print(table)
+
+
+def use(tuned: Tuned, folder: Path) -> None:
+    """From the best trial to a folder that can be used elsewhere."""
+    best = tuned.best(1)[0]
+    exported = folder / "criteria-model"
+    result = refit(
+        tuned.config(best["trial"]),
+        tuned.splits,
+        seeds=(1, 2),
+        cache=folder / "cache",
+        execution=Execution(threads=2),
+        epochs=best["best_epoch"],
+        folder=exported,
+    )
+    f1 = result.metrics["macro_f1"]
+    console.print(
+        f"Trial {best['trial']} trained again with 2 seeds, on the untouched test split: macro-F1 "
+        f"{f1.mean:.3f} (95 % interval {f1.low:.3f} to {f1.high:.3f}). Exported to {exported}"
+    )
+    asked = Example("one", "one", "Lately I lie awake until the morning.", _question(tuned))
+    (answer,) = predict_examples(load_exported(exported), [asked])
+    console.print(f"'{asked.question}' in '{asked.text}': {answer.label}, {answer.probabilities}")
+
+
+def _question(tuned: Tuned) -> str:
+    questions = {example.question for example in tuned.splits.train.classes}
+    return next(q for q in sorted(questions) if "sleep" in q)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            main(Path(temporary))
