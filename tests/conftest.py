@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +34,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def nothing_left_running() -> Iterator[None]:
     """No process of any run outlives its test."""
     yield
-    assert eventually(lambda: not engine_processes()), f"left running: {engine_processes()}"
+    if not eventually(lambda: not engine_processes()):
+        left = engine_processes()
+        for pid, _ in left:  # the next test is not to blame
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        pytest.fail(f"left running: {left}")
 
 
 def engine_processes() -> list[tuple[int, str]]:

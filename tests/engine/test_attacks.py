@@ -287,16 +287,18 @@ def test_a_child_of_the_program_does_not_keep_a_dead_run_alive(tmp_path: Path, u
                 if trial.number == 0 and (pid := os.fork()) == 0:
                     time.sleep(600)
                 elif trial.number == 0:
-                    (folder / "child").write_text(str(pid))
+                    (folder / "writing").write_text(str(pid))
+                    (folder / "writing").rename(folder / "child")
 
             supermax.optimize(study, objective, 2, callbacks=[fork], progress=False)
             """
         )
     )
     program = subprocess.Popen([sys.executable, str(script)])
-    assert eventually((tmp_path / "child").exists, 30)
-    child = int((tmp_path / "child").read_text())
+    child = 0
     try:
+        assert eventually((tmp_path / "child").exists, 30)
+        child = int((tmp_path / "child").read_text())
         assert eventually(lambda: bool(engine_processes()))
         program.kill()
         program.wait()
@@ -304,7 +306,10 @@ def test_a_child_of_the_program_does_not_keep_a_dead_run_alive(tmp_path: Path, u
         (tmp_path / "go").touch()
         subprocess.run([sys.executable, str(script)], check=True, timeout=60)
     finally:
-        os.kill(child, signal.SIGKILL)
+        program.kill()
+        program.wait()
+        if child:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_ctrl_c_while_the_objective_loads_ends_soon(tmp_path: Path) -> None:
