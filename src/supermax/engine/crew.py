@@ -137,6 +137,12 @@ class Crew:
             note = f"{note}; {left}" if note else left
         self._emit(say.CellEnded(cell.number, cell.trials, note))
 
+    def closed(self) -> None:
+        """The run is over before the cells that were let go have been heard to end."""
+        for cell, _, note in self._leaving.values():
+            self._emit(say.CellEnded(cell.number, cell.trials, note))
+        self._leaving.clear()
+
     def _failed_start(self, how: str, log_tail: str) -> None:
         self.faults[str(Kind.NO_START)] += 1
         self._failed_starts += 1

@@ -119,6 +119,7 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
         yield
     finally:
         coordinator.fleet.close()
+        coordinator.crew.closed()
         for attempt in coordinator.attempts.values():
             with contextlib.suppress(EnvironmentFault):
                 attempt.job.note_stop()
