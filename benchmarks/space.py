@@ -128,11 +128,7 @@ def filled(space: Space, n: int) -> list[FrozenTrial]:
         values = prior_draw(space, rng)
         if space.broken(values):
             continue
-        stored = {}
-        for name, one in values.items():
-            position = space.active(name, values)
-            assert position is not None
-            stored[space.stored_names[name, position]] = one
+        stored = space.stored(values)
         trials.append(
             create_trial(
                 state=TrialState.COMPLETE,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import TypedDict, Unpack, cast
 
 import optuna
 from optuna.pruners import BasePruner
@@ -63,14 +63,14 @@ def open_study(
             space = load(Path(space) if isinstance(space, os.PathLike) else space)
         opened = open_with_care(
             space,
-            storage=storage,
+            storage,
+            quiet=quiet,
             name=name,
             sampler=sampler,
             pruner=pruner,
             directions=directions or [direction or "minimize"],
             on_change=on_change,
             seed=seed,
-            quiet=quiet,
         )
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the sentence, not our insides
@@ -80,33 +80,31 @@ def open_study(
     return opened.study
 
 
+class How(TypedDict, total=False):
+    """What open_version is passed as it is."""
+
+    name: str | None
+    sampler: BaseSampler | str | None
+    pruner: BasePruner | None
+    directions: Sequence[str | StudyDirection] | str
+    on_change: str
+    seed: int | None
+
+
 def open_with_care(
-    space: Space,
-    *,
-    storage: str | BaseStorage | None,
-    name: str | None = None,
-    sampler: BaseSampler | str | None = None,
-    pruner: BasePruner | None = None,
-    directions: Sequence[str | StudyDirection] | str = "minimize",
-    on_change: str = "migrate",
-    seed: int | None = None,
-    quiet: bool = False,
+    space: Space, storage: str | BaseStorage | None, *, quiet: bool = False, **how: Unpack[How]
 ) -> Opened:
     """open_version, not while a run is at work on the study, and with a bar for many trials."""
     backend = connect(storage)
     prepare(backend)
-    with _opening(backend, name or space.name), _bar(quiet) as progress, _hushed():
+    name = how.get("name") or space.name
+    with _opening(backend, name), _bar(quiet) as progress, _hushed():
         return open_version(
             space,
             storage=backend,
-            name=name,
-            sampler=sampler,
-            pruner=pruner,
-            directions=directions,
-            on_change=on_change,
-            seed=seed,
             progress=progress,
             before_carrying=refuse_while_running,
+            **how,
         )
 
 

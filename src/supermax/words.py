@@ -24,6 +24,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return ""
 
 
+def mistakes(count: int) -> str:
+    return "a mistake" if count == 1 else f"{count} mistakes"
+
+
 def ended(text: str) -> str:
     """With a full stop, unless a question mark ends it already."""
     return text if text.endswith("?") else f"{text}."

@@ -328,7 +328,8 @@ def test_narrowing() -> None:
         {"encoder.name": ["bert-large"], "optim.lr": {"high": 1e-5}, "optim.steps": 50},
     )
     assert str(fewer.parameters["encoder.name"].branches[0]) == "one of bert-large"
-    assert not fewer.parameters["encoder.name"].branches[0].has_default
+    assert fewer.parameters["encoder.name"].branches[0].default == "bert-large"
+    assert not fewer.parameters["optim.lr"].branches[0].has_default
     assert fewer.parameters["optim.lr"].branches[0].contains(1e-5)
     assert not fewer.parameters["optim.lr"].branches[0].contains(2e-5)
     assert fewer.parameters["optim.steps"].branches[0].contains(50)

@@ -16,7 +16,7 @@ import supermax
 from supermax import Space, SupermaxError
 from supermax.cli import app
 from supermax.space import open_version
-from tests.space.test_versions import BASE, changed, filled
+from tests.space.versions import BASE, changed, filled
 
 COMMAND = [sys.executable, "-c", "from supermax.cli import main; main()", "study"]
 
@@ -134,3 +134,19 @@ def test_wrong_use_is_a_sentence_and_makes_nothing(
     optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
     assert "does not remember a space" in study("diff", "plain", "s", "--storage", db, code=2)
     assert supermax.space.space_of(optuna.load_study(study_name="s", storage=f"sqlite:///{db}"))
+
+
+def test_odd_names_and_values_are_shown_as_they_are(tmp_path: Path) -> None:
+    path = str(tmp_path / "odd.db")
+    for name in ("[/x]", "[bold]hey"):
+        one = optuna.create_study(storage=f"sqlite:///{path}", study_name=name)
+        one.optimize(lambda trial: float("inf"), n_trials=1)
+        two = one.ask()
+        two.set_constraint("never", 1.0)
+        one.tell(two, 0.5)
+    text = study("list", "--storage", path)
+    assert "[/x]" in text
+    assert "[bold]hey" in text
+    rows = json.loads(study("list", "--storage", path, "--json"))
+    assert len(rows) == 2
+    assert "complete" in study("show", "[/x]", "--storage", path)

@@ -167,7 +167,7 @@ def migrate(
     study = _find(backend, name)
     opened = open_with_care(
         wanted,
-        storage=backend,
+        backend,
         name=base_name(study.study_name),
         directions=study.directions,
         on_change=on_change,

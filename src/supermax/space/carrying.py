@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax.naming import CLAIM, DRAWN, ORIGIN, plain_name, plain_params
@@ -176,17 +175,9 @@ def _rewritten(
 ) -> FrozenTrial:
     system = {k: v for k, v in trial.system_attrs.items() if not k.startswith(_LOCAL)}
     system[ORIGIN] = origin
-    params: dict[str, Any] = {}
-    distributions: dict[str, BaseDistribution] = {}
+    params = {} if waiting else new.stored(values)
     if waiting:
         system[_QUEUED] = values
-    else:
-        for name, value in values.items():
-            position = new.active(name, values)
-            assert position is not None
-            stored = new.stored_names[name, position]
-            params[stored] = value
-            distributions[stored] = new.parameters[name].branches[position].distribution
     return FrozenTrial(
         number=-1,
         trial_id=-1,
@@ -196,7 +187,7 @@ def _rewritten(
         datetime_start=None if waiting else trial.datetime_start,
         datetime_complete=None if waiting else trial.datetime_complete,
         params=params,
-        distributions=distributions,
+        distributions={name: new.distributions[name] for name in params},
         user_attrs=dict(trial.user_attrs),
         system_attrs=system,
         intermediate_values={} if waiting else dict(trial.intermediate_values),

@@ -1,6 +1,6 @@
 """What is wrong with a space as it was written: all of it at once, in sentences.
 
-plain data ──problems()──▶ [Problem(path, text)]      path leads to the place in the data
+plain data ──examined()──▶ parameters, [Problem(path, text)]    path leads to the place
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ class Problem:
         return f"{_where(self.path)}: {self.text}" if self.path else self.text
 
 
-def problems(data: Any, *, slips: bool = False) -> list[Problem]:
-    """Everything that is wrong. With `slips`, also a comparison with what is almost a choice: in
-    a file somebody mistyped it; in data it may be a choice that a narrower space lacks."""
+def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
+    """The parameters, from any of the ways to write them, and everything that is wrong: they are
+    good only where nothing is.
+
+    With `slips`, a comparison with what is almost a choice is a mistake too: in a file somebody
+    mistyped it; in data it may be a choice that a narrower space lacks.
+    """
     if not isinstance(data, Mapping):
-        return [Problem((), "a space is a mapping with the key 'parameters'")]
+        return {}, [Problem((), "a space is a mapping with the key 'parameters'")]
     found = [
         Problem((key,), f"unknown key {key!r}{nearest(str(key), _KEYS)}")
         for key in data
@@ -49,15 +53,19 @@ def problems(data: Any, *, slips: bool = False) -> list[Problem]:
     parameters = data.get("parameters")
     if not isinstance(parameters, Mapping) or not parameters:
         text = "a space needs 'parameters': a mapping from names to ranges or choices"
-        return [*found, Problem(("parameters",) if "parameters" in data else (), text)]
-    good, broken = _parameters(parameters)
+        found.append(Problem(("parameters",) if "parameters" in data else (), text))
+        return {}, found
+    good, earlier, broken = _parameters(parameters)
     found += broken
     names = [name for name in parameters if isinstance(name, str)]
     found += _names(names)
     found += _conditions(good, names)
     found += _cycles(good)
     found += _constraints(data.get("constraints"), good, names)
-    return found + (_slips(data, good) if slips else [])
+    found += _slips(data, good) if slips else []
+    if found:
+        return {}, found
+    return {n: Parameter(branches=tuple(b for _, b in good[n]), was=earlier[n]) for n in good}, []
 
 
 def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
@@ -69,8 +77,12 @@ def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
         yield Problem(("version",), f"version must be a whole number from 1 on, not {version!r}")
 
 
-def _parameters(parameters: Mapping[Any, Any]) -> tuple[Placed, list[Problem]]:
+def _parameters(
+    parameters: Mapping[Any, Any],
+) -> tuple[Placed, dict[str, Any], list[Problem]]:
+    """The branches that are sound, what parameters were called before, and what is wrong."""
     good: dict[str, list[tuple[Path, Branch]]] = {}
+    earlier: dict[str, Any] = {}
     found: list[Problem] = []
     for name, written in parameters.items():
         path: Path = ("parameters", name)
@@ -78,13 +90,14 @@ def _parameters(parameters: Mapping[Any, Any]) -> tuple[Placed, list[Problem]]:
         if not branches:
             found.append(Problem(path, "it has no branch"))
         found += _earlier_names(was, path, parameters)
+        earlier[name] = was or ()
         sound = [(where, _branch(branch, where, found)) for where, branch in branches]
         good[name] = [(where, branch) for where, branch in sound if branch is not None]
         for where, branch in good[name]:
             if branch.when is None and where != branches[-1][0]:
                 text = "a branch without 'when' is always taken: those after it never are"
                 found.append(Problem(where, text))
-    return good, found
+    return good, earlier, found
 
 
 def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:

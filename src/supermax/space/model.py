@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
 from supermax.errors import UserError
 from supermax.naming import domain_name
-from supermax.space.checking import needed_by, problems
-from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
-from supermax.words import listed, nearest
+from supermax.space.checking import examined, needed_by
+from supermax.space.domains import Branch, Categorical, Constraint, Parameter
+from supermax.words import listed, mistakes, nearest
 
 Flat = dict[str, Any]
 """A configuration by plain names, {"optim.lr": 1e-3}; what is not active is absent."""
@@ -39,9 +39,10 @@ class Space(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _sound(cls, data: Any) -> Any:
-        if found := problems(data):
-            raise UserError(listed(f"The space has {_mistakes(len(found))}:", map(str, found)))
-        return {**data, "parameters": {n: _parameter(p) for n, p in data["parameters"].items()}}
+        parameters, found = examined(data)
+        if found:
+            raise UserError(listed(f"The space has {mistakes(len(found))}:", map(str, found)))
+        return {**data, "parameters": parameters}
 
     @model_serializer
     def data(self) -> dict[str, Any]:
@@ -114,6 +115,15 @@ class Space(BaseModel):
                 branch = self.parameters[name].branches[position]
                 values[name] = choose(name, position, branch)
         return {name: values[name] for name in self.parameters if name in values}
+
+    def stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values by their names in storage."""
+        result = {}
+        for name, value in values.items():
+            position = self.active(name, values)
+            assert position is not None
+            result[self.stored_names[name, position]] = value
+        return result
 
     def broken(
         self, values: Mapping[str, Any], constraints: Iterable[Constraint] | None = None
@@ -193,27 +203,6 @@ def _suggest(trial: Any, stored: str, branch: Branch) -> Any:
     return trial.suggest_int(stored, branch.low, branch.high, step=branch.step, log=branch.log)
 
 
-def _parameter(written: Any) -> Parameter:
-    """From any of the ways to write one; its soundness has been seen to."""
-    if isinstance(written, Parameter):
-        return written
-    if not isinstance(written, Mapping):
-        many = written if isinstance(written, (list, tuple)) else [written]
-        return Parameter(branches=tuple(map(_branch, many)))
-    was = written.get("was", ())
-    if "branches" in written:
-        return Parameter(branches=tuple(map(_branch, written["branches"])), was=was)
-    single = {key: value for key, value in written.items() if key != "was"}
-    return Parameter(branches=(_branch(single),), was=was)
-
-
-def _branch(written: Any) -> Branch:
-    if not isinstance(written, Mapping):
-        return written  # type: ignore[no-any-return]
-    kind = written.get("type", "categorical")
-    return KINDS[kind].model_validate({**written, "type": kind})
-
-
 def _ask(constraint: Constraint, nested: dict[str, Any]) -> bool:
     """A function that fails has not said that the configuration is good."""
     try:
@@ -259,7 +248,3 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-def _mistakes(count: int) -> str:
-    return "a mistake" if count == 1 else f"{count} mistakes"

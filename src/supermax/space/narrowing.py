@@ -127,6 +127,9 @@ def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
         data.pop("step", None)
     if "default" in data and not _fits(branch, data):
         del data["default"]
+        only = data["choices"] if isinstance(branch, Categorical) else [data["low"], data["high"]]
+        if all(same(value, only[0]) for value in only):
+            data["default"] = only[0]
     return data
 
 

@@ -1,6 +1,6 @@
 """Space files: YAML or JSON, every mistake reported with its line.
 
-    file ──tree()──▶ plain data + line of every place ──problems()──▶ Space, or one UserError
+    file ──tree()──▶ plain data + line of every place ──examined()──▶ Space, or one UserError
 
 `extends: criteria` (a space of the package), `extends: other.yaml` (beside the file), or a list
 of these, starts from there: parameters and constraints of the same name take their place, null
@@ -18,9 +18,9 @@ from typing import Any
 import yaml
 
 from supermax.errors import UserError
-from supermax.space.checking import Path, Problem, problems
+from supermax.space.checking import Path, Problem, examined
 from supermax.space.model import Space
-from supermax.words import ended, listed, nearest
+from supermax.words import ended, listed, mistakes, nearest
 
 CATALOG = File(__file__).parent / "catalog"
 _DEEPEST = 10
@@ -54,14 +54,14 @@ class _Tree:
 
 def _built(tree: _Tree) -> Space:
     found = list(tree.problems)
-    for problem in problems(tree.data, slips=True):
+    for problem in examined(tree.data, slips=True)[1]:
         file, line = _place(tree, problem)
         found.append((file, line, str(problem)))
     if found:
         found.sort(key=lambda item: (str(item[0]), item[1]))
         texts = [f"{file.name}, line {line}: {text}" for file, line, text in found]
-        many = "a mistake" if len(found) == 1 else f"{len(found)} mistakes"
-        raise UserError(listed(f"The space cannot be read: {many}.", dict.fromkeys(texts)))
+        head = f"The space cannot be read: {mistakes(len(found))}."
+        raise UserError(listed(head, dict.fromkeys(texts)))
     return Space(**tree.data)
 
 

@@ -122,7 +122,7 @@ class SpaceSampler(BaseSampler):
         fixed = _queued(trial)
         pen = _pen(self, study, trial)
         values, count, source = self._feasible(pen, fixed)
-        stored = self._under_stored_names(values)
+        stored = self.space.stored(values)
         pen.accept(stored)
         self.draws[count] += 1
         if count > 1:
@@ -172,14 +172,6 @@ class SpaceSampler(BaseSampler):
     def _known(self) -> Flat:
         names = relevant(self.space, self.space.constraints)
         return {name: value for name, value in self._witness.items() if name in names}
-
-    def _under_stored_names(self, values: Flat) -> dict[str, Any]:
-        stored = {}
-        for name, value in values.items():
-            position = self.space.active(name, values)
-            assert position is not None
-            stored[self.space.stored_names[name, position]] = value
-        return stored
 
     def sample_independent(
         self,

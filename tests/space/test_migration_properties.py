@@ -1,0 +1,102 @@
+"""What holds of every change of every space."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import optuna
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from optuna.storages import InMemoryStorage
+from optuna.study import Study
+
+from supermax import Space, UserError
+from supermax.space import changes, open_version
+from tests.space.strategies import domains, feasible_spaces
+from tests.space.versions import (
+    by_root,
+    by_root_of,
+    filled,
+)
+
+
+@st.composite
+def changed_spaces(draw_: st.DrawFn, count: int) -> list[Space]:
+    """Versions of one space: domains replaced, parameters left out."""
+    first = draw_(feasible_spaces(default=True))
+    versions = [first]
+    for _ in range(count - 1):
+        data = versions[-1].data()
+        names = list(data["parameters"])
+        name = draw_(st.sampled_from(names))
+        if len(names) > 1 and draw_(st.booleans()):
+            del data["parameters"][name]
+        else:
+            data["parameters"][name] = draw_(domains(default=True))
+        data["constraints"] = []
+        try:
+            versions.append(Space(**data))
+        except UserError:  # a condition speaks of what is gone, or can never hold
+            assume(False)
+    return versions
+
+
+COUNTER = itertools.count()
+
+
+def fresh_storage(space: Space, n: int) -> tuple[Any, Study]:
+    storage = InMemoryStorage()
+    study = open_version(space, storage=storage, name="s").study
+    filled(study, space, n, seed=next(COUNTER) % 97)
+    return storage, study
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changed_spaces(2))
+def test_every_valid_trial_is_kept_and_twice_changes_nothing(versions: list[Space]) -> None:
+    old, new = versions
+    storage, study = fresh_storage(old, 8)
+    result = open_version(new, storage=storage, name="s")
+    before = by_root_of(study)
+    kept = by_root(result.study) if result.study.study_name != "s" else before
+    for root, one in kept.items():
+        assert new.mistakes(one["params"]) == []
+        same = {k: v for k, v in one.items() if k != "params"}
+        assert same == {k: v for k, v in before[root].items() if k != "params"}
+        for name, value in one["params"].items():
+            if name in before[root]["params"]:
+                assert value == before[root]["params"][name]
+    for root, one in before.items():
+        if new.mistakes(one["params"]) == []:
+            assert root in kept
+    again = open_version(new, storage=storage, name="s")
+    assert again.study.study_name == result.study.study_name
+    assert again.carried == 0
+    assert len(again.study.trials) == len(result.study.trials)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changed_spaces(3))
+def test_one_two_three_is_one_three(versions: list[Space]) -> None:
+    one, two, three = versions
+    assume(changes(one, two) and changes(two, three) and changes(one, three))
+    storage, _ = fresh_storage(one, 8)
+    direct_storage, direct_study = InMemoryStorage(), None
+    direct_study = open_version(one, storage=direct_storage, name="s").study
+    for trial in optuna.load_study(study_name="s", storage=storage).trials:
+        direct_study.add_trial(trial)
+    through = open_version(two, storage=storage, name="s")
+    assume(not through.left)  # nothing was lost on the way
+    through = open_version(three, storage=storage, name="s")
+    direct = open_version(three, storage=direct_storage, name="s")
+    assert by_root(through.study) == by_root(direct.study)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changed_spaces(2))
+def test_a_diff_says_something_exactly_when_something_differs(versions: list[Space]) -> None:
+    old, new = versions
+    assert changes(old, old) == []
+    assert bool(changes(old, new)) == (old != new)
+    assert all(str(change) for change in changes(new, old))
