@@ -5,7 +5,7 @@ Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 
 from supermax.agents.fitting import fitted
-from supermax.agents.keeping import Keeper, ranking
+from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import RESULT, AgentObjective, configured
 from supermax.engine.home import find_home
@@ -25,10 +25,10 @@ from supermax.naming import plain_params
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, nest, preset
 from supermax.study import open_study
-from supermax.training.baseline import baseline
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
+from supermax.training.encoders import Source, size_of
 from supermax.training.steps import Execution
 
 
@@ -86,6 +86,9 @@ class Tuning:
     models: str | None = None
     seed: int | None = None
     top: int = 5
+    """Trials whose weights are kept."""
+    budget: int | None = None
+    """Bytes that kept weights may take; None: no limit but the top."""
     execution: Execution = field(
         default_factory=lambda: Execution(device="auto", precision="auto", micro_batch=None)
     )
@@ -123,7 +126,9 @@ class Tuning:
             limits,
             self.execution,
         )
-        keeper = Keeper(find_home(study).run_dir, self.top)
+        run_dir = find_home(study).run_dir
+        check_room(run_dir, _bytes_needed(fit.sources, self.top, options.get("workers", 1)))
+        keeper = Keeper(run_dir, self.top, self.budget)
         options = {"reuse_cells": True, **options}
         summary = optimize(
             study, objective, self.trials or size.trials, callbacks=[keeper], **options
@@ -131,12 +136,13 @@ class Tuning:
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
 
 
+def _bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:
+    """For the weights that are kept, and the states of running trials: weights, the best ones,
+    and two moments; twice for two encoders."""
+    return 2 * max(map(size_of, sources.values())) * (top + 4 * workers)
+
+
 def _has_cuda(execution: Execution) -> bool:
     return execution.device.startswith("cuda") or (
         execution.device == "auto" and torch.cuda.is_available()
     )
-
-
-def compare_with_baseline(tuned: Tuned) -> dict[str, float]:
-    """TF-IDF with logistic regression on the same splits."""
-    return baseline(tuned.splits.train, tuned.splits.validation)

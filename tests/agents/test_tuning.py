@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import RESULT, WEIGHTS, AgentObjective, TrialReporter
 from supermax.errors import EnvironmentFault, UserError
+from supermax.naming import plain_params
 from supermax.space import load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
@@ -61,10 +63,11 @@ def test_a_search_keeps_what_it_should_and_goes_on(tmp_path: Path, agent: str) -
     assert len(best) == 2
     assert (folder / "trials" / f"{best[0]['trial']:05}" / WEIGHTS).exists()
     first = tuned.study.trials[0]
-    assert first.params["encoder.name"] == "tiny"  # the defaults came first
+    assert plain_params(first) == tuned.space.defaults()  # they came first
     assert first.user_attrs[RESULT]["untrained"] == (
         ["tiny"] if agent != "joint" else ["tiny"] * 2
     )
+    assert "class_head" in first.user_attrs[RESULT]["new"]
     assert sorted(first.intermediate_values) == [1, 2, 3]
     assert tuned.config(0).agent == agent
     again = tuning(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
@@ -192,6 +195,17 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     assert not (tmp_path / "trials" / "00000" / "checkpoint" / "state.pt").exists()
     Keeper(tmp_path, top=3, budget=250)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
+
+
+def test_a_search_without_room_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+    with pytest.raises(EnvironmentFault, match="Make room"):
+        tuning(tmp_path, trials=1).run(progress=False)
+    study = optuna.load_study(study_name="criteria", storage=f"sqlite:///{tmp_path}/s.db")
+    assert [trial.state.name for trial in study.trials] == ["WAITING"]
 
 
 def test_a_disk_without_room_is_found_out_before(tmp_path: Path) -> None:

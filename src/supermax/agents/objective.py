@@ -133,6 +133,7 @@ def summary(prepared: Prepared, result: Result) -> dict[str, Any]:
         "epochs": result.epochs,
         "seconds": round(result.seconds, 2),
         "parameters": count(prepared.model),
+        "new": sorted({name.split(".")[0] for name in prepared.model.new_parameters}),
         "untrained": [source.name for source in prepared.sources if not source.trained],
         "threshold": result.evaluation.threshold,
         "train_loss": [round(row["train_loss"], 6) for row in result.curve],

@@ -9,11 +9,13 @@ alone and are plainly untrained.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import json
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,10 +145,7 @@ def prepared(
 def load(source: Source, config: PretrainedConfig) -> nn.Module:
     """The encoder with all its weights, in fp32 on the CPU, without a pooler of its own. Nothing
     is left on the meta device and nothing is initialised anew in silence."""
-    with warnings.catch_warnings():
-        # DeBERTa's module uses what torch has come to advise against.
-        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
-        model = _loaded(source, config)
+    model = _untrained(config) if source.place is None else _pretrained(source, config)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # pooling is the project's own
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
@@ -154,19 +153,31 @@ def load(source: Source, config: PretrainedConfig) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def _loaded(source: Source, config: PretrainedConfig) -> Any:
-    if source.place is None:
+def _untrained(config: PretrainedConfig) -> Any:
+    with _hushed():
         return AutoModel.from_config(config)
-    model, report = AutoModel.from_pretrained(
-        source.place,
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-    )
+
+
+def _pretrained(source: Source, config: PretrainedConfig) -> Any:
+    with _hushed():
+        model, report = AutoModel.from_pretrained(
+            source.place,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     _refuse_missing(source.name, report)
     return model
+
+
+@contextlib.contextmanager
+def _hushed() -> Iterator[None]:
+    """DeBERTa's module uses what torch has come to advise against."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
+        yield
 
 
 def _refuse_missing(name: str, report: Any) -> None:
@@ -182,6 +193,13 @@ def _refuse_missing(name: str, report: Any) -> None:
 
 
 # What encoders are made of.
+
+
+def size_of(source: Source) -> int:
+    """Bytes of the weights in fp32, without making them."""
+    with torch.device("meta"):
+        model = _untrained(source.config)
+    return 4 * sum(int(parameter.numel()) for parameter in model.parameters())
 
 
 def layer_list(encoder: nn.Module) -> tuple[str, nn.ModuleList]:

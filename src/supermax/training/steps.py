@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from supermax.training.batches import Batch
 from supermax.training.config import Config
-from supermax.training.losses import class_loss, class_normaliser, span_loss
+from supermax.training.losses import class_loss, class_normaliser, span_loss, span_normaliser
 from supermax.training.models import Inputs, Model, Outputs
-from supermax.training.tokens import NONE
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,7 @@ class Shares:
 
 
 def shares(labels: Tensor, starts: Tensor, weights: Tensor | None) -> Shares:
-    counted = (starts != NONE).sum().to(torch.float32)
-    return Shares(class_normaliser(labels, weights), counted.clamp(min=1))
+    return Shares(class_normaliser(labels, weights), span_normaliser(starts, starts))
 
 
 def loss_of(
