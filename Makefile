@@ -11,7 +11,7 @@ DEV := $(VENV)/.installed-dev
 .PHONY: help demo test lint format bench chaos slow clean
 
 help:
-	@echo "make demo     install Supermax into $(VENV) and watch it survive a misbehaving objective"
+	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
@@ -21,7 +21,7 @@ help:
 	@echo "make clean    remove $(VENV), caches and build files"
 
 demo: $(DEMO)
-	$(BIN)/python examples/misbehaving.py
+	$(BIN)/python examples/demo.py
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -58,7 +58,7 @@ $(BIN)/pip:
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install -c constraints.txt -e '.[training]'
 	@touch $@
 
 # What the demo needs is part of this, so one stamp vouches for both.

@@ -32,17 +32,24 @@ class Line:
 Bench = Callable[[str, float], list[Line]]
 
 
-def machine() -> dict[str, Any]:
+def machine(packages: Sequence[str]) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
-        "versions": {name: version(name) for name in ("supermax", "optuna", "sqlalchemy")},
+        "versions": {name: version(name) for name in packages},
     }
 
 
-def main(name: str, title: str, benches: Mapping[str, Bench], about: str | None) -> int:
+def main(
+    name: str,
+    title: str,
+    benches: Mapping[str, Bench],
+    about: str | None,
+    peer: str = "Optuna",
+    packages: Sequence[str] = ("supermax", "optuna", "sqlalchemy"),
+) -> int:
     """Run what was asked for; 1 when a bar was missed. Only a full run is kept."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -55,15 +62,15 @@ def main(name: str, title: str, benches: Mapping[str, Bench], about: str | None)
     for bench in chosen:
         with tempfile.TemporaryDirectory() as folder:
             lines += benches[bench](folder, options.scale)
-    show(title, lines)
+    show(title, lines, peer)
     if options.scale == 1.0 and set(chosen) == set(benches):
-        keep(name, lines)
+        keep(name, lines, packages)
     return 0 if all(line.met for line in lines) else 1
 
 
-def show(title: str, lines: Sequence[Line]) -> None:
+def show(title: str, lines: Sequence[Line], peer: str) -> None:
     table = Table(title=title)
-    for column in ("what", "Supermax", "Optuna", "measured", "bar", ""):
+    for column in ("what", "Supermax", peer, "measured", "bar", ""):
         table.add_column(column)
     for line in lines:
         mark = "met" if line.met else "MISSED"
@@ -71,10 +78,10 @@ def show(title: str, lines: Sequence[Line]) -> None:
     Console(width=160).print(table)
 
 
-def keep(name: str, lines: Sequence[Line]) -> None:
+def keep(name: str, lines: Sequence[Line], packages: Sequence[str]) -> None:
     results = Path(__file__).parent / "results"
     results.mkdir(exist_ok=True)
     path = results / f"{name}-{date.today().isoformat()}.json"
-    kept = {"machine": machine(), "lines": [asdict(line) for line in lines]}
+    kept = {"machine": machine(packages), "lines": [asdict(line) for line in lines]}
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     print(f"Written to benchmarks/results/{path.name}")

@@ -26,6 +26,7 @@ from supermax.engine.repeat import retry
 from supermax.engine.summary import Summary
 from supermax.errors import (
     EnvironmentFault,
+    Infeasible,
     RunHalted,
     SupermaxError,
     UserError,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
+    "Infeasible",
     "RunHalted",
     "Space",
     "Summary",

@@ -19,5 +19,18 @@ class EnvironmentFault(SupermaxError):
     """The machine, its disk or the study's storage does not allow the run to go on."""
 
 
+class Infeasible(SupermaxError):
+    """For objectives: this configuration cannot be run, and trying again would not help.
+
+    The trial is pruned, and the sampler told a constraint that is violated `by` so much: a share
+    (0.5: half as much again as there is room for) where one is known, so that it learns which way
+    to go.
+    """
+
+    def __init__(self, reason: str, by: float = 1.0) -> None:
+        super().__init__(reason)
+        self.by = by
+
+
 class RunHalted(UserError):
     """The run stopped because every trial fails in the same way; the message shows how."""

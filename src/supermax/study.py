@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
@@ -95,6 +98,7 @@ def open_with_care(
     space: Space, storage: str | BaseStorage | None, *, quiet: bool = False, **how: Unpack[How]
 ) -> Opened:
     """open_version, not while a run is at work on the study, and with a bar for many trials."""
+    _make_folder(storage)
     backend = connect(storage)
     prepare(backend)
     name = how.get("name") or space.name
@@ -163,9 +167,33 @@ def connect(storage: str | BaseStorage | None) -> BaseStorage:
     try:
         return optuna.storages.get_storage(storage)
     except Exception as error:  # drivers raise what they like
-        shown = storage if isinstance(storage, str) else type(storage).__name__
+        shown = without_password(storage) if isinstance(storage, str) else type(storage).__name__
         why = " ".join(str(error).split())[:200]
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}") from error
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return re.sub(r"(?<=://).*@", "***@", url)
+
+
+def _make_folder(storage: str | BaseStorage | None) -> None:
+    """For an SQLite file that is yet to be."""
+    if not isinstance(storage, str):
+        return
+    path = storage.removeprefix("sqlite:///").partition("?")[0]
+    if "://" in path or not path or path.startswith(("file:", ":memory:")):
+        return
+    folder = Path(path).expanduser().absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"The folder {folder} cannot be made ({error.strerror})."
+        ) from error
 
 
 def refuse_while_running(study: Study) -> None:

@@ -1,4 +1,4 @@
-"""The defaults learn what there is to learn, and the majority does not."""
+"""The defaults learn what there is to learn, and what answers without looking does not."""
 
 from __future__ import annotations
 
@@ -8,26 +8,41 @@ import numpy as np
 
 from supermax.agents.objective import configured
 from supermax.space import load, nest
-from supermax.training.data.splits import split
+from supermax.training.data.splits import Splits, split
 from supermax.training.data.synthetic import synthetic
-from supermax.training.loop import train
-from supermax.training.metrics import class_metrics
+from supermax.training.loop import Result, train
+from supermax.training.metrics import class_metrics, span_metrics
 from supermax.training.prepare import prepare
 from supermax.training.steps import Execution
 from tests.training.corpora import Quiet
 
 
+def learnt(agent: str, splits: Splits, cache: Path, epochs: int) -> Result:
+    defaults = load(f"demo/{agent}").defaults()
+    assert defaults is not None
+    config = configured(agent, nest(defaults), {"epochs": epochs})
+    prepared = prepare(
+        config, splits.train, splits.validation, cache=cache, execution=Execution(threads=1)
+    )
+    return train(prepared, Quiet())
+
+
 def test_the_default_criteria_configuration_learns(tmp_path: Path) -> None:
     splits = split(synthetic(800, difficulty=0.2, seed=0, max_words=60))
-    defaults = load("demo/criteria").defaults()
-    assert defaults is not None
-    config = configured("criteria", nest(defaults), {"epochs": 4})
-    execution = Execution(threads=1)
-    prepared = prepare(
-        config, splits.train, splits.validation, cache=tmp_path, execution=execution
-    )
-    result = train(prepared, Quiet())
+    result = learnt("criteria", splits, tmp_path, epochs=4)
     labels = [example.label for example in splits.validation.classes]
     majority = np.tile([1.0, 0.0], (len(labels), 1))
     assert class_metrics(labels, majority)["macro_f1"] < 0.5  # type: ignore[arg-type]
     assert result.value >= 0.85
+
+
+def test_the_default_evidence_configuration_learns(tmp_path: Path) -> None:
+    splits = split(synthetic(1000, difficulty=0.1, seed=0, max_words=30))
+    result = learnt("evidence", splits, tmp_path, epochs=6)
+    posts = splits.validation.spans
+    true = [example.spans or () for example in posts]
+    silent = span_metrics([[] for _ in posts], true, [example.text for example in posts])
+    assert result.value >= 0.7
+    assert result.value > silent["token_f1"] + 0.05  # most posts have no evidence to find
+    assert silent["has_answer_f1"] == 0
+    assert result.metrics["has_answer_f1"] >= 0.6

@@ -32,7 +32,7 @@ LIMITS = {"epochs": 3, "patience": None}
 
 def small(agent: str = "criteria") -> Any:
     """A space with one encoder and little else, so that a trial takes a second."""
-    fixed: dict[str, Any] = {"text.max_length": 32, "train.effective_batch": 16}
+    fixed: dict[str, Any] = {"text.max_length": 48, "train.effective_batch": 16}
     if agent != "criteria":
         fixed |= {"text.doc_stride": 8, "decode.max_answer": 16}
     return narrowed(load(f"demo/{agent}"), fixed)

@@ -45,6 +45,7 @@ TABLE = [
     (raised("KeyError", "'lr'"), Kind.EXCEPTION),
     (raised("TypeError", "returned a lock", unsendable=True), Kind.UNSENDABLE),
     (raised("SystemExit", "7", exit_code=7), Kind.EXIT),
+    (raised("supermax.errors.Infeasible", "too long", infeasible_by=0.5), Kind.INFEASIBLE),
     (returned(NAN), Kind.DIVERGED),
     (returned(float("inf")), Kind.DIVERGED),
     (returned(1.0, NAN, directions=2), Kind.DIVERGED),
@@ -108,6 +109,7 @@ DECISIONS = [
     (fault(Kind.HOST_OOM), [fault(Kind.STALL)] * 2, policy.Prune),
     (fault(Kind.TIMEOUT), [], policy.Prune),
     (fault(Kind.DIVERGED), [], policy.Prune),
+    (fault(Kind.INFEASIBLE), [], policy.Prune),
     (fault(Kind.EXCEPTION), [], policy.Fail),
     (fault(Kind.UNSENDABLE), [], policy.Fail),
     (fault(Kind.WRONG_ARITY), [], policy.Halt),
@@ -152,7 +154,8 @@ def test_only_a_configuration_is_held_against_a_configuration(
     now: Fault, before: list[Fault], retries: int
 ) -> None:
     if isinstance(policy.decide(now, before, retries), policy.Prune):
-        assert now.kind in {Kind.TIMEOUT, Kind.DIVERGED, Kind.DEVICE_OOM, Kind.HOST_OOM}
+        own = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
+        assert now.kind in {*own, Kind.DEVICE_OOM, Kind.HOST_OOM}
 
 
 @given(st.lists(st.sampled_from(["a", "b"]), max_size=6), st.booleans())

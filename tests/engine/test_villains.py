@@ -139,3 +139,21 @@ def test_a_crash_and_a_hang_leave_their_stack_in_the_ledger(study: optuna.Study)
     ledgers = sorted(summary.run_dir.glob("trials/*/ledger.jsonl"))
     assert "deep_inside" in ledgers[0].read_text()
     assert "stuck_here" in ledgers[1].read_text()
+
+
+def test_an_infeasible_configuration_is_pruned_and_the_sampler_hears_by_how_much(
+    study: optuna.Study,
+) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        size = trial.suggest_int("size", 1, 10)
+        if trial.number < 2:
+            raise supermax.Infeasible("too large", by=[0.25, float("nan")][trial.number])
+        return size
+
+    supermax.optimize(study, objective, n_trials=3, progress=False)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["PRUNED", "PRUNED", "COMPLETE"]
+    told = [trial.system_attrs.get("constraints:supermax:infeasible") for trial in study.trials]
+    assert told == [0.25, 1.0, None]
+    (fault,) = study.trials[0].user_attrs["supermax"]["faults"]
+    assert (fault["kind"], fault["message"]) == ("infeasible", "too large")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supermax.errors import UserError
+from supermax.errors import Infeasible, UserError
 from supermax.training import loop
 from supermax.training.batches import by_length, order, split
 from supermax.training.checkpoint import Saver
@@ -218,7 +218,7 @@ def test_an_agent_without_its_data_says_what_it_needs(tmp_path: Path) -> None:
 def test_a_question_that_leaves_no_room_is_named_by_its_row(tmp_path: Path) -> None:
     long = "word " * 40
     rows = tuple(Example(f"row-{i}", str(i), "some text", long, i % 2) for i in range(4))
-    with pytest.raises(UserError, match="leaves no room") as caught:
+    with pytest.raises(Infeasible, match="leaves no room") as caught:
         prepare(config(), Corpus("m", ("a", "b"), rows), Corpus("m", ("a", "b"), rows),
                 cache=tmp_path)  # fmt: skip
     assert "row-" in str(caught.value)

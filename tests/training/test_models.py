@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from supermax.training.steps import loss_of, shares
 from tests.training.corpora import config, ready
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
+ROOT = Path(__file__).parent.parent.parent
 AGENTS = ["criteria", "evidence", "share", "joint"]
 
 
@@ -174,7 +178,7 @@ def test_what_is_new_is_said_to_be_new(tmp_path: Path) -> None:
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    source = find("tiny")
+    source = find("tiny-bert")
     folder = tmp_path / "encoder"
     load(source, source.config).save_pretrained(folder)
     return folder
@@ -232,3 +236,28 @@ def test_full_size_architectures_have_the_published_sizes() -> None:
     for name, expected in sizes.items():
         c = architectures.configuration(f"untrained/{name}")
         assert (c.hidden_size, c.num_hidden_layers, c.vocab_size) == expected, name
+
+
+def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
+    learn = """
+import hashlib, sys
+from pathlib import Path
+from supermax.training.encoders import find
+from supermax.training.tokenizers import tokenizer_for
+from tests.training.corpora import corpus
+
+texts = [example.text for example in corpus(60).examples]
+tokenizer = tokenizer_for(find("tiny"), texts, Path(sys.argv[1]))
+print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
+"""
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", learn, str(tmp_path / seed)],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(found) == 1

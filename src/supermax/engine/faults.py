@@ -24,6 +24,7 @@ class Kind(StrEnum):
     STALL = "stall"
     EXCEPTION = "exception"
     DIVERGED = "diverged"
+    INFEASIBLE = "infeasible"
     UNSENDABLE = "result that is no number"
     WRONG_ARITY = "wrong number of values"
     NO_START = "cell that never came up"
@@ -83,6 +84,8 @@ class Fault:
     advice: str
     signature: str  # equal for two faults that are the same thing again
     fresh_cell: bool = True
+    violation: float = 1.0
+    """By how much the constraint is violated, where a constraint comes of it."""
 
     @property
     def name(self) -> str:
@@ -130,6 +133,16 @@ def _values(outcome: Outcome, evidence: Evidence) -> Fault | None:
 
 
 def _raised(raised: Raised, evidence: Evidence) -> Fault:
+    if raised.infeasible_by is not None:
+        return Fault(
+            Kind.INFEASIBLE,
+            Culprit.CONFIGURATION,
+            raised.message,
+            "Nothing to do: the sampler is told to keep away.",
+            "infeasible",
+            evidence.fresh_cell,
+            raised.infeasible_by,
+        )
     kind, culprit, advice = _exception_kind(raised)
     message = f"{raised.type}: {raised.message}" if raised.message else raised.type
     if raised.exit_code is not None:

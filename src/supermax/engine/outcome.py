@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from supermax.errors import Infeasible
+
 COMPLETE, PRUNED, RAISED, INTERRUPTED = "complete", "pruned", "raised", "interrupted"
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _MOST_TRACEBACK = 20_000
@@ -26,6 +28,7 @@ class Raised:
     where: str  # file:line of the innermost frame that is the user's own, where there is one
     unsendable: bool = False  # the objective returned something that is no number
     exit_code: int | None = None  # sys.exit
+    infeasible_by: float | None = None  # what Infeasible says
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,14 @@ def describe(error: BaseException, objective: Any = None) -> Raised:
         exit_code=(code if isinstance(code, int) else int(code is not None))
         if isinstance(error, SystemExit)
         else None,
+        infeasible_by=_violation(error.by) if isinstance(error, Infeasible) else None,
     )
+
+
+def _violation(by: Any) -> float:
+    """A constraint is violated by what is above 0."""
+    value = float(by) if isinstance(by, int | float) else 1.0
+    return value if 0 < value < math.inf else 1.0
 
 
 def _is_ours(filename: str) -> bool:

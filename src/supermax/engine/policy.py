@@ -10,7 +10,7 @@ from supermax.engine.faults import Culprit, Fault, Kind
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
 SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
 _FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
-_CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED}
+_CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
 _AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
@@ -55,7 +55,7 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int) -> Decision:
     if fault.kind is Kind.WRONG_ARITY:
         return Halt(f"{fault.message} {fault.advice}")
     if fault.kind in _CONFIGURATIONS_OWN:
-        return Prune(_constraint(fault.kind))
+        return Prune(_constraint(fault.kind), fault.violation)
     if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
         return Fail(fault.culprit)
     if fault.kind in _FREE:

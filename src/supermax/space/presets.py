@@ -47,7 +47,8 @@ def preset(
     classic: bool = False,
 ) -> Preset:
     """An agent's preset. `models` (a list with commas; else HPO_MODEL_CHOICES of `environment`)
-    keeps those encoders, `narrow` fewer values of any parameter."""
+    are the encoders to search, the space's own or any others; `narrow` keeps fewer values of any
+    parameter."""
     if agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     known = presets()
@@ -56,10 +57,18 @@ def preset(
     size = known[name]
     folder = "classic/" if classic else f"{size['folder']}/" if "folder" in size else ""
     space = load(f"{folder}{agent}")
-    wanted: dict[str, Any] = {}
-    chosen = models or (environment or {}).get(MODEL_CHOICES)
-    if chosen:
-        names = [model.strip() for model in chosen.split(",") if model.strip()]
-        wanted = {encoder: names for encoder in _ENCODERS if encoder in space.parameters}
-    space = narrowed(space, {**wanted, **(narrow or {})})
+    chosen = models or (environment or {}).get(MODEL_CHOICES) or ""
+    if names := [model.strip() for model in chosen.split(",") if model.strip()]:
+        space = _with_encoders(space, list(dict.fromkeys(names)))
+    space = narrowed(space, narrow or {})
     return Preset(name, space, size["trials"][agent], size["epochs"], size["patience"])
+
+
+def _with_encoders(space: Space, names: list[str]) -> Space:
+    data = space.data()
+    for encoder in _ENCODERS:
+        if encoder in space.parameters:
+            was = space.parameters[encoder].branches[0].default
+            default = was if was in names else names[0]
+            data["parameters"][encoder] = {"choices": names, "default": default}
+    return Space(**data)

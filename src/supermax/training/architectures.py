@@ -54,6 +54,15 @@ FULL: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "google/electra-large-discriminator": ("electra", {"embedding_size": 1024, **_LARGE}),
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "bert",
+        {
+            "hidden_size": 384,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "intermediate_size": 1536,
+        },
+    ),
     "answerdotai/ModernBERT-base": ("modernbert", {}),
     "distilbert-base-uncased": ("distilbert", {}),
 }
@@ -61,7 +70,7 @@ _SMALL: dict[str, Any] = {
     "vocab_size": 2048,
     "hidden_size": 64,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
+    "num_attention_heads": 2,
     "intermediate_size": 128,
     "max_position_embeddings": 514,
     "pad_token_id": 0,
@@ -70,17 +79,18 @@ _SMALL: dict[str, Any] = {
     "cls_token_id": 2,
     "sep_token_id": 3,
 }
+_SMALL_MODERN = {**_SMALL, "local_attention": 32}
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
-    "tiny": ("bert", _SMALL),
+    "tiny": ("modernbert", _SMALL_MODERN),
     "tiny-bert": ("bert", _SMALL),
     "tiny-roberta": ("roberta", {**_ROBERTA, **_SMALL}),
     "tiny-deberta": ("deberta-v2", {**_DEBERTA_V3, **_SMALL, "position_buckets": 32}),
     "tiny-xlmr": ("xlm-roberta", {**_ROBERTA, **_SMALL}),
     "tiny-electra": ("electra", {**_SMALL, "embedding_size": 32}),
-    "tiny-modernbert": ("modernbert", {**_SMALL, "local_attention": 32}),
+    "tiny-modernbert": ("modernbert", _SMALL_MODERN),
     "tiny-distilbert": (
         "distilbert",
-        {"vocab_size": 2048, "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128,
+        {"vocab_size": 2048, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128,
          "max_position_embeddings": 514},
     ),
 }  # fmt: skip

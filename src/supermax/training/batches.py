@@ -32,8 +32,9 @@ class Batch:
 
 
 def order(lengths: NDArray[np.int64], size: int, seed: int, epoch: int) -> list[Indices]:
-    """The batches of an epoch: shuffled, with sequences of like length together; the last may be
-    smaller."""
+    """The batches of an epoch: shuffled, with sequences of like length together, one of them
+    smaller if need be. The longest comes first: what does not fit fails at once, and memory is
+    taken in one piece."""
     rng = np.random.Generator(np.random.PCG64([seed, epoch]))
     shuffled = rng.permutation(len(lengths))
     pool = size * _POOL
@@ -45,8 +46,9 @@ def order(lengths: NDArray[np.int64], size: int, seed: int, epoch: int) -> list[
         or [shuffled]
     )
     batches = [grouped[i : i + size] for i in range(0, len(grouped), size)]
-    places = rng.permutation(len(batches))
-    return [batches[place] for place in places]
+    ordered = [batches[place] for place in rng.permutation(len(batches))]
+    longest = max(range(len(ordered)), key=lambda i: lengths[ordered[i]].max(), default=0)
+    return [*ordered[longest : longest + 1], *ordered[:longest], *ordered[longest + 1 :]]
 
 
 def by_length(lengths: NDArray[np.int64], size: int) -> list[Indices]:

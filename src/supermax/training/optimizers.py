@@ -43,17 +43,18 @@ def parameter_groups(
     members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            key = (_depth(name, layer_of, layers), parameter.ndim > 1)
-            members.setdefault(key, []).append(parameter)
+            depth = _depth(name, layer_of, layers)
+            below = max(layers - depth, 0) if config.layer_decay < 1 else 0
+            members.setdefault((below, parameter.ndim > 1), []).append(parameter)
     if not members:
         raise UserError("The model has no parameters to train: all of them are frozen.")
     return [
         {
-            "params": members[depth, decayed],
-            "lr": config.lr * config.layer_decay ** max(layers - depth, 0),
+            "params": members[below, decayed],
+            "lr": config.lr * config.layer_decay**below,
             "weight_decay": config.weight_decay if decayed else 0.0,
         }
-        for depth, decayed in sorted(members)
+        for below, decayed in sorted(members, reverse=True)
     ]
 
 
@@ -94,7 +95,7 @@ def make_optimizer(
 
 
 def _adamw(groups: Groups, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    fused = True if device.type == "cuda" else None  # one kernel for all parameters
+    fused = device.type in ("cpu", "cuda")  # one kernel for all parameters
     return torch.optim.AdamW(
         groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
     )

@@ -6,7 +6,6 @@ take the place of this eager one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +74,7 @@ class EagerStep:
         self.weights = weights
         self.execution = execution
         self.scaler = torch.amp.GradScaler(enabled=execution.precision == "fp16")
+        self._trained = [p for p in model.parameters() if p.requires_grad]
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Add this micro-batch's gradients up; returns its part of the loss."""
@@ -88,13 +88,10 @@ class EagerStep:
         """Clip, step, and forget the gradients."""
         self.scaler.unscale_(self.optimizer)
         if self.config.train.clip is not None:
-            nn.utils.clip_grad_norm_(self._trained(), self.config.train.clip)
+            nn.utils.clip_grad_norm_(self._trained, self.config.train.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def _trained(self) -> Iterator[nn.Parameter]:
-        return (p for p in self.model.parameters() if p.requires_grad)
 
     def state(self) -> dict[str, Any]:
         return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}

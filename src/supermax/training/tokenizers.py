@@ -63,11 +63,15 @@ def _learnt(source: Source, texts: Sequence[str], cache: Path) -> Any:
 
 
 def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    """The same texts give the same tokenizer. (Of the trainers of `tokenizers` only BPE without
+    marks on continuing pieces does: the others break ties by the order of a hash table.)"""
+    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Metaspace()]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=_SPECIAL, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
@@ -81,7 +85,7 @@ def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 
 def _keep(tokenizer: Tokenizer, path: Path) -> None:
-    """Atomic: cells that learn the same one at the same time do no harm."""
+    """Atomic: cells that learn it at the same time learn the same one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
     os.close(handle)

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from supermax.errors import UserError
+from supermax.errors import Infeasible
 from supermax.training.data.examples import Example
 from supermax.words import listed
 
 NONE = -100
 """No target: what torch's losses ignore."""
 _FORMAT = 1
-_AT_ONCE = 1000
+_AT_ONCE = 16  # texts: what the tokenizer returns is a hundred times their size
 Array = NDArray[Any]
 
 
@@ -106,11 +106,10 @@ def _tokenise(
             encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
             parts += _sequences(encoded, batch, windows=stride is not None)
     lengths = [len(part["ids"]) for part in parts]
-    offsets = [pair for part in parts for pair in part["offsets"]]
     return Tokens(
-        ids=np.array([i for part in parts for i in part["ids"]], dtype=np.int32),
+        ids=np.concatenate([part["ids"] for part in parts]),
         begin=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        offsets=np.array(offsets, dtype=np.int32).reshape(-1, 2),
+        offsets=np.concatenate([part["offsets"] for part in parts]),
         **{
             key: np.array([part[key] for part in parts], dtype=np.int32)
             for key in ("second", "example", "label", "start", "end")
@@ -123,16 +122,17 @@ def _check_room(
 ) -> None:
     """The question must leave room for the text, and windows must move on."""
     questions = {example.question: example.id for example in examples if example.question}
-    too_long = []
+    too_long, longest = [], len(tokenizer("")["input_ids"])
     for question, named in questions.items():
         used = len(tokenizer(question, "")["input_ids"])
+        longest = max(longest, used)
         if max_length - used <= doc_stride:
             too_long.append(f"{named}: {used} tokens for the question alone")
-    bare = len(tokenizer("")["input_ids"])
-    if too_long or max_length - bare <= doc_stride:
+    if longest + doc_stride >= max_length:
         more = f" and an overlap of {doc_stride}" if doc_stride else ""
         head = f"A length of {max_length} tokens{more} leaves no room for texts."
-        raise UserError(listed(head, too_long[:10]) if too_long else head)
+        over = (longest + doc_stride + 1 - max_length) / max_length
+        raise Infeasible(listed(head, too_long[:10]) if too_long else head, by=over)
 
 
 def _encode(
@@ -173,13 +173,13 @@ def _sequences(
             start, end = target(offsets, _trimmed(example))
         result.append(
             {
-                "ids": ids,
+                "ids": np.array(ids, dtype=np.int32),
                 "second": segments.index(1) if 1 in segments else len(ids),
                 "example": number,
                 "label": NONE if example.label is None else example.label,
                 "start": start,
                 "end": end,
-                "offsets": offsets,
+                "offsets": np.array(offsets, dtype=np.int32),
             }
         )
     return result

@@ -1,7 +1,7 @@
 """All four agents searched on made-up data with a tiny encoder, beside a TF-IDF baseline; then the
 best criteria model is trained again with other seeds, exported, and asked once.
 
-    python examples/agents.py [folder]
+    python examples/demo.py [folder]
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from supermax.training.baseline import baseline
-from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.export import load_exported
 from supermax.training.predict import predict_examples
@@ -24,10 +24,10 @@ from supermax.training.refit import refit
 from supermax.training.steps import Execution
 from supermax.tuning import Tuned, Tuning
 
-TRIALS = {"criteria": 8, "evidence": 6, "share": 4, "joint": 4}
+TRIALS = {"criteria": 6, "evidence": 6, "share": 4, "joint": 4}
 SHOWN = {
     "criteria": ("macro_f1", "auroc"),
-    "evidence": ("token_f1", "null_accuracy"),
+    "evidence": ("token_f1", "has_answer_f1"),
     "share": ("macro_f1", "token_f1"),
     "joint": ("macro_f1", "token_f1"),
 }
@@ -37,7 +37,7 @@ console = Console()
 def main(folder: Path) -> None:
     started = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    corpus = synthetic(posts=400, difficulty=0.2, seed=1, max_words=30)
+    corpus = synthetic(posts=800, difficulty=0.2, seed=2, max_words=24)
     shows = sum(example.label == 1 for example in corpus.classes)
     console.print(
         f"Made-up data: {len(corpus.classes)} sentences, of which {shows} show their criterion; "
@@ -88,14 +88,10 @@ def use(tuned: Tuned, folder: Path) -> None:
         f"Trial {best['trial']} trained again with 2 seeds, on the untouched test split: macro-F1 "
         f"{f1.mean:.3f} (95 % interval {f1.low:.3f} to {f1.high:.3f}). Exported to {exported}"
     )
-    asked = Example("one", "one", "Lately I lie awake until the morning.", _question(tuned))
+    asked = next(example for example in tuned.splits.test.classes if example.label == 1)
     (answer,) = predict_examples(load_exported(exported), [asked])
-    console.print(f"'{asked.question}' in '{asked.text}': {answer.label}, {answer.probabilities}")
-
-
-def _question(tuned: Tuned) -> str:
-    questions = {example.question for example in tuned.splits.train.classes}
-    return next(q for q in sorted(questions) if "sleep" in q)
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.probabilities.items())
+    console.print(f"It reads '{asked.text}' and is asked '{asked.question}' Its answer: {shares}")
 
 
 if __name__ == "__main__":
