@@ -15,7 +15,7 @@ help:
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
-	@echo "make bench    measure the engine and the space, beside Optuna"
+	@echo "make bench    measure engine and space beside Optuna, training beside Trainer"
 	@echo "make slow     run the tests that take minutes"
 	@echo "make chaos    run the long random fault campaigns"
 	@echo "make clean    remove $(VENV), caches and build files"
@@ -38,6 +38,7 @@ format: $(DEV)
 bench: $(DEV)
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/space.py
+	$(BIN)/python benchmarks/training.py
 
 slow: $(DEV)
 	$(BIN)/python -m pytest -m slow

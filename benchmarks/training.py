@@ -28,11 +28,12 @@ from torch.nn.functional import cross_entropy
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
-from supermax.training.encoders import find, load
+from supermax.training.encoders import load
 from supermax.training.encoders import prepared as prepared_config
 from supermax.training.loop import train_blind
 from supermax.training.models import Inputs, Model
 from supermax.training.prepare import prepare
+from supermax.training.sources import find
 from supermax.training.steps import Execution
 from supermax.training.tokenizers import special_ids, tokenizer_for
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -83,9 +84,12 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
 
 def test_the_agents_of_the_readme_are_searched(tmp_path: Path) -> None:
     few = BLOCKS[3].replace("trials=8", "trials=2").replace("posts=300", "posts=60")
-    said = run(few, tmp_path)
+    said = run(few + BLOCKS[4].replace("(1, 2, 3)", "(1, 2)"), tmp_path).strip()
     assert "not pretrained: tiny" in said
-    assert [line.split()[-2] for line in said.strip().splitlines()[-2:]] == ["tiny", "tiny"]
+    *_, first, second, interval, labels = said.splitlines()
+    assert [line.split()[-2] for line in (first, second)] == ["tiny", "tiny"]
+    assert "Estimate" in interval
+    assert set(ast.literal_eval(labels)) <= {"absent", "present"}
 
 
 def test_the_space_file_of_the_documentation_is_sound() -> None:
@@ -94,7 +98,25 @@ def test_the_space_file_of_the_documentation_is_sound() -> None:
     assert supermax.space.loads(yaml).name == "criteria"
 
 
-def test_the_demo_runs_to_its_end() -> None:
+def test_the_demo_goes_from_data_to_a_prediction(tmp_path: Path) -> None:
+    program = (ROOT / "examples" / "demo.py").read_text()
+    few = re.sub(r"(\"(?:criteria|evidence|share|joint)\": )\d+", r"\g<1>1", program)
+    assert few.count(": 1,") >= 3
+    said = run(few.replace("posts=800", "posts=100"), tmp_path)
+    for words in (
+        "criteria",
+        "evidence",
+        "share",
+        "joint",
+        "TF-IDF",
+        "Exported to",
+        "Its answer: ",
+    ):
+        assert words in said
+    assert "95 % interval" in said
+
+
+def test_a_search_that_misbehaves_comes_through() -> None:
     script = ROOT / "examples" / "misbehaving.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

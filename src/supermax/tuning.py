@@ -21,14 +21,17 @@ from supermax.agents.measures import check_objectives
 from supermax.agents.objective import RESULT, AgentObjective, configured
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
+from supermax.errors import UserError, all_of
 from supermax.naming import plain_params
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, nest, preset
 from supermax.study import open_study
-from supermax.training.config import Config
+from supermax.training.config import Config, check_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
-from supermax.training.encoders import Source, size_of
+from supermax.training.encoders import size_of
+from supermax.training.prepare import examples_for
+from supermax.training.sources import Source
 from supermax.training.steps import Execution
 
 
@@ -97,13 +100,22 @@ class Tuning:
     def run(self, **options: Any) -> Tuned:
         """Search. `options` go to supermax.optimize (workers, timeout, progress, …)."""
         size = preset(self.agent, self.preset, models=self.models)
-        space = self.space or size.space
-        chosen, directions = check_objectives(self.agent, self.objectives)
-        splits = split(self.corpus)
-        fit = fitted(space, "cuda" if _has_cuda(self.execution) else "cpu")
+        limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
+        (chosen, directions), _, fit, _, _ = all_of(
+            "The search cannot start:",
+            lambda: check_objectives(
+                self.agent, self.objectives, len(self.corpus.label_names) or 2
+            ),
+            lambda: examples_for(self.agent, self.corpus),
+            lambda: fitted(
+                self.space or size.space, "cuda" if _has_cuda(self.execution) else "cpu"
+            ),
+            lambda: check_limits(limits),
+            lambda: _check_counts(trials=self.trials, top=self.top),
+        )
         for notice in fit.notices:
             self.tell(notice)
-        limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
+        splits = split(self.corpus)
         study = open_study(
             fit.space,
             storage=self.storage,
@@ -134,6 +146,14 @@ class Tuning:
             study, objective, self.trials or size.trials, callbacks=[keeper], **options
         )
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
+
+
+def _check_counts(**counts: int | None) -> None:
+    wrong = [
+        f"{name} is at least 1, not {n}." for name, n in counts.items() if n is not None and n < 1
+    ]
+    if wrong:
+        raise UserError("\n".join(wrong))
 
 
 def _bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:

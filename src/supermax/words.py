@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 def listed(head: str, items: Iterable[str]) -> str:
-    return "\n".join([head, *(f"  - {item}" for item in items)])
+    """A head and its points; a point of several lines is set in."""
+    inner = [item.replace("\n", "\n    ") for item in items]
+    return "\n".join([head, *(f"  - {item}" for item in inner)])
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

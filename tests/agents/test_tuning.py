@@ -197,6 +197,40 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
 
 
+def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:
+    wrong = Tuning(
+        "evidence",
+        Corpus("mine", ("no", "yes"), corpus(8).classes),
+        str(tmp_path / "s.db"),
+        tmp_path / "cache",
+        models=f"{tmp_path}/nothing",
+        objectives=["token_f2", "latency", "latency"],
+        limits={"epoch": 3, "patience": 0},
+        trials=0,
+        top=0,
+    )
+    with pytest.raises(UserError) as caught:
+        wrong.run(progress=False)
+    for words in (
+        "did you mean 'token_f1'",
+        "named twice",
+        "needs spans, which 'mine' does not have",
+        "there is no such folder",
+        "did you mean 'epochs'",
+        "patience",
+        "trials is at least 1",
+        "top is at least 1",
+    ):
+        assert words in str(caught.value)
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_a_class_that_is_not_there_is_no_objective() -> None:
+    assert check_objectives("criteria", ["f1_2"], classes=3) == (["f1_2"], ["maximize"])
+    with pytest.raises(UserError, match="from f1_0 to f1_2"):
+        check_objectives("criteria", ["f1_3"], classes=3)
+
+
 def test_a_search_without_room_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

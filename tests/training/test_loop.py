@@ -202,10 +202,19 @@ def test_precision_follows_the_device() -> None:
 def test_every_wrong_key_is_named_at_once() -> None:
     with pytest.raises(UserError) as caught:
         read_config(
-            {"encoder": {"name": "tiny", "dropout": 2}, "optim": {"name": "adamm"}, "trian": {}}
+            {
+                "encoder": {"name": "tiny", "dropout": 2},
+                "optim": {"name": "adamm", "lrr": 1},
+                "trian": {},
+            }
         )
     text = str(caught.value)
-    for words in ("encoder.dropout", "optim.name", "trian"):
+    for words in (
+        "encoder.dropout",
+        "optim.name",
+        "did you mean 'optim.lr'",
+        "did you mean 'train'",
+    ):
         assert words in text
 
 

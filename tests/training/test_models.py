@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from supermax.errors import UserError
-from supermax.training import architectures
+from supermax.training import architectures, sources
 from supermax.training.batches import by_length, collate, order, split
-from supermax.training.encoders import depth_of, find, find_all, layer_list, load, prepared
+from supermax.training.encoders import depth_of, layer_list, load, prepared
 from supermax.training.models import Model
+from supermax.training.sources import find, find_all
 from supermax.training.steps import loss_of, shares
 from tests.training.corpora import config, ready
 
@@ -209,12 +211,38 @@ def test_encoders_that_cannot_be_had_are_found_out_before(
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text(json.dumps({"no": "type"}))
-    names = ["tiny", "roberta-bas", str(tmp_path / "broken"), "untrained/roberta-base"]
+    broken, nowhere = str(tmp_path / "broken"), str(tmp_path / "nowhere")
+    names = ["tiny", "roberta-bas", "roberta-base", broken, nowhere, "untrained/roberta-base"]
     found, missing = find_all(names)
     assert set(found) == {"tiny", "untrained/roberta-base"}
     assert "did you mean 'roberta-base'?" in missing["roberta-bas"]
     assert "hf download" in missing["roberta-bas"]
+    assert "untrained/" not in missing["roberta-bas"]
+    assert "use 'untrained/roberta-base'" in missing["roberta-base"]
+    assert "cannot be used" in missing[broken]
+    assert "no such folder" in missing[nowhere]
     assert not found["untrained/roberta-base"].trained
+
+
+def test_an_encoder_without_weights_is_found_out_before(saved: Path) -> None:
+    (saved / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="no weights in safetensors"):
+        find(str(saved))
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:  # a port at which nobody listens
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(sources, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        monkeypatch.setattr(sources, "getproxies", dict)
+        sources._reachable.cache_clear()
+        try:
+            _, missing = find_all(["bert-base-uncased", "roberta-base"])
+            assert sources._reachable.cache_info().misses == 1
+        finally:
+            sources._reachable.cache_clear()
+    assert all("does not answer" in text for text in missing.values())
+    assert len(missing) == 2
 
 
 def test_more_frozen_layers_than_there_are_is_a_mistake(tmp_path: Path) -> None:
@@ -242,7 +270,7 @@ def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
     learn = """
 import hashlib, sys
 from pathlib import Path
-from supermax.training.encoders import find
+from supermax.training.sources import find
 from supermax.training.tokenizers import tokenizer_for
 from tests.training.corpora import corpus
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from supermax.errors import UserError
 from supermax.training import refit as module
@@ -70,7 +75,7 @@ def test_every_agent_is_refitted_judged_and_exported(tmp_path: Path, agent: str)
     assert loaded.label_names == ("no", "yes")
     card = (tmp_path / "model" / "README.md").read_text()
     assert "Mean of 2 seeds" in card
-    assert list((tmp_path / "cache").glob("refit-*")) == []
+    assert [path.suffix for path in (tmp_path / "cache" / "refits").iterdir()] == [".lock"]
 
 
 def test_the_exported_model_is_the_one_that_was_judged(tmp_path: Path) -> None:
@@ -89,6 +94,50 @@ def test_the_same_call_gives_the_same_result(tmp_path: Path) -> None:
 
 
 # What is looked at when.
+
+
+def test_a_refit_that_was_killed_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    killed = """
+import os, signal, sys
+from pathlib import Path
+import torch
+from tests.training.test_refit import run
+
+def told(seed, epoch, loss):
+    if (seed, epoch) == (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+torch.set_num_threads(1)
+run(Path(sys.argv[1]), save_every=0, progress=told, parts={"train": {"epochs": 4}})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", killed, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+    )
+    assert done.returncode == -signal.SIGKILL
+    epochs: list[tuple[int, int]] = []
+    four = {"train": {"epochs": 4}}
+    model = tmp_path / "model"
+    again = run(
+        tmp_path,
+        folder=model,
+        parts=four,
+        progress=lambda seed, epoch, _: epochs.append((seed, epoch)),
+    )
+    assert epochs[0] in ((2, 3), (2, 4))  # the state of epoch 3 may have been on its way
+    assert epochs[-4:] == [(3, 1), (3, 2), (3, 3), (3, 4)]
+    whole = run(tmp_path / "other", folder=tmp_path / "whole", parts=four)
+    assert whole.runs == again.runs
+    weights = [load_file(folder / "model.safetensors") for folder in (model, tmp_path / "whole")]
+    assert all(torch.equal(weights[0][name], w) for name, w in weights[1].items())
+
+
+def test_the_same_refit_does_not_run_twice_at_once(tmp_path: Path) -> None:
+    def inner(*_: Any) -> None:
+        with pytest.raises(UserError, match="already running"):
+            run(tmp_path)
+
+    run(tmp_path, seeds=[1], progress=inner)
 
 
 @pytest.mark.parametrize("policy", ["threshold", "calibrated"])
@@ -141,9 +190,9 @@ def test_train_and_validation_are_both_learnt_from(
     learnt: list[set[str]] = []
     blind = train_blind
 
-    def noted(prepared: Any, *rest: Any) -> Any:
+    def noted(prepared: Any, *rest: Any, **how: Any) -> Any:
         learnt.append({e.id for e in prepared.train.examples})
-        return blind(prepared, *rest)
+        return blind(prepared, *rest, **how)
 
     monkeypatch.setattr(module, "train_blind", noted)
     run(tmp_path, seeds=[1])

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from supermax.errors import UserError
 from supermax.space import Categorical, Space, narrowed
-from supermax.training.encoders import Source, find_all
 from supermax.training.optimizers import unavailable
+from supermax.training.sources import Source, find_all
 from supermax.words import listed
 
 ENCODERS = ("encoder.name", "evidence_encoder.name")

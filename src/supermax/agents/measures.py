@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 import time
@@ -12,7 +13,7 @@ import torch
 from supermax.errors import UserError
 from supermax.training.evaluate import evaluate
 from supermax.training.loop import Result
-from supermax.training.metrics import METRICS, check_metric
+from supermax.training.metrics import METRICS, Metric, check_metric
 from supermax.training.models import count
 from supermax.training.prepare import DEFAULT_METRIC, Prepared
 from supermax.words import ended, nearest
@@ -44,26 +45,41 @@ COSTS: dict[str, Callable[[Prepared, Result], float]] = {
 }
 
 
-def check_objectives(agent: str, names: Sequence[str]) -> tuple[list[str], list[str]]:
+def check_objectives(
+    agent: str, names: Sequence[str], classes: int = 2
+) -> tuple[list[str], list[str]]:
     """The objectives of a search, the agent's own metric by default, and their directions. The
-    first must be a metric: it decides which epoch is the best."""
+    first must be a metric: it decides which epoch is the best. Raises UserError with all that is
+    wrong."""
     chosen = list(names) or [DEFAULT_METRIC[agent]]
-    directions = []
+    wrong: list[str] = []
+    directions: list[str] = []
     for name in chosen:
-        if name in COSTS:
-            directions.append("minimize")
-        else:
-            known = [m.name for m in METRICS.values() if agent in m.agents]
-            if name not in known and not name.startswith("f1_"):
-                raise UserError(
-                    ended(f"There is no objective {name!r}{nearest(name, [*known, *COSTS])}")
-                )
-            directions.append("maximize" if check_metric(name, agent).higher else "minimize")
+        try:
+            higher = name not in COSTS and _metric(name, agent, classes).higher
+            directions.append("maximize" if higher else "minimize")
+        except UserError as error:
+            wrong.append(str(error))
     if chosen[0] in COSTS:
-        raise UserError(f"The first objective must be a metric, not {chosen[0]!r}.")
+        wrong.append(f"The first objective must be a metric, not {chosen[0]!r}.")
     if len(set(chosen)) < len(chosen):
-        raise UserError(f"An objective is named twice: {', '.join(chosen)}.")
+        wrong.append(f"An objective is named twice: {', '.join(chosen)}.")
+    if wrong:
+        raise UserError("\n".join(wrong))
     return chosen, directions
+
+
+def _metric(name: str, agent: str, classes: int) -> Metric:
+    known = [m.name for m in METRICS.values() if agent in m.agents]
+    if name not in known and not re.fullmatch(r"f1_\d+", name):
+        raise UserError(ended(f"There is no objective {name!r}{nearest(name, [*known, *COSTS])}"))
+    metric = check_metric(name, agent)
+    if name.startswith("f1_") and int(name[3:]) >= classes:
+        last = f"f1_{classes - 1}"
+        raise UserError(
+            f"There is no objective {name!r}: the classes are counted from f1_0 to {last}."
+        )
+    return metric
 
 
 def values_of(names: Sequence[str], prepared: Prepared, result: Result) -> list[float]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from supermax.errors import UserError
+from supermax.words import listed, nearest
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+P = TypeVar("P", bound=_Part)
 
 
 class EncoderConfig(_Part):
@@ -115,11 +119,34 @@ class Config(_Part):
 
 def read_config(data: Mapping[str, Any]) -> Config:
     """The configuration, or one UserError with every mistake in it."""
+    return _read(Config, data, "The configuration has mistakes:")
+
+
+def check_limits(limits: Mapping[str, Any]) -> None:
+    """What a search gives to the part `train` of every trial. Raises UserError for mistakes."""
+    _read(TrainConfig, limits, "The search's limits have mistakes:")
+
+
+def _read(kind: type[P], data: Mapping[str, Any], head: str) -> P:
     try:
-        return Config.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
-        lines = []
+        found = []
         for detail in error.errors():
             where = ".".join(map(str, detail["loc"])) or "configuration"
-            lines.append(f"  - {where}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
-        raise UserError("\n".join(["The configuration has mistakes:", *lines])) from None
+            message = detail["msg"][:1].lower() + detail["msg"][1:]
+            if detail["type"] == "extra_forbidden":
+                message = f"there is no such key{nearest(where, keys(kind))}"
+            found.append(f"{where}: {message}")
+        raise UserError(listed(head, found)) from None
+
+
+def keys(kind: type[BaseModel], before: str = "") -> list[str]:
+    """All keys, with those of the parts behind a dot."""
+    found = []
+    for name, field in kind.model_fields.items():
+        found.append(before + name)
+        for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(part, type) and issubclass(part, _Part):
+                found += keys(part, f"{before}{name}.")
+    return found

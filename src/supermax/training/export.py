@@ -34,10 +34,11 @@ from transformers import AutoConfig
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.card import card
 from supermax.training.config import Config, read_config
-from supermax.training.encoders import Source, load
+from supermax.training.encoders import load
 from supermax.training.intervals import Estimate
 from supermax.training.models import Model
 from supermax.training.prepare import Prepared
+from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.words import listed
 

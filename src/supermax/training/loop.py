@@ -131,17 +131,32 @@ def train(
 
 
 def train_blind(
-    prepared: Prepared, epochs: int, told: Callable[[int, float], None] | None = None
+    prepared: Prepared,
+    epochs: int,
+    told: Callable[[int, float], None] | None = None,
+    folder: Path | None = None,
+    *,
+    save_every: float = SAVE_EVERY,
+    clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, torch.Tensor]:
     """So many epochs in which nothing is measured but the loss, for data without a validation
-    split. Gives the last weights; `told` hears of every epoch and its loss."""
-    state = State()
+    split. Gives the last weights; `told` hears of every epoch and its loss. With a folder it goes
+    on from a state that is found there."""
+    state, last_saved = State(), clock()
+    saver = Saver(folder) if folder is not None else None
+    if saver is not None and (saved := saver.load()) is not None:
+        state, _ = _restore(prepared, saved)
     while state.epoch < epochs:
         _epoch(prepared, state, {}, None, None)
         loss = state.loss / max(1, state.update)
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+        if saver is not None and clock() - last_saved >= save_every:
+            saver.save(_snapshot(prepared, state, {}))
+            last_saved = clock()
         if told is not None:
             told(state.epoch, loss)
+    if saver is not None:
+        saver.wait()
     weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
     return weights
 

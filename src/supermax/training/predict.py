@@ -23,11 +23,11 @@ from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
-from supermax.training.encoders import Source
 from supermax.training.evaluate import Evaluation, evaluate_model
 from supermax.training.export import Loaded, load_exported
 from supermax.training.metrics import Span
 from supermax.training.prepare import tokenise
+from supermax.training.sources import Source
 from supermax.training.steps import Execution
 from supermax.training.words import counted
 

@@ -19,13 +19,14 @@ from torch import Tensor
 from supermax.errors import UserError
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.encoders import Source, find, load
+from supermax.training.encoders import load
 from supermax.training.encoders import prepared as prepared_config
 from supermax.training.losses import class_weights
 from supermax.training.metrics import check_metric
 from supermax.training.models import Model
 from supermax.training.optimizers import make_optimizer, parameter_groups
 from supermax.training.schedules import make_schedule
+from supermax.training.sources import Source, find
 from supermax.training.steps import EagerStep, Execution
 from supermax.training.tokenizers import special_ids, tokenizer_for
 from supermax.training.tokens import NONE, Tokens, tokenised

@@ -3,16 +3,22 @@
     train + validation ──each seed──▶ models ──test, once──▶ Refit: means and intervals
                                         └── the median one ──▶ exported folder
 
-The test split is not looked at before the training of all seeds has ended.
+The test split is not looked at before the training of all seeds has ended. A refit that was killed
+goes on where it was when it is asked for again.
 """
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
+import contextlib
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +30,7 @@ from supermax.training.data.splits import Splits, split
 from supermax.training.evaluate import Evaluation, evaluate, evaluate_model
 from supermax.training.export import check_free, export
 from supermax.training.intervals import Estimate, estimates
-from supermax.training.loop import train_blind
+from supermax.training.loop import SAVE_EVERY, train_blind
 from supermax.training.metrics import check_metric
 from supermax.training.prepare import (
     DEFAULT_METRIC,
@@ -37,6 +43,7 @@ from supermax.training.steps import Execution
 
 HELD = 0.1
 """Share of the groups that are kept from training to calibrate on."""
+_DONE = "done.pt"
 Progress = Callable[[int, int, float], None]
 """Hears of every epoch: seed, epoch, loss."""
 
@@ -72,6 +79,7 @@ def refit(
     objective: str | None = None,
     folder: str | Path | None = None,
     progress: Progress | None = None,
+    save_every: float = SAVE_EVERY,
 ) -> Refit:
     """Train with each seed and export the median model to `folder`.
 
@@ -86,10 +94,9 @@ def refit(
     if folder is not None:
         folder = Path(folder).expanduser()
         check_free(folder)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix="refit-") as kept:
-        work = _Work(config, splits, epochs, objective, cache, execution, Path(kept))
-        thresholds = {seed: _trained(work, seed, progress) for seed in seeds}
+    with _kept(cache, [config.model_dump(mode="json"), _data(splits), epochs]) as kept:
+        work = _Work(config, splits, epochs, objective, cache, execution, kept)
+        thresholds = {seed: _trained(work, seed, progress, save_every) for seed in seeds}
         prepared = work.prepared(seeds[0])
         data = tokenise(config, splits.test, prepared.sources, prepared.tokenizers, cache)
         judged = [_judged(work, prepared, data, *each) for each in thresholds.items()]
@@ -99,6 +106,26 @@ def refit(
         if folder is not None:
             _export(folder, work, prepared, median, found)
     return Refit(objective, found, runs, median.seed, folder)
+
+
+@contextlib.contextmanager
+def _kept(cache: Path, facts: list[Any]) -> Iterator[Path]:
+    """The folder of this refit, which the next one like it finds if this one is killed."""
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / "refits" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("The same refit is already running; wait for its end.") from None
+        yield folder
+        shutil.rmtree(folder)
+
+
+def _data(splits: Splits) -> str:
+    parts = (splits.train, splits.validation, splits.test)
+    return "-".join(part.fingerprint for part in parts)
 
 
 @dataclass(frozen=True)
@@ -127,16 +154,26 @@ class _Work:
             objective=self.objective,
         )
 
-    def weights(self, seed: int) -> Path:
-        return self.kept / f"{seed}.pt"
+    def weights(self, seed: int) -> Any:
+        return torch.load(self.place(seed) / _DONE, weights_only=True)["weights"]
+
+    def place(self, seed: int) -> Path:
+        return self.kept / str(seed)
 
 
-def _trained(work: _Work, seed: int, progress: Progress | None) -> float | None:
+def _trained(work: _Work, seed: int, progress: Progress | None, save_every: float) -> float | None:
     """Train with a seed and keep the weights; gives the threshold of the policy "calibrated"."""
-    prepared = work.prepared(seed)
-    told = None if progress is None else partial(progress, seed)
-    torch.save(train_blind(prepared, work.epochs, told), work.weights(seed))
-    return evaluate(prepared).threshold if _calibrates(work.config) else None
+    place = work.place(seed)
+    place.mkdir(exist_ok=True)
+    if not (place / _DONE).exists():
+        prepared = work.prepared(seed)
+        told = None if progress is None else partial(progress, seed)
+        weights = train_blind(prepared, work.epochs, told, place, save_every=save_every)
+        threshold = evaluate(prepared).threshold if _calibrates(work.config) else None
+        torch.save({"weights": weights, "threshold": threshold}, place / "done.tmp")
+        (place / "done.tmp").replace(place / _DONE)
+    found: float | None = torch.load(place / _DONE, weights_only=True)["threshold"]
+    return found
 
 
 def _judged(
@@ -144,7 +181,7 @@ def _judged(
 ) -> tuple[Run, Evaluation]:
     """What the model of a seed makes of the test split."""
     model, pads = prepared.model, prepared.pads
-    model.load_state_dict(torch.load(work.weights(seed), weights_only=True))
+    model.load_state_dict(work.weights(seed))
     evaluation = evaluate_model(model, work.config, test, pads, work.execution, threshold)
     return Run(seed, evaluation.metrics, evaluation.threshold), evaluation
 
@@ -197,16 +234,14 @@ def _median(values: Sequence[float], higher: bool) -> int:
 def _export(
     folder: Path, work: _Work, prepared: Prepared, run: Run, found: dict[str, Estimate]
 ) -> None:
-    splits = work.splits
-    parts = (splits.train, splits.validation, splits.test)
     export(
         folder,
         replace(prepared, config=work.seeded(run.seed)),
-        torch.load(work.weights(run.seed), weights_only=True),
-        label_names=splits.train.label_names,
+        work.weights(run.seed),
+        label_names=work.splits.train.label_names,
         threshold=run.threshold,
         metrics=run.metrics,
-        fingerprint="-".join(part.fingerprint for part in parts),
+        fingerprint=_data(work.splits),
         untrained=not all(source.trained for source in prepared.sources),
         estimates=found,
         epochs=work.epochs,

@@ -22,7 +22,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from supermax.errors import UserError
-from supermax.training.encoders import Source
+from supermax.training.sources import Source
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

