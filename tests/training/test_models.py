@@ -281,7 +281,7 @@ print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
     found = {
         subprocess.run(
             [sys.executable, "-c", learn, str(tmp_path / seed)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
             capture_output=True,
             text=True,
             check=True,

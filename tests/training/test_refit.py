@@ -112,7 +112,7 @@ run(Path(sys.argv[1]), save_every=0, progress=told, parts={"train": {"epochs": 4
 """
     done = subprocess.run(
         [sys.executable, "-c", killed, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == -signal.SIGKILL
     epochs: list[tuple[int, int]] = []
