@@ -278,10 +278,11 @@ texts = [example.text for example in corpus(60).examples]
 tokenizer = tokenizer_for(find("tiny"), texts, Path(sys.argv[1]))
 print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
 """
+    path = os.pathsep.join([str(ROOT), *sys.path])
     found = {
         subprocess.run(
             [sys.executable, "-c", learn, str(tmp_path / seed)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=True,
