@@ -6,11 +6,6 @@ the message alone; a program can catch the class.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from supermax.words import listed
-
 
 class SupermaxError(Exception):
     """Everything Supermax raises on purpose."""
@@ -18,21 +13,6 @@ class SupermaxError(Exception):
 
 class UserError(SupermaxError):
     """Something the caller asked for cannot be done as asked; nothing was changed."""
-
-
-def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
-    """What all of these give; or one UserError with every mistake that they find."""
-    given, mistakes = [], list[str]()
-    for check in checks:
-        try:
-            given.append(check())
-        except UserError as error:
-            mistakes.append(str(error))
-    if len(mistakes) == 1:
-        raise UserError(mistakes[0])
-    if mistakes:
-        raise UserError(listed(head, mistakes))
-    return given
 
 
 class EnvironmentFault(SupermaxError):

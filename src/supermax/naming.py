@@ -28,6 +28,8 @@ DRAWN = "supermax:draws"
 """On a trial that took more than one draw: how many, and where the last came from."""
 SPACE = "supermax:space"
 """On a study: the space it was made with."""
+EXPERIMENT = "supermax:experiment"
+"""On a study of an agent: the data, the objectives and the limits that its values come from."""
 FROM = "supermax:from"
 """On a version of a study: the versions whose trials it carries over, and how far that got."""
 

@@ -27,11 +27,13 @@ from supermax.engine.home import find_home, prepare
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 
+Storage = str | os.PathLike[str] | BaseStorage | None
+
 
 def open_study(
     space: Space | str | os.PathLike[str],
     *,
-    storage: str | BaseStorage | None,
+    storage: Storage,
     name: str | None = None,
     sampler: BaseSampler | str | None = None,
     pruner: BasePruner | None = None,
@@ -95,11 +97,10 @@ class How(TypedDict, total=False):
 
 
 def open_with_care(
-    space: Space, storage: str | BaseStorage | None, *, quiet: bool = False, **how: Unpack[How]
+    space: Space, storage: Storage, *, quiet: bool = False, **how: Unpack[How]
 ) -> Opened:
     """open_version, not while a run is at work on the study, and with a bar for many trials."""
-    _make_folder(storage)
-    backend = connect(storage)
+    backend = make_storage(storage)
     prepare(backend)
     name = how.get("name") or space.name
     with _opening(backend, name), _bar(quiet) as progress, _hushed():
@@ -160,40 +161,54 @@ def _opening(storage: BaseStorage, name: str) -> Iterator[None]:
         yield
 
 
-def connect(storage: str | BaseStorage | None) -> BaseStorage:
+def connect(storage: Storage) -> BaseStorage:
     """Optuna's storage at a URL; a path is that of an SQLite file."""
-    if isinstance(storage, str) and "://" not in storage:
-        storage = f"sqlite:///{Path(storage).expanduser().absolute()}"
+    where = _url(storage)
     try:
-        return optuna.storages.get_storage(storage)
+        return optuna.storages.get_storage(where)
     except Exception as error:  # drivers raise what they like
-        shown = without_password(storage) if isinstance(storage, str) else type(storage).__name__
+        shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = " ".join(str(error).split())[:200]
-        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}") from error
+        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}") from None
 
 
-def without_password(url: str) -> str:
-    """The URL as it may be shown."""
-    try:
-        return make_url(url).render_as_string(hide_password=True)
-    except ArgumentError:
-        return re.sub(r"(?<=://).*@", "***@", url)
+def make_storage(storage: Storage) -> BaseStorage:
+    """As connect, for a storage that is yet to be: the folder of an SQLite file is made."""
+    where = _url(storage)
+    if isinstance(where, str) and where.startswith("sqlite"):
+        with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
+            _make_folder(make_url(where).database)
+    return connect(where)
 
 
-def _make_folder(storage: str | BaseStorage | None) -> None:
-    """For an SQLite file that is yet to be."""
-    if not isinstance(storage, str):
+def _make_folder(database: str | None) -> None:
+    if not database or database.startswith((":memory:", "file:")):
         return
-    path = storage.removeprefix("sqlite:///").partition("?")[0]
-    if "://" in path or not path or path.startswith(("file:", ":memory:")):
-        return
-    folder = Path(path).expanduser().absolute().parent
+    folder = Path(database).absolute().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(
             f"The folder {folder} cannot be made ({error.strerror})."
         ) from error
+
+
+def _url(storage: Storage) -> str | BaseStorage | None:
+    if isinstance(storage, os.PathLike) or (isinstance(storage, str) and "://" not in storage):
+        path = str(Path(storage).expanduser().absolute())
+        if "?" in path or "#" in path:
+            raise UserError(f"A database's file cannot have ? or # in its name: {path}")
+        return f"sqlite:///{path}"
+    return storage
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    try:
+        shown = make_url(url).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):
+        shown = re.sub(r"(?<=://).*@", "***@", url)
+    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&]*", r"\1***", shown)
 
 
 def refuse_while_running(study: Study) -> None:

@@ -19,14 +19,22 @@ from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import RESULT, AgentObjective, configured
+from supermax.agents.starting import (
+    check_arguments,
+    check_limits,
+    check_questions,
+    raise_all,
+    refuse_another,
+    weaknesses,
+)
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
-from supermax.errors import UserError, all_of
-from supermax.naming import plain_params
+from supermax.errors import UserError
+from supermax.naming import EXPERIMENT, plain_params
 from supermax.run import optimize
-from supermax.space import Space, enqueue_defaults, nest, preset
-from supermax.study import open_study
-from supermax.training.config import Config, check_limits
+from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
+from supermax.study import make_storage, open_study, without_password
+from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.encoders import size_of
@@ -63,6 +71,16 @@ class Tuned:
             )
         return rows
 
+    def winner(self) -> dict[str, Any]:
+        """The best trial, as best() shows it. Raises UserError when none has finished yet."""
+        rows = self.best(1)
+        if not rows:
+            raise UserError(
+                f"No trial of the study '{self.study.study_name}' has come to a value yet. Run "
+                f"the search again to go on."
+            )
+        return rows[0]
+
     def config(self, number: int) -> Config:
         """The configuration of a trial, to train it again."""
         values = plain_params(self.study.trials[number])
@@ -75,18 +93,21 @@ class Tuning:
 
     agent: str
     corpus: Corpus
-    storage: str
+    storage: str | Path
     cache: Path
     preset: str = "demo"
     space: Space | None = None
     """Another space than the preset's."""
+    name: str | None = None
+    """Of the study; by default the agent's."""
     trials: int | None = None
-    objectives: Sequence[str] = ()
+    objectives: str | Sequence[str] = ()
     limits: dict[str, Any] = field(default_factory=dict)
     """epochs, patience, min_delta: instead of the preset's."""
     sampler: BaseSampler | str | None = None
     pruner: BasePruner | None = None
-    models: str | None = None
+    models: str | Sequence[str] | None = None
+    """Encoders instead of the preset's."""
     seed: int | None = None
     top: int = 5
     """Trials whose weights are kept."""
@@ -99,33 +120,31 @@ class Tuning:
 
     def run(self, **options: Any) -> Tuned:
         """Search. `options` go to supermax.optimize (workers, timeout, progress, …)."""
-        size = preset(self.agent, self.preset, models=self.models)
+        size = preset(self.agent, self.preset, models=_with_commas(self.models))
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
-        (chosen, directions), _, fit, _, _ = all_of(
+        names = [self.objectives] if isinstance(self.objectives, str) else self.objectives
+        check_arguments(self.corpus, trials=self.trials, top=self.top)
+        classes = len(self.corpus.label_names) or 2
+        space, device = self.space or size.space, "cuda" if _has_cuda(self.execution) else "cpu"
+        raise_all(
             "The search cannot start:",
-            lambda: check_objectives(
-                self.agent, self.objectives, len(self.corpus.label_names) or 2
-            ),
+            lambda: check_objectives(self.agent, names, classes),
             lambda: examples_for(self.agent, self.corpus),
-            lambda: fitted(
-                self.space or size.space, "cuda" if _has_cuda(self.execution) else "cpu"
-            ),
-            lambda: check_limits(limits),
-            lambda: _check_counts(trials=self.trials, top=self.top),
+            lambda: fitted(space, device),
+            lambda: check_limits(limits, space),
         )
-        for notice in fit.notices:
-            self.tell(notice)
+        chosen, directions = check_objectives(self.agent, names, classes)
+        fit = fitted(space, device)
         splits = split(self.corpus)
-        study = open_study(
-            fit.space,
-            storage=self.storage,
-            name=self.agent,
-            sampler=self.sampler,
-            pruner=self.pruner,
-            directions=directions,
-            seed=self.seed,
-            quiet=True,
-        )
+        check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
+        for notice in (*fit.notices, *weaknesses(splits)):
+            self.tell(notice)
+        experiment = {
+            "data": f"{self.corpus.name} {splits.train.fingerprint[:12]}",
+            "objectives": list(chosen),
+            "limits": limits,
+        }
+        study = self._opened(fit.space, directions, experiment)
         if fit.space.defaults() is not None:
             enqueue_defaults(study, fit.space)
         objective = AgentObjective(
@@ -141,19 +160,37 @@ class Tuning:
         run_dir = find_home(study).run_dir
         check_room(run_dir, _bytes_needed(fit.sources, self.top, options.get("workers", 1)))
         keeper = Keeper(run_dir, self.top, self.budget)
+        callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         options = {"reuse_cells": True, **options}
         summary = optimize(
-            study, objective, self.trials or size.trials, callbacks=[keeper], **options
+            study, objective, self.trials or size.trials, callbacks=callbacks, **options
         )
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
 
+    def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:
+        """The study, unless its values come from another experiment than this."""
+        where, name = str(self.storage), self.name or self.agent
+        storage = make_storage(where)
+        if versions := find_versions(storage, name):
+            before = versions[-1].user_attrs.get(EXPERIMENT)
+            refuse_another(name, without_password(where), before, experiment)
+        study = open_study(
+            space,
+            storage=storage,
+            name=name,
+            sampler=self.sampler,
+            pruner=self.pruner,
+            directions=directions,
+            seed=self.seed,
+            quiet=True,
+        )
+        if EXPERIMENT not in study.user_attrs:
+            study.set_user_attr(EXPERIMENT, experiment)
+        return study
 
-def _check_counts(**counts: int | None) -> None:
-    wrong = [
-        f"{name} is at least 1, not {n}." for name, n in counts.items() if n is not None and n < 1
-    ]
-    if wrong:
-        raise UserError("\n".join(wrong))
+
+def _with_commas(models: str | Sequence[str] | None) -> str | None:
+    return models if models is None or isinstance(models, str) else ",".join(models)
 
 
 def _bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:

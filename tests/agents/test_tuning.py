@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_several_objectives(tmp_path: Path) -> None:
     ("agent", "names", "words"),
     [
         ("criteria", ["macro_f2"], "did you mean 'macro_f1'"),
-        ("criteria", ["token_f1"], "There is no objective 'token_f1'"),
+        ("criteria", ["token_f1"], "criteria has no metric 'token_f1'"),
         ("criteria", ["latency"], "must be a metric"),
         ("criteria", ["macro_f1", "macro_f1"], "named twice"),
     ],
@@ -206,23 +207,69 @@ def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:
         models=f"{tmp_path}/nothing",
         objectives=["token_f2", "latency", "latency"],
         limits={"epoch": 3, "patience": 0},
-        trials=0,
-        top=0,
     )
     with pytest.raises(UserError) as caught:
         wrong.run(progress=False)
     for words in (
         "did you mean 'token_f1'",
         "named twice",
-        "needs spans, which 'mine' does not have",
+        "needs spans (map the column of the answers), which 'mine' does not have",
         "there is no such folder",
         "did you mean 'epochs'",
         "patience",
-        "trials is at least 1",
-        "top is at least 1",
     ):
         assert words in str(caught.value)
     assert not (tmp_path / "s.db").exists()
+
+
+def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
+    tuning(tmp_path, trials=1).run(progress=False)
+    other = replace(tuning(tmp_path, trials=2), corpus=corpus(60, seed=5))
+    accuracy = replace(tuning(tmp_path, trials=2), objectives="accuracy", limits={"epochs": 2})
+    for wrong, words in ((other, ["data: toy"]), (accuracy, ["objectives", "limits"])):
+        with pytest.raises(UserError, match="another name or another storage") as caught:
+            wrong.run(progress=False)
+        assert all(word in str(caught.value) for word in words)
+    named = replace(other, name="other", trials=1)
+    assert len(named.run(progress=False).study.trials) == 1
+    assert len(tuning(tmp_path, trials=2).run(progress=False).study.trials) == 2
+
+
+def test_a_question_that_fits_no_configuration_is_told_before(tmp_path: Path) -> None:
+    rows = corpus(60).classes
+    long = (replace(rows[0], question="why " * 90), replace(rows[1], question="how " * 95))
+    wrong = replace(tuning(tmp_path), corpus=Corpus("mine", ("no", "yes"), (*long, *rows[2:])))
+    with pytest.raises(UserError, match="Shorten these questions") as caught:
+        wrong.run(progress=False)
+    named = [row.id for row in long if row.id in str(caught.value)]
+    assert named  # those of the splits that a search sees
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_arguments_of_another_kind(tmp_path: Path) -> None:
+    for wrong, words in (
+        ({"limits": {"effective_batch": 3}}, "effective_batch, which the space searches"),
+        ({"trials": "3"}, "trials is a number"),
+        ({"corpus": "notes.csv"}, "not a str"),
+        ({"objectives": "macro_f2"}, "did you mean 'macro_f1'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            replace(tuning(tmp_path), **wrong).run(progress=False)  # type: ignore[arg-type]
+    fine = replace(tuning(tmp_path, trials=1), storage=tmp_path / "p.db", models=["tiny"])
+    said: list[str] = []
+    told: list[int] = []
+    tuned = replace(fine, corpus=corpus(12), tell=said.append).run(
+        progress=False, callbacks=[lambda _, trial: told.append(trial.number)]
+    )
+    assert told == [0]
+    assert tuned.winner() == tuned.best(1)[0]
+    assert any("chance decides" in text for text in said)
+
+
+def test_a_search_without_a_value_has_no_winner(tmp_path: Path) -> None:
+    tuned = tuning(tmp_path, trials=1).run(progress=False, timeout=0.01)
+    with pytest.raises(UserError, match="Run the search again"):
+        tuned.winner()
 
 
 def test_a_class_that_is_not_there_is_no_objective() -> None:

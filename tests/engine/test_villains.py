@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
@@ -146,14 +149,21 @@ def test_an_infeasible_configuration_is_pruned_and_the_sampler_hears_by_how_much
 ) -> None:
     def objective(trial: optuna.Trial) -> float:
         size = trial.suggest_int("size", 1, 10)
-        if trial.number < 2:
-            raise supermax.Infeasible("too large", by=[0.25, float("nan")][trial.number])
+        if trial.number < len(by):
+            raise supermax.Infeasible("too large", by=by[trial.number])
+        if trial.number == len(by):
+            raise Own
         return size
 
-    supermax.optimize(study, objective, n_trials=3, progress=False)
+    class Own(supermax.Infeasible):
+        def __init__(self) -> None:
+            pass
+
+    by: list[Any] = [0.25, float("nan"), -1, None, 10**400, np.float32(0.5)]
+    supermax.optimize(study, objective, n_trials=len(by) + 2, progress=False)
     states = [trial.state.name for trial in study.trials]
-    assert states == ["PRUNED", "PRUNED", "COMPLETE"]
+    assert states == ["PRUNED"] * (len(by) + 1) + ["COMPLETE"]
     told = [trial.system_attrs.get("constraints:supermax:infeasible") for trial in study.trials]
-    assert told == [0.25, 1.0, None]
+    assert told == [0.25, 1.0, 1.0, 1.0, 1.0, 0.5, 1.0, None]
     (fault,) = study.trials[0].user_attrs["supermax"]["faults"]
     assert (fault["kind"], fault["message"]) == ("infeasible", "too large")

@@ -296,6 +296,29 @@ def test_wrong_use(storage: Any) -> None:
         supermax.open_study(Space(**BASE), storage="nonsense://x")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@nowhere/db",
+        "postgresql://nowhere/db?user=me&password=s3cret",
+        "nonsense://me:s3cret@h:port/db",
+    ],
+)
+def test_no_password_is_shown(url: str) -> None:
+    with pytest.raises(supermax.EnvironmentFault) as caught:
+        supermax.open_study(Space(**BASE), storage=url)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_storage_is_a_path_too(tmp_path: Path) -> None:
+    place = tmp_path / "not there" / "yet" / "s.db"
+    supermax.open_study(Space(**BASE), storage=place, quiet=True)
+    assert place.exists()
+    with pytest.raises(UserError, match="cannot have"):
+        supermax.open_study(Space(**BASE), storage=str(tmp_path / "a?b.db"))
+
+
 def test_dates_values_and_constraints_survive_a_database(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     space = Space(**BASE)

@@ -228,6 +228,18 @@ def test_an_encoder_without_weights_is_found_out_before(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     with pytest.raises(UserError, match="no weights in safetensors"):
         find(str(saved))
+    for garbage in (b"", b"garbage that is no header"):
+        (saved / "model.safetensors").write_bytes(garbage)
+        with pytest.raises(UserError, match="cannot be used"):
+            find(str(saved))
+
+
+@pytest.mark.parametrize("name", ["", " ", "~nobody/x", "x" * 5000, "untrained/nonsense", "/a b"])
+def test_odd_names_of_encoders(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError) as caught:
+        find(name)
+    assert "hf download untrained" not in str(caught.value)
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:

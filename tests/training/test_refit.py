@@ -24,6 +24,7 @@ from supermax.errors import UserError
 from supermax.training import refit as module
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import Splits
+from supermax.training.encoders import load
 from supermax.training.evaluate import Evaluation
 from supermax.training.export import load_exported
 from supermax.training.intervals import Estimate, bootstrap, estimates
@@ -32,6 +33,8 @@ from supermax.training.metrics import class_metrics, span_metrics
 from supermax.training.predict import predict_examples
 from supermax.training.prepare import prepare
 from supermax.training.refit import Refit, refit
+from supermax.training.sources import find
+from supermax.training.tokenizers import tokenizer_for
 from tests.training.corpora import Quiet, config, corpus
 
 
@@ -130,6 +133,51 @@ run(Path(sys.argv[1]), save_every=0, progress=told, parts={"train": {"epochs": 4
     assert whole.runs == again.runs
     weights = [load_file(folder / "model.safetensors") for folder in (model, tmp_path / "whole")]
     assert all(torch.equal(weights[0][name], w) for name, w in weights[1].items())
+
+
+def stopped(folder: Path, seed: int, **how: Any) -> None:
+    """A refit that does not get beyond the first epoch of a seed."""
+
+    def stop(now: int, *_: Any) -> None:
+        if now == seed:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, progress=stop, save_every=0, **how)
+
+
+def trained(folder: Path, **how: Any) -> set[int]:
+    """The seeds that a refit trains."""
+    seen: set[int] = set()
+    run(folder, progress=lambda seed, *_: seen.add(seed), **how)
+    return seen
+
+
+def test_a_refit_takes_up_its_own_work_only(tmp_path: Path) -> None:
+    stopped(tmp_path, 3)
+    assert trained(tmp_path, seeds=[9]) == {9}  # and leaves the others' work alone
+    assert trained(tmp_path) == {3}
+    saved, changed = tmp_path / "encoder", {"encoder": {"name": str(tmp_path / "encoder")}}
+    source = find("tiny")
+    tokenizer_for(source, ["some words"], tmp_path).save_pretrained(saved)
+    load(source, source.config).save_pretrained(saved)
+    stopped(tmp_path, 2, parts=changed)
+    load(source, source.config).save_pretrained(saved)  # other weights in the same place
+    assert trained(tmp_path, parts=changed) == {1, 2, 3}
+
+
+def test_what_cannot_be_read_any_more_is_made_anew(tmp_path: Path) -> None:
+    stopped(tmp_path, 3)
+    (kept,) = [path for path in (tmp_path / "cache" / "refits").iterdir() if path.is_dir()]
+    (kept / "1" / "done.pt").write_bytes(b"")
+    (kept / "2" / "done.pt").write_bytes((kept / "2" / "done.pt").read_bytes()[:2000])
+    (kept / "3" / "state.pt").write_bytes(b"garbage")
+    for file in (tmp_path / "cache" / "tokenizers").glob("*.json"):
+        file.write_text("")
+    for i, folder in enumerate(sorted((tmp_path / "cache" / "tokens").iterdir())):
+        (folder / "ids.npy").write_bytes(b"x" * i)
+        (folder / "label.npy").unlink()
+    assert trained(tmp_path) == {1, 2, 3}
 
 
 def test_the_same_refit_does_not_run_twice_at_once(tmp_path: Path) -> None:

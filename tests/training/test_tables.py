@@ -231,7 +231,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     both = refused(path, Columns("body", answer_start="at"), labels=["a", "a"])
     assert "answer_start is mapped without answer" in both
     assert "the same one twice" in both
-    assert "did you mean 'skip'?" in refused(path, Columns("body"), on_bad="skp")
+    assert "not 'skp'" in refused(path, Columns("body"), on_bad="skp")
     assert "did you mean 't.csv'?" in refused(tmp_path / "tt.csv", Columns("body"))
 
 

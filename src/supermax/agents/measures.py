@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import resource
 import sys
 import time
@@ -13,10 +12,9 @@ import torch
 from supermax.errors import UserError
 from supermax.training.evaluate import evaluate
 from supermax.training.loop import Result
-from supermax.training.metrics import METRICS, Metric, check_metric
+from supermax.training.metrics import check_metric
 from supermax.training.models import count
 from supermax.training.prepare import DEFAULT_METRIC, Prepared
-from supermax.words import ended, nearest
 
 
 def _size(prepared: Prepared, _: Result) -> float:
@@ -56,7 +54,7 @@ def check_objectives(
     directions: list[str] = []
     for name in chosen:
         try:
-            higher = name not in COSTS and _metric(name, agent, classes).higher
+            higher = name not in COSTS and check_metric(name, agent, classes).higher
             directions.append("maximize" if higher else "minimize")
         except UserError as error:
             wrong.append(str(error))
@@ -67,19 +65,6 @@ def check_objectives(
     if wrong:
         raise UserError("\n".join(wrong))
     return chosen, directions
-
-
-def _metric(name: str, agent: str, classes: int) -> Metric:
-    known = [m.name for m in METRICS.values() if agent in m.agents]
-    if name not in known and not re.fullmatch(r"f1_\d+", name):
-        raise UserError(ended(f"There is no objective {name!r}{nearest(name, [*known, *COSTS])}"))
-    metric = check_metric(name, agent)
-    if name.startswith("f1_") and int(name[3:]) >= classes:
-        last = f"f1_{classes - 1}"
-        raise UserError(
-            f"There is no objective {name!r}: the classes are counted from f1_0 to {last}."
-        )
-    return metric
 
 
 def values_of(names: Sequence[str], prepared: Prepared, result: Result) -> list[float]:

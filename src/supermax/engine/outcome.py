@@ -104,13 +104,16 @@ def describe(error: BaseException, objective: Any = None) -> Raised:
         exit_code=(code if isinstance(code, int) else int(code is not None))
         if isinstance(error, SystemExit)
         else None,
-        infeasible_by=_violation(error.by) if isinstance(error, Infeasible) else None,
+        infeasible_by=_violation(error) if isinstance(error, Infeasible) else None,
     )
 
 
-def _violation(by: Any) -> float:
-    """A constraint is violated by what is above 0."""
-    value = float(by) if isinstance(by, int | float) else 1.0
+def _violation(error: Infeasible) -> float:
+    """A constraint is violated by what is above 0; whatever else was given counts as 1."""
+    try:
+        value = float(error.by)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return 1.0
     return value if 0 < value < math.inf else 1.0
 
 

@@ -15,7 +15,7 @@ from supermax.space.presets import Preset, preset
 from supermax.space.reading import load, loads, shipped
 from supermax.space.sampling import SpaceSampler, sampler_for
 from supermax.space.seeds import enqueue, enqueue_defaults, warm_start
-from supermax.space.versions import Opened, open_version, space_of
+from supermax.space.versions import Opened, find_versions, open_version, space_of
 
 __all__ = [
     "Categorical",
@@ -31,6 +31,7 @@ __all__ = [
     "changes",
     "enqueue",
     "enqueue_defaults",
+    "find_versions",
     "flatten",
     "load",
     "loads",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,27 @@ def on_cpu(value: Any) -> Any:
     return value
 
 
+def write_whole(path: Path, state: dict[str, Any]) -> None:
+    """The file is there with all of it, or as it was before."""
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def read_whole(path: Path) -> dict[str, Any] | None:
+    """What was written; None where there is nothing, or nothing that can be read any more."""
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (EOFError, RuntimeError, pickle.UnpicklingError, zipfile.BadZipFile):
+        return None
+    return state
+
+
 class Saver:
     """Writes states in a thread of its own, one at a time. A state is a copy, so training goes
     on meanwhile."""
@@ -58,10 +81,7 @@ class Saver:
         self._error: BaseException | None = None
 
     def load(self) -> dict[str, Any] | None:
-        if not self._path.exists():
-            return None
-        state: dict[str, Any] = torch.load(self._path, map_location="cpu", weights_only=True)
-        return state
+        return read_whole(self._path)
 
     def save(self, state: dict[str, Any]) -> None:
         self.wait()
@@ -84,11 +104,6 @@ class Saver:
 
     def _write(self, state: dict[str, Any]) -> None:
         try:
-            temporary = self._path.with_suffix(".tmp")
-            with temporary.open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            write_whole(self._path, state)
         except BaseException as error:  # reported by the next call, in the thread that trains
             self._error = error

@@ -122,9 +122,9 @@ def read_config(data: Mapping[str, Any]) -> Config:
     return _read(Config, data, "The configuration has mistakes:")
 
 
-def check_limits(limits: Mapping[str, Any]) -> None:
+def read_limits(limits: Mapping[str, Any]) -> TrainConfig:
     """What a search gives to the part `train` of every trial. Raises UserError for mistakes."""
-    _read(TrainConfig, limits, "The search's limits have mistakes:")
+    return _read(TrainConfig, limits, "The search's limits have mistakes:")
 
 
 def _read(kind: type[P], data: Mapping[str, Any], head: str) -> P:

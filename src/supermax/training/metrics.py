@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from supermax.errors import UserError
-from supermax.training.words import nearest
+from supermax.words import ended, nearest
 
 Span = tuple[int, int]
 """Characters [start, end) of a text."""
@@ -52,14 +52,19 @@ METRICS: dict[str, Metric] = {
 """All but the F1 of single classes, f1_0, f1_1, ..., of which there are as many as classes."""
 
 
-def check_metric(name: str, agent: str | None = None) -> Metric:
+def check_metric(name: str, agent: str | None = None, classes: int | None = None) -> Metric:
     """The metric of that name. Raises UserError where there is none, or the agent has it not."""
     known = [m.name for m in METRICS.values() if agent is None or agent in m.agents]
     metric = METRICS.get(name)
-    if metric is None and re.fullmatch(r"f1_(0|[1-9]\d*)", name):
+    if metric is None and (single := re.fullmatch(r"f1_(0|[1-9][0-9]*)", name)):
         metric = Metric(name, True, _CLASSES)
+        if classes is not None and int(single[1]) >= classes:
+            raise UserError(
+                f"There is no metric {name!r}: the classes are counted from f1_0 to "
+                f"f1_{classes - 1}."
+            )
     if metric is None:
-        raise UserError(f"There is no metric {name!r}{nearest(name, known)}")
+        raise UserError(ended(f"There is no metric {name!r}{nearest(name, known)}"))
     if agent is not None and agent not in metric.agents:
         raise UserError(f"The agent {agent} has no metric {name!r}; it has {', '.join(known)}.")
     return metric

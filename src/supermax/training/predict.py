@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from supermax.errors import UserError
+from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
@@ -29,6 +29,7 @@ from supermax.training.metrics import Span
 from supermax.training.prepare import tokenise
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
+from supermax.training.tokens import check_room
 from supermax.training.words import counted
 
 _AT_ONCE = 4096  # examples whose logits are in memory together
@@ -63,6 +64,7 @@ def predict_examples(
 ) -> list[Prediction]:
     """One prediction for each example, in their order. What is known of them is not looked at."""
     _check_questions(loaded, examples)
+    _check_room(loaded, examples)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     loaded.model.to(execution.device)
@@ -87,6 +89,16 @@ def _check_questions(loaded: Loaded, examples: Sequence[Example]) -> None:
     raise UserError(
         f"The model was trained on texts alone, and {few} came with a question: map none."
     )
+
+
+def _check_room(loaded: Loaded, examples: Sequence[Example]) -> None:
+    text = loaded.config.text
+    stride = text.doc_stride if loaded.config.agent != "criteria" else 0
+    for tokenizer in loaded.tokenizers:
+        try:
+            check_room(examples, tokenizer, text.max_length, stride)
+        except Infeasible as error:
+            raise UserError(f"{error}\nShorten the question, or leave the row out.") from None
 
 
 def _evaluated(loaded: Loaded, examples: Sequence[Example], execution: Execution) -> Evaluation:

@@ -91,9 +91,19 @@ def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
     spans = tuple(replace(e, label=None) for e in corpus.spans)
     wanted = {"criteria": classes, "evidence": spans}.get(agent, classes + spans)
     if not wanted or (agent in ("share", "joint") and not (classes and spans)):
-        needs = {"criteria": "classes", "evidence": "spans"}.get(agent, "classes and spans")
+        lacks = []
+        if agent != "evidence" and not classes:
+            lacks.append("classes (map the column of the labels)")
+        if agent != "criteria" and not spans:
+            lacks.append("spans (map the column of the answers)")
+        needs = " and ".join(lacks)
         raise UserError(f"The agent '{agent}' needs {needs}, which '{corpus.name}' does not have.")
     return wanted
+
+
+def texts_of(train: Corpus) -> list[str]:
+    """What a tokenizer is learnt from where an encoder has none."""
+    return [text for e in train.examples for text in (e.question, e.text) if text]
 
 
 def prepare(
@@ -111,8 +121,7 @@ def prepare(
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
     sources = encoders_of(config)
-    texts = [text for e in train.examples for text in (e.question, e.text) if text]
-    tokenizers = tuple(tokenizer_for(source, texts, cache) for source in sources)
+    tokenizers = tuple(tokenizer_for(source, texts_of(train), cache) for source in sources)
     seed = config.train.seed
     torch.manual_seed(seed)
     model = _model(config, sources, tokenizers, len(train.label_names) or 2)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from supermax.errors import UserError
+from supermax.training.checkpoint import Saver, read_whole, write_whole
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
@@ -36,9 +37,11 @@ from supermax.training.prepare import (
     DEFAULT_METRIC,
     Data,
     Prepared,
+    encoders_of,
     prepare,
     tokenise,
 )
+from supermax.training.sources import weights_mark
 from supermax.training.steps import Execution
 
 HELD = 0.1
@@ -88,13 +91,16 @@ def refit(
     nothing is left to measure on.
     """
     objective = objective or DEFAULT_METRIC[config.agent]
-    higher = check_metric(objective, config.agent).higher
+    classes = len(splits.train.label_names) or 2
+    higher = check_metric(objective, config.agent, classes).higher
     epochs = config.train.epochs if epochs is None else epochs
     _check(config, splits, seeds, epochs)
     if folder is not None:
         folder = Path(folder).expanduser()
         check_free(folder)
-    with _kept(cache, [config.model_dump(mode="json"), _data(splits), epochs]) as kept:
+    facts = [config.model_dump(mode="json"), _data(splits), epochs, execution.precision]
+    facts += [weights_mark(source) for source in encoders_of(config)]
+    with _kept(cache, facts, seeds) as kept:
         work = _Work(config, splits, epochs, objective, cache, execution, kept)
         thresholds = {seed: _trained(work, seed, progress, save_every) for seed in seeds}
         prepared = work.prepared(seeds[0])
@@ -109,8 +115,8 @@ def refit(
 
 
 @contextlib.contextmanager
-def _kept(cache: Path, facts: list[Any]) -> Iterator[Path]:
-    """The folder of this refit, which the next one like it finds if this one is killed."""
+def _kept(cache: Path, facts: list[Any], seeds: Sequence[int]) -> Iterator[Path]:
+    """The folder of refits like this, where it finds what a killed one has left."""
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / "refits" / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,7 +126,10 @@ def _kept(cache: Path, facts: list[Any]) -> Iterator[Path]:
         except BlockingIOError:
             raise UserError("The same refit is already running; wait for its end.") from None
         yield folder
-        shutil.rmtree(folder)
+        for seed in seeds:
+            shutil.rmtree(folder / str(seed))
+        with contextlib.suppress(OSError):  # the seeds of another one are still there
+            folder.rmdir()
 
 
 def _data(splits: Splits) -> str:
@@ -165,14 +174,16 @@ def _trained(work: _Work, seed: int, progress: Progress | None, save_every: floa
     """Train with a seed and keep the weights; gives the threshold of the policy "calibrated"."""
     place = work.place(seed)
     place.mkdir(exist_ok=True)
-    if not (place / _DONE).exists():
+    done = read_whole(place / _DONE)
+    if done is None:
         prepared = work.prepared(seed)
         told = None if progress is None else partial(progress, seed)
         weights = train_blind(prepared, work.epochs, told, place, save_every=save_every)
         threshold = evaluate(prepared).threshold if _calibrates(work.config) else None
-        torch.save({"weights": weights, "threshold": threshold}, place / "done.tmp")
-        (place / "done.tmp").replace(place / _DONE)
-    found: float | None = torch.load(place / _DONE, weights_only=True)["threshold"]
+        done = {"weights": weights, "threshold": threshold}
+        write_whole(place / _DONE, done)
+        Saver(place).clear()
+    found: float | None = done["threshold"]
     return found
 
 

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub.constants import ENDPOINT
+from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
@@ -60,18 +61,40 @@ def find(name: str) -> Source:
     """The encoder of this name. Raises UserError when it cannot be had."""
     if name in architectures.names():
         return Source(name, None, architectures.configuration(name))
+    if not name.strip() or name.startswith(architectures.UNTRAINED):
+        raise UserError(ended(f"There is no encoder {name!r}{nearest(name, _known())}"))
+    folder = _folder(name)
     if name == "minilm":
         place = _minilm()
-    elif Path(name).expanduser().is_dir():
-        place = str(Path(name).expanduser().absolute())
-    elif Path(name).expanduser().is_absolute() or name.startswith("."):
+    elif folder is not None:
+        place = str(folder.absolute())
+    elif name.startswith(("/", ".", "~")):
         raise UserError(f"The encoder '{name}' cannot be had: there is no such folder.")
     else:
         place = name
     try:
         return Source(name, place, _config(place))
-    except (OSError, ValueError) as error:
-        raise UserError(_not_there(name, error)) from None
+    except Exception as error:  # the libraries raise whatever a strange file provokes
+        raise UserError(_not_there(name, place, error)) from None
+
+
+def _folder(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError):  # too long, or nobody's home
+        return None
+
+
+def _known() -> list[str]:
+    return [*architectures.FULL, *architectures.names(), "minilm"]
+
+
+def weights_mark(source: Source) -> list[object]:
+    """What changes when the encoder does: its configuration, and its files in a folder."""
+    files = sorted(Path(source.place).glob("*.safetensors")) if source.place else []
+    stats = [file.stat() for file in files]
+    return [source.fingerprint, *([s.st_size, s.st_mtime_ns] for s in stats)]
 
 
 def _config(place: str) -> PretrainedConfig:
@@ -89,8 +112,12 @@ def _config(place: str) -> PretrainedConfig:
 def _fetched(place: str, *, local: bool) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=local)
     quiet = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local}
-    if not any(cached_file(place, file, **quiet) for file in _WEIGHTS):
+    weights = next(filter(None, (cached_file(place, file, **quiet) for file in _WEIGHTS)), None)
+    if weights is None:
         raise OSError(f"it has no weights in safetensors ({_WEIGHTS[0]})")
+    if weights.endswith(".safetensors"):
+        with safe_open(weights, framework="pt") as file:
+            file.keys()  # is it whole?
     return config
 
 
@@ -134,12 +161,11 @@ def _minilm() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
-def _not_there(name: str, error: Exception) -> str:
-    if Path(name).is_dir():
+def _not_there(name: str, place: str, error: Exception) -> str:
+    if _folder(place) is not None:
         return f"The encoder in the folder '{name}' cannot be used: {_first_line(error)}."
-    known = [*architectures.FULL, *architectures.names(), "minilm"]
     why = "the hub is not asked, since HF_HUB_OFFLINE is set" if _offline() else _first_line(error)
-    near = "." if name in known else ended(nearest(name, known))
+    near = "." if name in _known() else ended(nearest(name, _known()))
     instead = f", or use 'untrained/{name}' where its weights do not matter"
     return (
         f"The encoder '{name}' is no folder, not whole in the local Hugging Face cache, and not "

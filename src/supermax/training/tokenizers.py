@@ -48,10 +48,13 @@ def _learnt(source: Source, texts: Sequence[str], cache: Path) -> Any:
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     path = cache / "tokenizers" / f"{digest.hexdigest()[:16]}.json"
-    if not path.exists():
-        _keep(_train(texts, source.config.vocab_size), path)
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception:  # not there, or damaged; the library raises nothing finer
+        tokenizer = _train(texts, source.config.vocab_size)
+        _keep(tokenizer, path)
     return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_file(str(path)),
+        tokenizer_object=tokenizer,
         pad_token="[PAD]",
         unk_token="[UNK]",
         cls_token="[CLS]",

@@ -70,9 +70,16 @@ def tokenised(
     facts = [_FORMAT, key, max_length, doc_stride]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     folder = cache / "tokens" / name
-    if not folder.exists():
-        made = _tokenise(examples, tokenizer, max_length, doc_stride)
-        _keep(made, folder)
+    if folder.exists():
+        try:
+            return _kept(folder)
+        except (OSError, ValueError, EOFError):  # a damaged cache is made anew
+            shutil.rmtree(folder, ignore_errors=True)
+    _keep(_tokenise(examples, tokenizer, max_length, doc_stride), folder)
+    return _kept(folder)
+
+
+def _kept(folder: Path) -> Tokens:
     return Tokens(
         **{f.name: np.load(folder / f"{f.name}.npy", mmap_mode="r") for f in fields(Tokens)}
     )
@@ -100,7 +107,7 @@ def _tokenise(
     for some, stride in ((cut, None), (windowed, doc_stride)):
         if not some:
             continue
-        _check_room([example for _, example in some], tokenizer, max_length, stride or 0)
+        check_room([example for _, example in some], tokenizer, max_length, stride or 0)
         for first in range(0, len(some), _AT_ONCE):
             batch = some[first : first + _AT_ONCE]
             encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
@@ -117,7 +124,7 @@ def _tokenise(
     )
 
 
-def _check_room(
+def check_room(
     examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
 ) -> None:
     """The question must leave room for the text, and windows must move on."""

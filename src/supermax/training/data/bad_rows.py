@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from supermax.errors import UserError
-from supermax.training.words import counted, is_name, nearest
+from supermax.training.words import counted, is_name
 
 OnBad = Literal["stop", "skip"]
 SHOWN = 20
@@ -80,7 +80,7 @@ class BadRows:
 
 def check_on_bad(on_bad: str) -> None:
     if on_bad not in get_args(OnBad):
-        raise UserError(f'on_bad is "stop" or "skip"{nearest(str(on_bad), get_args(OnBad))}')
+        raise UserError(f'on_bad is "stop" or "skip", not {on_bad!r:.20}.')
 
 
 def _listing(found: Iterable[BadRow]) -> list[str]:
