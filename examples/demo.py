@@ -72,7 +72,7 @@ def leaderboard(agent: str, tuned: Tuned, reference: dict[str, float]) -> None:
 
 def use(tuned: Tuned, folder: Path) -> None:
     """From the best trial to a folder that can be used elsewhere."""
-    best = tuned.best(1)[0]
+    best = tuned.winner()
     exported = folder / "criteria-model"
     result = refit(
         tuned.config(best["trial"]),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import supermax
+from supermax.agents.measures import COSTS
+from supermax.training.data.columns import Columns
+from supermax.training.metrics import METRICS
+from supermax.tuning import Tuning
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -146,3 +151,16 @@ def test_the_python_space_of_the_documentation_is_sound() -> None:
     names: dict[str, object] = {}
     exec(block, names)
     assert isinstance(names["space"], supermax.Space)
+
+
+def test_the_documentation_of_agents_knows_all_there_is(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "agents.md").read_text()
+    fields = {f.name for f in dataclasses.fields(Tuning)} - {"execution", "tell"}
+    columns = {f.name for f in dataclasses.fields(Columns)}
+    for name in (*METRICS, *COSTS, *fields, *columns):
+        assert re.search(rf"\b{name}\b", text), name
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "notes.csv").write_text(
+        "patient,note,asked,verdict\n1,slept well,sleep?,no\n2,awake all night,sleep?,yes\n"
+    )
+    assert run(block + "\nprint(corpus.label_names)", tmp_path).strip() == "('no', 'yes')"
