@@ -160,7 +160,9 @@ def test_an_infeasible_configuration_is_pruned_and_the_sampler_hears_by_how_much
             pass
 
     by: list[Any] = [0.25, float("nan"), -1, None, 10**400, np.float32(0.5)]
-    supermax.optimize(study, objective, n_trials=len(by) + 2, progress=False)
+    n = len(by) + 2
+    summary = supermax.optimize(study, objective, n_trials=n, reuse_cells=True, progress=False)
+    assert summary.cells == 1  # no process is the worse for it
     states = [trial.state.name for trial in study.trials]
     assert states == ["PRUNED"] * (len(by) + 1) + ["COMPLETE"]
     told = [trial.system_attrs.get("constraints:supermax:infeasible") for trial in study.trials]

@@ -302,7 +302,8 @@ class Coordinator:
             self.put_back(job)
             return
         evidence = self.evidence(attempt, outcome)
-        healthy = classify(evidence) is None and unclean is None
+        fault = classify(evidence)
+        healthy = (fault is None or fault.harmless) and unclean is None
         self.crew.served(attempt.cell, healthy, unclean)
         self.conclude(job, evidence)
 

@@ -88,6 +88,11 @@ class Fault:
     """By how much the constraint is violated, where a constraint comes of it."""
 
     @property
+    def harmless(self) -> bool:
+        """Whether the process is as good as before."""
+        return self.kind in (Kind.DIVERGED, Kind.INFEASIBLE)
+
+    @property
     def name(self) -> str:
         """The kind, as people should read it: a signal by its name."""
         return f"signal {self.signature}" if self.kind is Kind.SIGNAL else str(self.kind)
