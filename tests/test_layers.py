@@ -19,6 +19,7 @@ ALLOWED = {
     "agents": {"engine", "space", "training", "errors", "naming", "words"},
     "display": {"engine", "errors"},
     "testing": set[str](),
+    "records": {"engine", "errors", "naming"},
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming"},
     "tuning": {
@@ -32,7 +33,7 @@ ALLOWED = {
         "naming",
         "words",
     },
-    "cli": {"run", "study", "display", "engine", "space", "errors", "naming", "words"},
+    "cli": {"run", "study", "records", "display", "engine", "space", "errors", "naming", "words"},
     "__init__": {"run", "study", "engine", "space", "errors"},
 }
 

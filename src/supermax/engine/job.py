@@ -117,7 +117,7 @@ def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
             attempts = record["launch"]
             faults[attempts] = lost_coordinator()
         elif "fault" in record:
-            faults[record["attempt"]] = _fault(record["fault"])
+            faults[record["attempt"]] = fault_from(record["fault"])
         elif "stopped" in record:
             faults.pop(record["stopped"], None)
     return attempts, faults
@@ -129,5 +129,5 @@ def lost_coordinator() -> Fault:
     return fault
 
 
-def _fault(fields: dict[str, Any]) -> Fault:
+def fault_from(fields: dict[str, Any]) -> Fault:
     return Fault(**{**fields, "kind": Kind(fields["kind"]), "culprit": Culprit(fields["culprit"])})

@@ -1,0 +1,281 @@
+"""A study with its run folder, to be looked at: nothing here changes either.
+
+study, run folder ──read()──▶ StudyRecord ──▶ TrialRecord ──▶ attempts, faults, curve, log
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax.engine.folder import StudyFolder, TrialFolder
+from supermax.engine.home import find_home
+from supermax.engine.job import fault_from
+from supermax.engine.logs import tail_of
+from supermax.engine.protocol import RECORD
+from supermax.errors import UserError
+from supermax.naming import EXPERIMENT, ORIGIN, plain_params
+
+RESULT = "result"
+"""The attribute in which agents keep what a trial came to."""
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """How an attempt went wrong, whose fault it was, and what was done."""
+
+    trial: int
+    attempt: int
+    kind: str
+    culprit: str
+    message: str
+    advice: str
+    decision: str = ""
+    at: float | None = None
+    """Unix time."""
+    seconds: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    last_step: int | None = None
+    peak_rss: int | None = None
+    traceback: str | None = None
+    log_tail: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    """One launch of a trial in a cell."""
+
+    number: int
+    cell: int
+    started: float
+    ended: float | None
+    """Unix time; None: it is running, or the run was lost while it ran."""
+    how: str
+    """COMPLETE, PRUNED, FAIL; "fault": the trial was tried again; "stopped": with the run;
+    "open": nothing is known of its end."""
+    fault: FaultRecord | None = None
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    trial: FrozenTrial
+    folder: TrialFolder
+
+    @property
+    def number(self) -> int:
+        return int(self.trial.number)
+
+    @property
+    def state(self) -> str:
+        return str(self.trial.state.name)
+
+    @property
+    def values(self) -> list[float] | None:
+        values: list[float] | None = self.trial.values
+        return values
+
+    @cached_property
+    def params(self) -> dict[str, Any]:
+        """Under the names the objective uses."""
+        return plain_params(self.trial)
+
+    @property
+    def encoder(self) -> str | None:
+        name = self.params.get("encoder.name")
+        return None if name is None else str(name)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What the engine keeps of the trial: attempts, seconds, peaks, short faults."""
+        kept = self.trial.user_attrs.get(RECORD)
+        return kept if isinstance(kept, dict) else {}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What an agent's trial came to: metrics, best epoch, parameters; {} for others."""
+        kept = self.trial.user_attrs.get(RESULT)
+        return kept if isinstance(kept, dict) else {}
+
+    @property
+    def started(self) -> float | None:
+        return _seconds(self.trial.datetime_start)
+
+    @property
+    def ended(self) -> float | None:
+        return _seconds(self.trial.datetime_complete)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of the attempt that counted."""
+        return self.notes.get("seconds")
+
+    @property
+    def origin(self) -> dict[str, Any] | None:
+        """For a trial that another version of the study ran: where it comes from."""
+        found: dict[str, Any] | None = self.trial.system_attrs.get(ORIGIN)
+        return found
+
+    @property
+    def broken(self) -> dict[str, float]:
+        """Constraints that it violates, and by how much."""
+        return {name: by for name, by in self.trial.constraints.items() if by > 0}
+
+    @property
+    def curve(self) -> dict[int, float]:
+        """What was reported, by step; of a running trial what the study knows so far."""
+        return dict(sorted(self.trial.intermediate_values.items()))
+
+    @property
+    def log(self) -> str:
+        """The end of its output."""
+        return tail_of(self.folder.log)
+
+    @cached_property
+    def attempts(self) -> list[AttemptRecord]:
+        return _attempts(self)
+
+    @property
+    def faults(self) -> list[FaultRecord]:
+        """From its ledger; where that is gone, what the study kept."""
+        found = [a.fault for a in self.attempts if a.fault is not None]
+        return found or [
+            FaultRecord(self.number, i, **_texts(short))
+            for i, short in enumerate(self.notes.get("faults", ()), 1)
+            if isinstance(short, dict)
+        ]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    study: Study
+    run_dir: Path
+    trials: list[TrialRecord]
+
+    @property
+    def name(self) -> str:
+        return str(self.study.study_name)
+
+    @property
+    def directions(self) -> list[str]:
+        return [direction.name.lower() for direction in self.study.directions]
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """For a study of an agent: agent, data, objectives, limits; {} for others."""
+        kept = self.study.user_attrs.get(EXPERIMENT)
+        return kept if isinstance(kept, dict) else {}
+
+    @property
+    def objectives(self) -> list[str]:
+        """Names of the values."""
+        names = self.experiment.get("objectives")
+        several = len(self.directions) > 1
+        return (
+            [str(name) for name in names]
+            if names and len(names) == len(self.directions)
+            else [f"value {i}" for i, _ in enumerate(self.directions)]
+            if several
+            else ["value"]
+        )
+
+    def trial(self, number: int) -> TrialRecord:
+        for trial in self.trials:
+            if trial.number == number:
+                return trial
+        last = f"; the last is {self.trials[-1].number}" if self.trials else ""
+        raise UserError(f"The study '{self.name}' has no trial {number}{last}.")
+
+    def of(self, *states: str) -> list[TrialRecord]:
+        return [trial for trial in self.trials if trial.state in states]
+
+    def ranking(self) -> list[TrialRecord]:
+        """Complete trials that break no constraint, best first; by the first objective."""
+        sign = -1.0 if self.study.directions[0] is StudyDirection.MAXIMIZE else 1.0
+        complete = [trial for trial in self.of("COMPLETE") if not trial.broken]
+        return sorted(complete, key=lambda t: (sign * (t.values or [0.0])[0], t.number))
+
+    def front(self) -> list[TrialRecord]:
+        """The trials no other is better than in everything; for one objective the best one."""
+        if len(self.directions) == 1:
+            return self.ranking()[:1]
+        best = {trial.number for trial in self.study.best_trials}
+        return [trial for trial in self.ranking() if trial.number in best]
+
+    def faults(self) -> list[FaultRecord]:
+        """All faults of the study, in the order of their trials."""
+        return [fault for trial in self.trials for fault in trial.faults]
+
+
+def read(study: Study, run_dir: Path | None = None) -> StudyRecord:
+    """The study as it is now. `run_dir`: where its run files are, if not in their usual place."""
+    folder = StudyFolder(run_dir or find_home(study).run_dir)
+    trials = study.get_trials(deepcopy=False)
+    return StudyRecord(study, folder.path, _records(trials, folder))
+
+
+def _records(trials: Iterable[FrozenTrial], folder: StudyFolder) -> list[TrialRecord]:
+    return [TrialRecord(trial, folder.trial(trial.number)) for trial in trials]
+
+
+def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
+    """From the ledger: a launch, and what the lines after it say of its end."""
+    open_: dict[int, tuple[int, float]] = {}
+    ends: dict[int, tuple[float, str, FaultRecord | None]] = {}
+    for line in trial.folder.records():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another version
+            if "launch" in line:
+                open_[line["launch"]] = (line["cell"], line["at"])
+            elif "fault" in line:
+                ends[line["attempt"]] = (line["at"], "fault", _fault(trial.number, line))
+            elif "stopped" in line:
+                ends[line["stopped"]] = (line["at"], "stopped", None)
+    found = []
+    for number, (cell, started) in open_.items():
+        ended, how, fault = ends.get(number, (None, "open", None))
+        if number == max(open_) and trial.trial.state.is_finished() and how != "stopped":
+            ended, how = ended or trial.ended, trial.state
+        found.append(AttemptRecord(number, cell, started, ended, how, fault))
+    return found
+
+
+def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
+    fault = fault_from(line["fault"])
+    return FaultRecord(
+        trial=number,
+        attempt=line["attempt"],
+        kind=fault.name,
+        culprit=str(fault.culprit),
+        message=fault.message,
+        advice=fault.advice,
+        decision=line.get("decision") or "",
+        at=line.get("at"),
+        seconds=line.get("seconds"),
+        exit_code=line.get("exit_code"),
+        signal=line.get("signal"),
+        last_step=line.get("last_step"),
+        peak_rss=line.get("peak_rss"),
+        traceback=line.get("traceback"),
+        log_tail=line.get("log_tail") or "",
+    )
+
+
+def _texts(short: dict[str, Any]) -> dict[str, Any]:
+    return {key: str(short.get(key, "")) for key in ("kind", "culprit", "message", "advice")}
+
+
+def _seconds(when: datetime | None) -> float | None:
+    return None if when is None else when.timestamp()
+
+
+def finished(trials: Iterable[TrialRecord]) -> int:
+    done = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+    return sum(trial.trial.state in done for trial in trials)
