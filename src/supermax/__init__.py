@@ -2,8 +2,9 @@
 
 Layers, each importing only what stands below it:
 
-    cli ─▶ run ───▶ display ─▶ engine ─▶ errors, naming, words
-      └──▶ study ─▶ space, engine ─────▶ errors, naming, words
+    cli ─▶ tuning ─▶ agents ─▶ training ─▶ errors, naming, words
+      │      └─────▶ run ───▶ display ─▶ engine ─▶ errors, naming, words
+      └────────────▶ study ─▶ space, engine ─────▶ errors, naming, words
 
 `import supermax` and the engine never import torch; the space is imported when it is asked for.
 """

@@ -26,6 +26,7 @@ from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
+from supermax.words import in_short
 
 Storage = str | os.PathLike[str] | BaseStorage | None
 
@@ -168,8 +169,9 @@ def connect(storage: Storage) -> BaseStorage:
         return optuna.storages.get_storage(where)
     except Exception as error:  # drivers raise what they like
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        why = " ".join(str(error).split())[:200]
-        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}") from None
+        raise EnvironmentFault(
+            f"The storage {shown} cannot be opened: {in_short(error)}."
+        ) from None
 
 
 def make_storage(storage: Storage) -> BaseStorage:

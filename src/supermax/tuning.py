@@ -20,10 +20,12 @@ from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import RESULT, AgentObjective, configured
 from supermax.agents.starting import (
-    check_arguments,
+    all_of,
+    check_corpus,
+    check_counts,
     check_limits,
     check_questions,
-    raise_all,
+    check_space,
     refuse_another,
     weaknesses,
 )
@@ -123,24 +125,25 @@ class Tuning:
         size = preset(self.agent, self.preset, models=_with_commas(self.models))
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
         names = [self.objectives] if isinstance(self.objectives, str) else self.objectives
-        check_arguments(self.corpus, trials=self.trials, top=self.top)
+        check_corpus(self.corpus)
         classes = len(self.corpus.label_names) or 2
         space, device = self.space or size.space, "cuda" if _has_cuda(self.execution) else "cpu"
-        raise_all(
+        (chosen, directions), fit, *_ = all_of(
             "The search cannot start:",
             lambda: check_objectives(self.agent, names, classes),
-            lambda: examples_for(self.agent, self.corpus),
             lambda: fitted(space, device),
+            lambda: examples_for(self.agent, self.corpus),
             lambda: check_limits(limits, space),
+            lambda: check_space(self.agent, space),
+            lambda: check_counts(trials=self.trials, top=self.top),
         )
-        chosen, directions = check_objectives(self.agent, names, classes)
-        fit = fitted(space, device)
         splits = split(self.corpus)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
         for notice in (*fit.notices, *weaknesses(splits)):
             self.tell(notice)
         experiment = {
-            "data": f"{self.corpus.name} {splits.train.fingerprint[:12]}",
+            "agent": self.agent,
+            "data": self.corpus.fingerprint,
             "objectives": list(chosen),
             "limits": limits,
         }

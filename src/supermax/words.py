@@ -26,6 +26,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return ""
 
 
+def in_short(error: object, most: int = 200) -> str:
+    """What an error of somebody else's says, on one line and not for ever."""
+    return " ".join(str(error).split())[:most].rstrip(".")
+
+
 def mistakes(count: int) -> str:
     return "a mistake" if count == 1 else f"{count} mistakes"
 

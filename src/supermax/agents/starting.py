@@ -8,53 +8,78 @@ from pathlib import Path
 from typing import Any
 
 from supermax.errors import Infeasible, UserError
-from supermax.space import Categorical, Space
-from supermax.training.config import TextConfig, read_limits
+from supermax.space import Categorical, Space, load
+from supermax.space.presets import AGENTS
+from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits
-from supermax.training.prepare import examples_for, texts_of
+from supermax.training.prepare import examples_for, longest, texts_of
 from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import check_room
-from supermax.words import listed
+from supermax.words import listed, nearest
 
 _FEW = 20  # rows to judge by
 
 
-def raise_all(head: str, *checks: Callable[[], object]) -> None:
-    """Raise one UserError with every mistake that these find."""
-    mistakes = []
+def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
+    """What these give, or one UserError with every mistake that they find."""
+    found, mistakes = [], []
     for check in checks:
         try:
-            check()
+            found.append(check())
         except UserError as error:
             mistakes.append(str(error))
     if mistakes:
         raise UserError(mistakes[0] if len(mistakes) == 1 else listed(head, mistakes))
+    return found
 
 
 def check_limits(limits: Mapping[str, Any], space: Space) -> None:
     """What every trial is given beside what is searched."""
     searched = [key for key in limits if f"train.{key}" in space.parameters]
+    read_limits({key: value for key, value in limits.items() if key not in searched})
     if searched:
         raise UserError(
             f"The limits give {', '.join(searched)}, which the space searches: take it out of one "
             f"of them."
         )
-    read_limits(limits)
 
 
-def check_arguments(corpus: object, **counts: object) -> None:
-    """What is not a number, or not enough; and a corpus that was not read."""
-    wrong = []
+def check_space(agent: str, space: Space) -> None:
+    """Every parameter must be a key of the configuration, and one that the agent heeds."""
+    known = config_keys()
+    own = set(load(agent).parameters)
+    others = {name for other in AGENTS for name in load(other).parameters} - own
+    wrong = [
+        f"{name}: there is no such key{nearest(name, known)}"
+        for name in space.parameters
+        if name not in known
+    ]
+    wrong += [
+        f"{name}: the agent '{agent}' has no use for it"
+        for name in space.parameters
+        if name in others
+    ]
+    if wrong:
+        raise UserError(listed(f"The space '{space.name}' is not for the agent '{agent}':", wrong))
+
+
+def check_corpus(corpus: object) -> None:
     if not isinstance(corpus, Corpus):
-        wrong.append(
+        raise UserError(
             f"The data is a corpus, as read_table, read_redsm5 or synthetic give it, not "
             f"a {type(corpus).__name__}."
         )
-    for name, n in counts.items():
-        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1):
-            wrong.append(f"{name} is a number of at least 1, not {n!r:.40}.")
+
+
+def check_counts(**counts: object) -> None:
+    """What is not a number, or not enough."""
+    wrong = [
+        f"{name} is a number of at least 1, not {n!r:.40}."
+        for name, n in counts.items()
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1)
+    ]
     if wrong:
         raise UserError("\n".join(wrong))
 
@@ -68,12 +93,17 @@ def check_questions(
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)
+        most = longest(source)
         try:
-            check_room(examples, tokenizer, length, stride)
+            check_room(examples, tokenizer, min(length, most), stride)
         except Infeasible as error:
+            limit = (
+                f"The encoder '{source.name}' reads no more than {most} tokens."
+                if most <= length
+                else "The space has no greater length: let text.max_length go higher."
+            )
             raise UserError(
-                f"{error}\nThe space has no greater length. Shorten these questions, leave the "
-                f"rows out, or let text.max_length go higher."
+                f"{error}\n{limit} Shorten these questions, or leave the rows out."
             ) from None
 
 
@@ -93,18 +123,15 @@ def weaknesses(splits: Splits) -> list[str]:
     return notices
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """In what two searches differ whose values cannot be compared."""
-    return [
-        f"{name}: {before[name]} then, {now[name]} now"
-        for name in now
-        if name in before and before[name] != now[name]
-    ]
-
-
 def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> None:
     """Raise UserError when the study's values come from another experiment."""
-    if isinstance(before, dict) and (found := differences(before, now)):
+    before = before if isinstance(before, dict) else {}
+    found = [
+        f"{what}: {before[what]} then, {now[what]} now"
+        for what in now
+        if what in before and before[what] != now[what]
+    ]
+    if found:
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(
             listed(head, found) + "\nTheir values cannot be compared. Give this search another "

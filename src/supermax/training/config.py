@@ -15,7 +15,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-P = TypeVar("P", bound=_Part)
+_P = TypeVar("_P", bound=_Part)
 
 
 class EncoderConfig(_Part):
@@ -127,7 +127,7 @@ def read_limits(limits: Mapping[str, Any]) -> TrainConfig:
     return _read(TrainConfig, limits, "The search's limits have mistakes:")
 
 
-def _read(kind: type[P], data: Mapping[str, Any], head: str) -> P:
+def _read(kind: type[_P], data: Mapping[str, Any], head: str) -> _P:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
@@ -136,17 +136,22 @@ def _read(kind: type[P], data: Mapping[str, Any], head: str) -> P:
             where = ".".join(map(str, detail["loc"])) or "configuration"
             message = detail["msg"][:1].lower() + detail["msg"][1:]
             if detail["type"] == "extra_forbidden":
-                message = f"there is no such key{nearest(where, keys(kind))}"
+                message = f"there is no such key{nearest(where, _keys(kind))}"
             found.append(f"{where}: {message}")
         raise UserError(listed(head, found)) from None
 
 
-def keys(kind: type[BaseModel], before: str = "") -> list[str]:
+def config_keys() -> list[str]:
+    """All that a space may search: `optim.lr` and so on."""
+    return [key for key in _keys(Config) if "." in key]
+
+
+def _keys(kind: type[BaseModel], before: str = "") -> list[str]:
     """All keys, with those of the parts behind a dot."""
     found = []
     for name, field in kind.model_fields.items():
         found.append(before + name)
         for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(part, type) and issubclass(part, _Part):
-                found += keys(part, f"{before}{name}.")
+                found += _keys(part, f"{before}{name}.")
     return found

@@ -40,7 +40,7 @@ from supermax.training.models import Model
 from supermax.training.prepare import Prepared
 from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
-from supermax.words import listed
+from supermax.words import in_short, listed
 
 FORMAT = 1
 FACTS, WEIGHTS, CARD = "supermax.json", "model.safetensors", "README.md"
@@ -202,8 +202,9 @@ def load_exported(folder: str | Path) -> Loaded:
         model = Model(config, [_empty(source) for source in sources], len(names) or 2)
         model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{folder} cannot be loaded: {why}. Export the model again.") from None
+        raise UserError(
+            f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
+        ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Loaded(config, model, tokenizers, pads, names, facts["threshold"], facts["asks"])

@@ -208,7 +208,7 @@ def _tokens(
     cache: Path,
     key: str,
 ) -> Tokens:
-    limit = min(config.text.max_length, _longest(source))
+    limit = min(config.text.max_length, longest(source))
     return tokenised(
         examples,
         tokenizer,
@@ -219,7 +219,7 @@ def _tokens(
     )
 
 
-def _longest(source: Source) -> int:
+def longest(source: Source) -> int:
     """What the encoder's positions allow; RoBERTa's begin after the padding's."""
     positions = getattr(source.config, "max_position_embeddings", None) or 1 << 30
     shifted = source.config.model_type in ("roberta", "xlm-roberta", "camembert")

@@ -28,7 +28,7 @@ from transformers.utils import logging as hf_logging
 
 from supermax.errors import UserError
 from supermax.training import architectures
-from supermax.words import ended, nearest
+from supermax.words import ended, in_short, nearest
 
 hf_logging.set_verbosity_error()
 hf_logging.disable_progress_bar()
@@ -163,8 +163,8 @@ def _minilm() -> str:
 
 def _not_there(name: str, place: str, error: Exception) -> str:
     if _folder(place) is not None:
-        return f"The encoder in the folder '{name}' cannot be used: {_first_line(error)}."
-    why = "the hub is not asked, since HF_HUB_OFFLINE is set" if _offline() else _first_line(error)
+        return f"The encoder in the folder '{name}' cannot be used: {in_short(error)}."
+    why = "the hub is not asked, since HF_HUB_OFFLINE is set" if _offline() else in_short(error)
     near = "." if name in _known() else ended(nearest(name, _known()))
     instead = f", or use 'untrained/{name}' where its weights do not matter"
     return (
@@ -172,7 +172,3 @@ def _not_there(name: str, place: str, error: Exception) -> str:
         f"to be had from the hub ({why}){near} Download it once with `hf download {name}`, or "
         f"name a folder that holds it{instead if name in architectures.FULL else ''}."
     )
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:160].rstrip(".")

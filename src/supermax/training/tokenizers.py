@@ -23,6 +23,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from supermax.errors import UserError
 from supermax.training.sources import Source
+from supermax.words import in_short
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -33,8 +34,9 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.place, use_fast=True)
         except (OSError, ValueError, ImportError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise UserError(f"The tokenizer of '{source.name}' cannot be loaded: {why}") from None
+            raise UserError(
+                f"The tokenizer of '{source.name}' cannot be loaded: {in_short(error)}."
+            ) from None
         if not tokenizer.is_fast:
             raise UserError(
                 f"'{source.name}' has no fast tokenizer, which is needed to find spans in texts."
