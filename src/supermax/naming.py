@@ -30,6 +30,8 @@ SPACE = "supermax:space"
 """On a study: the space it was made with."""
 EXPERIMENT = "supermax:experiment"
 """On a study of an agent: the data, the objectives and the limits that its values come from."""
+SETTINGS = "supermax:settings"
+"""On a study of an agent: the settings it was last searched with, without secrets."""
 FROM = "supermax:from"
 """On a version of a study: the versions whose trials it carries over, and how far that got."""
 

@@ -174,6 +174,20 @@ def connect(storage: Storage) -> BaseStorage:
         ) from None
 
 
+def existing(storage: str) -> BaseStorage:
+    """As connect, for a storage that must be there: looking must not make one."""
+    where = _url(storage)
+    if isinstance(where, str) and where.startswith("sqlite"):
+        with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
+            file = make_url(where).database
+            if file and not Path(file).is_file():
+                raise UserError(
+                    f"There is no file {file}. Name the studies' file or URL with --storage, or "
+                    f"in SUPERMAX_STORAGE."
+                )
+    return connect(where)
+
+
 def make_storage(storage: Storage) -> BaseStorage:
     """As connect, for a storage that is yet to be: the folder of an SQLite file is made."""
     where = _url(storage)

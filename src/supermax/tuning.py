@@ -32,7 +32,7 @@ from supermax.agents.starting import (
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, plain_params
+from supermax.naming import EXPERIMENT, SETTINGS, plain_params
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
 from supermax.study import make_storage, open_study, without_password
@@ -95,6 +95,7 @@ class Tuning:
 
     agent: str
     corpus: Corpus
+    """All of the data."""
     storage: str | Path
     cache: Path
     preset: str = "demo"
@@ -111,6 +112,8 @@ class Tuning:
     models: str | Sequence[str] | None = None
     """Encoders instead of the preset's."""
     seed: int | None = None
+    splits: Splits | None = None
+    """Of the data, where it comes split; otherwise it is dealt."""
     top: int = 5
     """Trials whose weights are kept."""
     budget: int | None = None
@@ -118,6 +121,8 @@ class Tuning:
     execution: Execution = field(
         default_factory=lambda: Execution(device="auto", precision="auto", micro_batch=None)
     )
+    settings: dict[str, Any] | None = None
+    """Noted on the study, for commands that come later."""
     tell: Callable[[str], None] = print
 
     def run(self, **options: Any) -> Tuned:
@@ -127,7 +132,7 @@ class Tuning:
         names = [self.objectives] if isinstance(self.objectives, str) else self.objectives
         check_corpus(self.corpus)
         classes = len(self.corpus.label_names) or 2
-        space, device = self.space or size.space, "cuda" if _has_cuda(self.execution) else "cpu"
+        space, device = self.space or size.space, "cuda" if has_cuda(self.execution) else "cpu"
         (chosen, directions), fit, *_ = all_of(
             "The search cannot start:",
             lambda: check_objectives(self.agent, names, classes),
@@ -137,7 +142,7 @@ class Tuning:
             lambda: check_space(self.agent, space),
             lambda: check_counts(trials=self.trials, top=self.top),
         )
-        splits = split(self.corpus)
+        splits = self.splits or split(self.corpus)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
         for notice in (*fit.notices, *weaknesses(splits)):
             self.tell(notice)
@@ -161,7 +166,7 @@ class Tuning:
             self.execution,
         )
         run_dir = find_home(study).run_dir
-        check_room(run_dir, _bytes_needed(fit.sources, self.top, options.get("workers", 1)))
+        check_room(run_dir, bytes_needed(fit.sources, self.top, options.get("workers", 1)))
         keeper = Keeper(run_dir, self.top, self.budget)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         options = {"reuse_cells": True, **options}
@@ -189,6 +194,8 @@ class Tuning:
         )
         if EXPERIMENT not in study.user_attrs:
             study.set_user_attr(EXPERIMENT, experiment)
+        if self.settings is not None and self.settings != study.user_attrs.get(SETTINGS):
+            study.set_user_attr(SETTINGS, self.settings)
         return study
 
 
@@ -196,13 +203,13 @@ def _with_commas(models: str | Sequence[str] | None) -> str | None:
     return models if models is None or isinstance(models, str) else ",".join(models)
 
 
-def _bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:
+def bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:
     """For the weights that are kept, and the states of running trials: weights, the best ones,
     and two moments; twice for two encoders."""
     return 2 * max(map(size_of, sources.values())) * (top + 4 * workers)
 
 
-def _has_cuda(execution: Execution) -> bool:
+def has_cuda(execution: Execution) -> bool:
     return execution.device.startswith("cuda") or (
         execution.device == "auto" and torch.cuda.is_available()
     )

@@ -226,7 +226,7 @@ def test_every_mistake_is_reported_at_once_with_its_line(tmp_path: Path) -> None
         ("parameters: []", "needs 'parameters'"),
         ("parameters: {a: {choices: [1]}, b", "line 1"),
         ("a: [1, 2\nb: 3", "line 2"),
-        ("parameters: &a {x: *a}", "no space"),
+        ("parameters: &a {x: *a}", "too deep"),
         ("parameters: {x: {choices: [.nan]}}", "cannot be a choice"),
         ("parameters: {x: {choices: [true, 1]}}", "cannot be told"),
         ("parameters: {'x y': {choices: [1]}}", "joined by dots"),

@@ -40,7 +40,7 @@ def test_the_program_itself_prints_a_sentence_and_an_exit_code(tmp_path: Path) -
         timeout=120,
     )
     assert done.returncode == 2
-    assert "There is no file nowhere.db" in done.stderr
+    assert "nowhere.db. Name the studies' file or URL" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
 
@@ -121,7 +121,9 @@ def test_wrong_use_is_a_sentence_and_makes_nothing(
     tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "There is no file nowhere.db" in study("list", "--storage", "nowhere.db", code=2)
+    assert "nowhere.db. Name the studies' file or URL" in study(
+        "list", "--storage", "nowhere.db", code=2
+    )
     assert "There is no file" in study("list", code=2)
     assert "There is no file" in study("list", "--storage", "sqlite:///no.db", code=2)
     assert not list(tmp_path.glob("n*.db"))

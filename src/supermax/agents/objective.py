@@ -20,6 +20,7 @@ from supermax.engine.remote_trial import TrialInterrupted
 from supermax.space import Space
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
+from supermax.training.limits import hold_to
 from supermax.training.loop import SAVE_EVERY, Result, train
 from supermax.training.models import count
 from supermax.training.prepare import Prepared, prepare
@@ -70,6 +71,7 @@ class AgentObjective:
 
     def __call__(self, trial: Any) -> float | tuple[float, ...]:
         config = self.config(self.space.sample(trial))
+        hold_to(here(self.execution))
         prepared = self.prepared(config)
         result = train(
             prepared, self.reporter(trial), trial.checkpoint_dir, save_every=self.save_every

@@ -6,15 +6,22 @@ import sys
 
 import typer
 
+from supermax import supervise
 from supermax.cli import study
-from supermax.errors import SupermaxError
+from supermax.cli.init import init
+from supermax.cli.looking import best, compare, export, faults, show
+from supermax.cli.tune import tune
+from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
 
 app = typer.Typer(
     name="supermax",
     help="Hyperparameter search that runs for days without a person.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
+for command in (init, tune, best, show, compare, faults, export):
+    app.command()(command)
 app.add_typer(study.app, name="study")
 
 
@@ -24,8 +31,18 @@ def _root() -> None:
 
 
 def main() -> None:
+    """Whoever's fault it is, a sentence on standard error and an exit code that says so."""
     try:
         app()
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "Interrupted.", file=sys.stderr)
+        raise SystemExit(supervise.INTERRUPTED) from None
     except SupermaxError as error:
         print(error, file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(exit_code(error)) from None
+
+
+def exit_code(error: SupermaxError) -> int:
+    if isinstance(error, RunHalted):
+        return supervise.HALTED
+    return supervise.ENVIRONMENT if isinstance(error, EnvironmentFault) else supervise.USER

@@ -27,9 +27,9 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when `parent`'s starting thread ends, GIL held or not."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
+    """Have the kernel end this process when `parent`'s starting thread ends, GIL held or not."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # it died before the call
         os._exit(1)
 

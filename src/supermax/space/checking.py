@@ -16,12 +16,12 @@ from pydantic import ValidationError
 from supermax.space import expression
 from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
 from supermax.space.expression import BadExpression
+from supermax.trees import Path
 from supermax.words import edits, nearest
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _LITERALS = ("true", "false", "null")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
-Path = tuple[str | int, ...]
 Placed = Mapping[str, list[tuple[Path, Branch]]]
 """The branches that are sound, by parameter, each with its place in the data."""
 

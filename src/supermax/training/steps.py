@@ -29,6 +29,8 @@ class Execution:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int | None = None
+    memory: int | None = None
+    """Bytes that it may take: of the device, or of its own data where there is none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,104 @@
+"""`supermax init`: a file of settings to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supermax.errors import UserError
+from supermax.settings.model import AGENTS
+from supermax.settings.writing import written
+from supermax.training.data.guessing import Guessed, guess_file
+from supermax.training.words import is_name
+from supermax.words import ended, nearest
+
+
+def init(
+    target: Annotated[
+        str, typer.Argument(help="An agent, or your own CSV or JSONL file.")
+    ] = "criteria",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Default: TARGET.yaml, here.")
+    ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Instead of the one that fits the columns.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
+) -> None:
+    """Write a commented YAML file for an agent, or for a table of your own.
+
+    Which column of a table holds what is guessed and shown; look at it before you tune.
+
+    \b
+    Examples:
+      supermax init criteria
+      supermax init notes.csv -o mine.yaml
+    """
+    if agent is not None and agent not in AGENTS:
+        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
+    if target in AGENTS:
+        text, said = written(agent or target, head=_HEAD), list[str]()
+        place = out or Path(f"{target}.yaml")
+    else:
+        path = _table(target)
+        guessed = guess_file(path)
+        place = out or Path(f"{path.stem}.yaml")
+        text, said = _for_table(path, place, guessed, agent or guessed.agent)
+    _write(place, text, force=force)
+    for line in said:
+        print(line)
+    print(f"Written to {place}. Look through it, then: supermax tune {place}")
+
+
+_HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on where it stopped.
+Paths are meant from where this file is."""
+
+
+def _table(target: str) -> Path:
+    path = Path(target).expanduser()
+    if not path.exists() and not path.suffix:
+        raise UserError(
+            ended(f"There is no agent and no file {target!r}{nearest(target, AGENTS)}")
+        )
+    return path
+
+
+def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[str, list[str]]:
+    columns = {guess.role: guess.column for guess in guessed.columns}
+    why = {f"data.columns.{guess.role}": guess.why for guess in guessed.columns}
+    data = {"path": _from(place, path), "columns": columns}
+    if guessed.labels and all(map(is_name, guessed.labels)):
+        data["labels"] = list(guessed.labels)
+        why["data.labels"] = "the classes, in their order"
+    said = [f"{path.name}, which is taken to hold:"]
+    said += [f"  {guess.role:<13}{guess.column}  ({guess.why})" for guess in guessed.columns]
+    if guessed.unused:
+        said.append(f"  not used     {', '.join(guessed.unused)}")
+    said += [f"  agent        {agent}"]
+    text = written(agent, name=_name(path), data=data, head=_HEAD, notes=why)
+    return text, said
+
+
+def _name(path: Path) -> str:
+    return path.stem if is_name(path.stem) and "@" not in path.stem else "notes"
+
+
+def _from(place: Path, path: Path) -> str:
+    """The data's path, as it is meant from the settings' folder."""
+    folder = place.expanduser().absolute().parent
+    target = path.expanduser().absolute()
+    return str(target.relative_to(folder) if target.is_relative_to(folder) else target)
+
+
+def _write(place: Path, text: str, *, force: bool) -> None:
+    try:
+        with place.expanduser().open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(
+            f"{place} is there already. Name another with -o, or write over it with --force."
+        ) from None
+    except OSError as error:
+        raise UserError(f"{place} cannot be written: {error.strerror}.") from None

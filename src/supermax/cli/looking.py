@@ -1,0 +1,363 @@
+"""`supermax best | show | compare | faults | export`: what a study came to, looked at."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
+from supermax.engine.folder import write_atomically
+from supermax.errors import EnvironmentFault, UserError
+from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
+from supermax.settings.units import size_text
+from supermax.words import ended, listed, nearest
+
+Study = Annotated[
+    str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")
+]
+Top = Annotated[int, typer.Option(min=1, help="How many.")]
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_MOST_TRIALS = 8
+
+
+def best(
+    study: Which = None, top: Top = 5, storage: Storage = DEFAULT, as_json: AsJson = False
+) -> None:
+    """Show the best trials with their values and what they were.
+
+    \b
+    Examples:
+      supermax best --top 5
+      supermax best criteria --json
+    """
+    record = read(the_study(storage, study))
+    ranked = record.front() if len(record.directions) > 1 else record.ranking()
+    if as_json:
+        print_json([_facts(record, trial) for trial in ranked[:top]])
+        return
+    if not ranked:
+        print(_nothing(record))
+        return
+    table = Table("trial", *record.objectives, "encoder", "best epoch", "time")
+    for trial in ranked[:top]:
+        values = [f"{value:.5g}" for value in trial.values or ()]
+        epoch = trial.result.get("best_epoch")
+        table.add_row(
+            str(trial.number),
+            *values,
+            Text(trial.encoder or "–"),
+            "–" if epoch is None else str(epoch),
+            _time(trial.seconds),
+        )
+    console = _console()
+    console.print(table)
+    first = ranked[0]
+    if len(record.directions) > 1:
+        console.print("No trial is better than any of these in everything.")
+    console.print(f"Trial {first.number}:")
+    _print_params(console, first)
+
+
+def show(
+    trial: Annotated[int, typer.Argument(help="The trial's number.")],
+    study: Study = None,
+    storage: Storage = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show one trial: parameters, curve, memory, attempts, faults and the end of its log.
+
+    \b
+    Examples:
+      supermax show 0
+      supermax show 0 --study criteria --json
+    """
+    record = read(the_study(storage, study))
+    found = record.trial(trial)
+    if as_json:
+        print_json(_facts(record, found) | {"log": found.log})
+        return
+    console = _console()
+    values = ", ".join(
+        f"{name} {value:.6g}"
+        for name, value in zip(record.objectives, found.values or (), strict=False)
+    )
+    console.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
+    if found.broken:
+        broken = ", ".join(f"{name} by {by:.3g}" for name, by in found.broken.items())
+        console.print(f"It breaks {broken}.")
+    _print_params(console, found)
+    if found.curve:
+        console.print(f"Curve: {sparkline(list(found.curve.values()))}  {_ends(found.curve)}")
+    for line in (*_memory(found), *_metrics(found), *_attempts(found)):
+        console.print(line)
+    for fault in found.faults:
+        _print_fault(console, fault)
+    if found.log.strip():
+        console.print("The end of its log:")
+        console.print(_set_in(found.log))
+
+
+def compare(
+    trials: Annotated[list[int], typer.Argument(help="Numbers of two trials or more.")],
+    study: Study = None,
+    storage: Storage = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Set trials side by side: in what they differ, and what they came to.
+
+    \b
+    Examples:
+      supermax compare 0 1
+      supermax compare 0 1 2 --json
+    """
+    record = read(the_study(storage, study))
+    found = [record.trial(number) for number in dict.fromkeys(trials)]
+    if not 2 <= len(found) <= _MOST_TRIALS:
+        raise UserError(f"Name from two to {_MOST_TRIALS} different trials to compare.")
+    if as_json:
+        print_json([_facts(record, trial) for trial in found])
+        return
+    table = Table("", *(f"trial {trial.number}" for trial in found))
+    table.add_row("state", *(trial.state.lower() for trial in found))
+    for i, name in enumerate(record.objectives):
+        shown = [f"{t.values[i]:.6g}" if t.values else "–" for t in found]
+        table.add_row(Text(name), *shown)
+    names = dict.fromkeys(name for trial in found for name in trial.params)
+    same = []
+    for name in names:
+        values = [trial.params.get(name, "–") for trial in found]
+        if all(value == values[0] for value in values):
+            same.append(f"{name} = {_value(values[0])}")
+        else:
+            table.add_row(Text(name), *(Text(_value(value)) for value in values))
+    table.add_row("curve", *(sparkline(list(trial.curve.values())) for trial in found))
+    table.add_row("time", *(_time(trial.seconds) for trial in found))
+    table.add_row("memory", *(_peak(trial) for trial in found))
+    console = _console()
+    console.print(table)
+    if same:
+        console.print(Text("The same in all: " + ", ".join(same)))
+
+
+def faults(
+    study: Which = None,
+    kind: Annotated[str | None, typer.Option(help="Only faults of this kind.")] = None,
+    trial: Annotated[int | None, typer.Option(help="Only those of this trial.")] = None,
+    storage: Storage = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Say what went wrong, by kind and culprit, with configuration, evidence and advice.
+
+    \b
+    Examples:
+      supermax faults
+      supermax faults criteria --kind exception --json
+    """
+    record = read(the_study(storage, study))
+    found = record.trial(trial).faults if trial is not None else record.faults()
+    kinds = Counter(fault.kind for fault in found)
+    if kind is not None:
+        if kind not in kinds:
+            raise UserError(ended(f"There is no fault of the kind {kind!r}{nearest(kind, kinds)}"))
+        found = [fault for fault in found if fault.kind == kind]
+    if as_json:
+        print_json([vars(f) | {"params": record.trial(f.trial).params} for f in found])
+        return
+    console = _console()
+    if not found:
+        console.print(f"'{record.name}' has no fault among {len(record.trials)} trials.")
+        return
+    groups: dict[tuple[str, str], list[FaultRecord]] = {}
+    for fault in found:
+        groups.setdefault((fault.kind, fault.culprit), []).append(fault)
+    table = Table("fault", "whose", "times", "trials", "what became of them")
+    for (name, culprit), some in sorted(groups.items(), key=lambda item: -len(item[1])):
+        numbers = list(dict.fromkeys(str(fault.trial) for fault in some))
+        trials = ", ".join(numbers[:5]) + (" …" if len(numbers) > 5 else "")
+        ends = Counter(record.trial(int(n)).state.lower() for n in numbers)
+        became = ", ".join(f"{n} {state}" for state, n in ends.items())
+        table.add_row(Text(name), culprit, str(len(some)), trials, became)
+    console.print(table)
+    for some in groups.values():
+        last = some[-1]
+        _print_fault(console, last, whole=len(groups) == 1 or trial is not None)
+        _print_params(console, record.trial(last.trial))
+
+
+def export(
+    study: Which = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A .json or .csv file; default: both.")
+    ] = None,
+    top: Top = 5,
+    storage: Storage = DEFAULT,
+) -> None:
+    """Write the best trials, with all their parameters and metrics, as JSON and CSV.
+
+    \b
+    Examples:
+      supermax export --top 5
+      supermax export criteria -o best.csv
+    """
+    record = read(the_study(storage, study))
+    ranked = record.ranking()[:top]
+    if not ranked:
+        raise UserError(_nothing(record))
+    if out is None:
+        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in record.name)
+        places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
+    elif out.suffix.lower() in (".json", ".csv"):
+        places = [out.expanduser()]
+    else:
+        raise UserError(f"{out} is neither JSON nor CSV by its name; name it .json or .csv.")
+    for place in places:
+        rows = [_facts(record, trial) for trial in ranked]
+        text = _as_csv(rows) if place.suffix.lower() == ".csv" else json.dumps(rows, indent=1)
+        try:
+            write_atomically(place, text + "\n")
+        except OSError as error:
+            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
+        print(f"{len(ranked)} trials of '{record.name}' written to {place}")
+
+
+# In words and lines.
+
+
+def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
+    """All that a script may want of a trial."""
+    return {
+        "study": record.name,
+        "trial": trial.number,
+        "state": trial.state,
+        "values": dict(zip(record.objectives, trial.values or (), strict=False)),
+        "params": trial.params,
+        "metrics": trial.result.get("metrics", {}),
+        "best_epoch": trial.result.get("best_epoch"),
+        "seconds": trial.seconds,
+        "peak_rss": trial.notes.get("peak_rss"),
+        "device_allocated": trial.notes.get("device_allocated"),
+        "device_reserved": trial.notes.get("device_reserved"),
+        "curve": trial.curve,
+        "attempts": [vars(a) | {"fault": a.fault and vars(a.fault)} for a in trial.attempts],
+        "broken": trial.broken,
+    }
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    """A column for each value, parameter and metric."""
+    flat = []
+    for row in rows:
+        line = {key: row[key] for key in ("study", "trial", "state", "best_epoch", "seconds")}
+        for part in ("values", "metrics", "params"):
+            line |= {
+                (name if part == "values" else f"{part}.{name}"): value
+                for name, value in row[part].items()
+            }
+        flat.append(line)
+    file = io.StringIO(newline="")
+    columns = list(dict.fromkeys(key for line in flat for key in line))
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue().rstrip("\n")
+
+
+def sparkline(values: list[float], width: int = 24) -> str:
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return "–"
+    if len(finite) > width:
+        step = len(finite) / width
+        finite = [finite[int(i * step)] for i in range(width - 1)] + [finite[-1]]
+    low, high = min(finite), max(finite)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in finite)
+
+
+def _ends(curve: dict[int, float]) -> str:
+    steps = list(curve)
+    return f"from {curve[steps[0]]:.4g} (step {steps[0]}) to {curve[steps[-1]]:.4g} ({steps[-1]})"
+
+
+def _nothing(record: StudyRecord) -> str:
+    how = Counter(trial.state.lower() for trial in record.trials)
+    states = ", ".join(f"{n} {state}" for state, n in how.items()) or "no trials"
+    return f"No trial of '{record.name}' has come to a value yet ({states})."
+
+
+def _print_params(console: Console, trial: TrialRecord) -> None:
+    for name, value in trial.params.items():
+        console.print(Text(f"  {name} = {_value(value)}"))
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _memory(trial: TrialRecord) -> list[str]:
+    shown = _peak(trial)
+    return [f"Peak memory: {shown}"] if shown != "–" else []
+
+
+def _peak(trial: TrialRecord) -> str:
+    names = {"peak_rss": "host", "device_allocated": "device", "device_reserved": "reserved"}
+    parts = [
+        f"{size_text(n)} {word}" for key, word in names.items() if (n := trial.notes.get(key))
+    ]
+    return ", ".join(parts) or "–"
+
+
+def _metrics(trial: TrialRecord) -> list[str]:
+    metrics = trial.result.get("metrics", {})
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return [f"Metrics: {shown}"] if shown else []
+
+
+def _attempts(trial: TrialRecord) -> list[str]:
+    return [
+        f"Attempt {a.number} in cell {a.cell}: {a.how.lower()}"
+        + (f" after {_time(a.ended - a.started)}" if a.ended is not None else "")
+        for a in trial.attempts
+    ]
+
+
+def _print_fault(console: Console, fault: FaultRecord, *, whole: bool = True) -> None:
+    points = [fault.message, f"Whose fault: {fault.culprit}. Then: {fault.decision or '–'}."]
+    if fault.advice:
+        points.append(f"What to do: {fault.advice}")
+    head = f"Trial {fault.trial}, attempt {fault.attempt}: {fault.kind}"
+    console.print(Text(listed(head, points)))
+    for what, text in (("Traceback", fault.traceback), ("Log", fault.log_tail)):
+        if text and text.strip():
+            lines = text.strip().splitlines()
+            shown = lines if whole else lines[-6:]
+            console.print(f"    {what}{'' if len(shown) == len(lines) else ', its end'}:")
+            console.print(_set_in("\n".join(shown)))
+
+
+def _set_in(text: str) -> Text:
+    return Text("\n".join(f"    {line}" for line in text.strip().splitlines()))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _console() -> Console:
+    """What is printed is meant as it stands: nobody's text is markup."""
+    return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)

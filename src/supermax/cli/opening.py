@@ -1,0 +1,78 @@
+"""What many commands begin with: a storage, a study, a trial; and JSON where a script reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+import optuna
+import typer
+from optuna.storages import BaseStorage
+from optuna.study import Study
+
+from supermax.errors import UserError
+from supermax.space.versions import base_name, find_versions, version_of
+from supermax.study import existing, without_password
+from supermax.words import ended, nearest
+
+Storage = Annotated[
+    str,
+    typer.Option(
+        help="Where the studies are: a file or an Optuna URL.", envvar="SUPERMAX_STORAGE"
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Name = Annotated[str, typer.Argument(help="The study's name; without @N, its newest version.")]
+Which = Annotated[
+    str | None,
+    typer.Argument(help="The study's name; not needed where the storage holds one alone."),
+]
+DEFAULT = "supermax.db"
+
+
+def opened(storage: str) -> BaseStorage:
+    """The storage, which must be there: looking must not make one."""
+    return existing(storage)
+
+
+def find_study(storage: BaseStorage, name: str) -> Study:
+    """The study's newest version; name@1 is the first one."""
+    names = [summary.study_name for summary in storage.get_all_studies()]
+    if versions := find_versions(storage, name):
+        return load_study(storage, versions[-1].study_name)
+    for known in (name, base_name(name) if version_of(name) == 1 else name):
+        if known in names:
+            return load_study(storage, known)
+    raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
+
+
+def the_study(storage: str, name: str | None) -> Study:
+    """The study of that name; without one, the only study that there is."""
+    backend = opened(storage)
+    if name is not None:
+        return find_study(backend, name)
+    names = dict.fromkeys(base_name(s.study_name) for s in backend.get_all_studies())
+    if len(names) == 1:
+        return find_study(backend, next(iter(names)))
+    shown = without_password(storage)
+    if not names:
+        raise UserError(f"There is no study in {shown} yet.")
+    raise UserError(f"There are several studies in {shown}: say which of {', '.join(names)}.")
+
+
+def load_study(storage: BaseStorage, name: str) -> Study:
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def print_json(data: Any) -> None:
+    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, default=str))
+
+
+def _finite(data: Any) -> Any:
+    """JSON has no infinity: such values become text."""
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data

@@ -1,0 +1,207 @@
+"""`supermax tune`: search an agent, or what a YAML file says; the same command goes on.
+
+target, flags ──resolve()──▶ Search ──supervisor──▶ run, agent by agent ──▶ what came of it
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import optuna
+import typer
+
+from supermax import supervise
+from supermax.errors import UserError
+from supermax.settings import Resolved, resolve
+from supermax.settings.model import AGENTS
+from supermax.settings.resolving import Value
+from supermax.space.presets import presets
+from supermax.space.reading import load
+from supermax.trees import scalar
+from supermax.words import ended, nearest
+
+if TYPE_CHECKING:
+    from supermax.search import Search
+    from supermax.tuning import Tuned
+
+ALL = "all"
+Text = str | None
+
+
+def tune(
+    target: Annotated[
+        str, typer.Argument(help="criteria, evidence, share, joint, all, or a YAML file.")
+    ],
+    preset: Annotated[Text, typer.Option(help="demo, max or supermax.")] = None,
+    trials: Annotated[Text, typer.Option(help="Finished trials in all.")] = None,
+    workers: Annotated[Text, typer.Option(help="Trials at a time.")] = None,
+    gpu_memory: Annotated[
+        Text, typer.Option(help="Budget of a device, to emulate a smaller one: 24GiB.")
+    ] = None,
+    gpus: Annotated[Text, typer.Option(help="GPUs to use: 0,1.")] = None,
+    models: Annotated[Text, typer.Option(help="Encoders, with commas.")] = None,
+    data: Annotated[
+        Text, typer.Option(help="A CSV or JSONL file, a folder of ReDSM5, or synthetic.")
+    ] = None,
+    storage: Annotated[Text, typer.Option(help="A file or an Optuna URL.")] = None,
+    timeout: Annotated[Text, typer.Option(help="When to pause: 8h.")] = None,
+    sampler: Annotated[Text, typer.Option(help="tpe, random, gp, cmaes, qmc, nsgaii.")] = None,
+    pruner: Annotated[Text, typer.Option(help="median, hyperband, halving, none.")] = None,
+    objective: Annotated[
+        list[str] | None, typer.Option(help="A metric; repeat it to weigh several.")
+    ] = None,
+    track: Annotated[Text, typer.Option(help="MLflow: a URI, or sqlite.")] = None,
+    assign: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE: any setting, or a parameter to narrow."),
+    ] = None,
+    supervisor: Annotated[bool, typer.Option(help="Start the run again when it dies.")] = True,
+) -> None:
+    """Search for the best configuration. The same command goes on where it stopped.
+
+    What can be given here can stand in a YAML file (`supermax init` writes one). Flags come
+    before the environment (HPO_EPOCHS, HPO_PATIENCE, HPO_MIN_DELTA, HPO_MODEL_CHOICES, PAR,
+    HPO_OUTDIR, N_TRIALS_CRITERIA and so on), that before the file, that before the preset.
+
+    The first Ctrl-C pauses the run, a second one ends it at once. Exit codes: 0 all trials are
+    finished, 2 something was asked that cannot be done, 3 the machine or the storage does not
+    allow it, 4 every trial fails in the same way, 5 paused by --timeout, 130 paused by Ctrl-C.
+
+    \b
+    Examples:
+      supermax tune criteria --preset demo --trials 4
+      supermax tune notes.yaml --workers 2 --timeout 8h
+      supermax tune all --set epochs=2 --set optim.lr=1e-3 --trials 2
+    """
+    given = {
+        "preset": preset,
+        "trials": trials,
+        "workers": workers,
+        "gpu_memory": gpu_memory,
+        "gpus": gpus,
+        "models": models,
+        "data.path": data,
+        "storage": storage,
+        "timeout": timeout,
+        "sampler": sampler,
+        "pruner": pruner,
+        "objectives": objective or None,
+        "track": track,
+    }
+    flags = {k: Value(v, f"--{_flag(k)}") for k, v in given.items() if v is not None}
+    searches = resolved(target, flags | assigned(assign or []))
+    if supervisor and not supervise.is_supervised():
+        command = [sys.executable, "-m", "supermax", *sys.argv[1:]]
+        raise typer.Exit(supervise.Supervisor(command, _say).run())
+    raise typer.Exit(run_all(searches))
+
+
+def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
+    """The settings of each search that is meant."""
+    file = None
+    agents: list[str | None] = [target]
+    if target == ALL:
+        agents = list(AGENTS)
+    elif target not in AGENTS:
+        file, agents = _file(target), [None]
+    return [
+        resolve(
+            agent,
+            file=file,
+            environment=os.environ,
+            flags=flags,
+            presets=presets(),
+            parameters=_parameters(agent),
+        )
+        for agent in agents
+    ]
+
+
+def _file(target: str) -> Path:
+    path = Path(target).expanduser()
+    if path.is_file():
+        return path
+    if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
+        raise UserError(f"There is no file {path}. `supermax init` writes one to begin with.")
+    raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
+
+
+def _parameters(agent: str | None) -> dict[str, Any]:
+    """Names that --set may narrow: of the full space, or of any agent's."""
+    if agent is not None:
+        return dict(load(agent).parameters)
+    return {name: p for each in AGENTS for name, p in load(each).parameters.items()}
+
+
+def assigned(pairs: list[str]) -> dict[str, Value]:
+    """--set KEY=VALUE, the value as a file would have it."""
+    found = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set {pair}: write it as KEY=VALUE, for example --set epochs=3.")
+        found[key.strip()] = Value(scalar(text), f"--set {key.strip()}")
+    return found
+
+
+def _flag(key: str) -> str:
+    named = {"data.path": "data", "objectives": "objective"}
+    return named.get(key, key).replace("_", "-")
+
+
+def _say(text: str) -> None:
+    print(f"[supermax] {text}", file=sys.stderr, flush=True)
+
+
+# In the process that runs it.
+
+
+def run_all(searches: list[Resolved]) -> int:
+    """One search after the other, until one is paused."""
+    first = supervise.restarts() == 0
+    beat = supervise.follow() if supervise.is_supervised() else lambda: None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    code = supervise.REACHED
+    for each in searches:
+        code = run_one(each, beat, say_plan=first)
+        if code != supervise.REACHED:
+            break
+    return code
+
+
+def run_one(each: Resolved, beat: Callable[[], None], *, say_plan: bool) -> int:
+    from supermax import search  # torch is heavy, and wrong settings are told without it
+
+    prepared = search.prepared(each, tell=(lambda _: None))
+    if say_plan:
+        print("\n".join(search.plan(prepared)), flush=True)
+    with search.tracked(prepared) as tracking:
+        tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **prepared.options)
+    for line in (*outcome(prepared, tuned), *tracking.words()):
+        print(line)
+    stopped = tuned.summary.stopped_by
+    return {"timeout": supervise.PAUSED, "interrupt": supervise.INTERRUPTED}.get(
+        stopped or "", supervise.REACHED
+    )
+
+
+def outcome(prepared: Search, tuned: Tuned) -> list[str]:
+    """What came of it, and what can be done with it now."""
+    settings = prepared.settings
+    where = "" if settings.storage is None and settings.outdir == "." else " --storage …"
+    rows = tuned.best(1)
+    if not rows:
+        return [f"No trial of '{settings.study}' has come to a value. `supermax faults` says why."]
+    best = rows[0]
+    values = ", ".join(
+        f"{name} {value:.4f}" for name, value in zip(tuned.objectives, best["values"], strict=True)
+    )
+    return [
+        f"Best so far: trial {best['trial']} ({best['encoder']}), {values}.",
+        f"Look at it: supermax best {settings.study}{where}   "
+        f"Train it for good: supermax refit {settings.study}{where}",
+    ]

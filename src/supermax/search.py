@@ -1,0 +1,310 @@
+"""From settings to a search: data, space and budget, and what is about to be done in words.
+
+Resolved ──prepared()──▶ Search(tuning, options) ──plan()──▶ lines for a person
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.pruners import BasePruner
+
+from supermax.agents.fitting import fitted
+from supermax.errors import UserError
+from supermax.settings import DataSettings, Resolved, Settings
+from supermax.settings.units import size_text
+from supermax.space import Space, load, narrowed, preset
+from supermax.study import without_password
+from supermax.training.data.columns import Columns
+from supermax.training.data.examples import Corpus
+from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
+from supermax.training.data.splits import Splits, read_splits, split
+from supermax.training.data.synthetic import synthetic
+from supermax.training.data.tables import read_table
+from supermax.training.prepare import examples_for
+from supermax.training.steps import Execution
+from supermax.tuning import Tuning, bytes_needed, has_cuda
+from supermax.words import ended
+
+STORAGE = "supermax.db"
+CACHE = "supermax-cache"
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search that could start: run() goes on where an earlier one stopped."""
+
+    resolved: Resolved
+    tuning: Tuning
+    options: dict[str, Any] = field(default_factory=dict)
+    """For supermax.optimize."""
+
+    @property
+    def settings(self) -> Settings:
+        return self.resolved.settings
+
+
+def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
+    """Read the data and the space. Raises UserError."""
+    settings = resolved.settings
+    splits = data_of(settings)
+    tuning = Tuning(
+        settings.agent,
+        _whole(splits),
+        storage_of(settings),
+        cache_of(settings),
+        preset=settings.preset,
+        space=space_of(settings),
+        name=settings.study,
+        trials=settings.trials,
+        objectives=settings.objectives,
+        limits=limits_of(settings),
+        sampler=settings.sampler,
+        pruner=pruner_of(settings),
+        seed=settings.seed,
+        splits=splits,
+        top=settings.top,
+        budget=settings.keep,
+        execution=Execution(device="auto", precision="auto", memory=_share(settings)),
+        settings=noted(settings),
+        tell=tell,
+    )
+    options = {
+        "workers": settings.workers,
+        "timeout": settings.timeout,
+        "trial_timeout": settings.trial_timeout,
+        "stall_timeout": settings.stall_timeout,
+        "retries": settings.retries,
+        "devices": settings.gpus or None,
+    }
+    return Search(resolved, tuning, options)
+
+
+def noted(settings: Settings) -> dict[str, Any]:
+    """The settings as a study keeps them: no secret, and paths that hold from anywhere."""
+    kept = settings.model_dump(mode="json", exclude={"storage", "track", "space"})
+    if settings.data.path not in (None, "synthetic"):
+        kept["data"]["path"] = str(Path(settings.data.path or "").expanduser().absolute())
+    kept["cache"] = str(cache_of(settings).absolute())
+    return kept
+
+
+def remembered(kept: object, name: str) -> Settings:
+    """The settings that a study was last searched with."""
+    if not isinstance(kept, dict):
+        raise UserError(
+            f"The study '{name}' was not made by `supermax tune`, so which data and encoders it "
+            f"is about is not known."
+        )
+    return Settings.model_validate(kept)
+
+
+def storage_of(settings: Settings) -> str:
+    return settings.storage or str(Path(settings.outdir).expanduser() / STORAGE)
+
+
+def cache_of(settings: Settings) -> Path:
+    return Path(settings.cache or Path(settings.outdir) / CACHE).expanduser()
+
+
+def limits_of(settings: Settings) -> dict[str, Any]:
+    return {
+        "epochs": settings.epochs,
+        "patience": settings.patience,
+        "min_delta": settings.min_delta,
+    }
+
+
+def space_of(settings: Settings) -> Space:
+    """The space to be searched, as far as it can be known without looking for encoders."""
+    models = ",".join(settings.models) if settings.models else None
+    if settings.space is None:
+        space = preset(settings.agent, settings.preset, models=models).space
+    elif isinstance(settings.space, str):
+        space = load(settings.space)
+    else:
+        space = Space(**{"name": settings.study, **settings.space})
+    if settings.space is not None and models:
+        space = narrowed(space, {"encoder.name": settings.models})
+    return narrowed(space, settings.narrow) if settings.narrow else space
+
+
+def pruner_of(settings: Settings) -> BasePruner:
+    made: dict[str, Callable[[], BasePruner]] = {
+        "median": partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=1),
+        "hyperband": partial(
+            optuna.pruners.HyperbandPruner, min_resource=1, max_resource=settings.epochs
+        ),
+        "halving": partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=1),
+        "none": optuna.pruners.NopPruner,
+    }
+    return made[settings.pruner]()
+
+
+def _share(settings: Settings) -> int | None:
+    """What each of the trials that run side by side on a device may take of it."""
+    if settings.gpu_memory is None:
+        return None
+    beside = -(-settings.workers // max(1, len(settings.gpus)))
+    return settings.gpu_memory // beside
+
+
+# Data.
+
+
+def data_of(settings: Settings) -> Splits:
+    """The data, split. Raises UserError where there is none, or it cannot be read."""
+    data, seed = settings.data, settings.data.split_seed
+    if data.path is None and settings.preset != "demo":
+        raise UserError(
+            f"No data is named for the agent '{settings.agent}'. Name a CSV or JSONL file or a "
+            f"folder of ReDSM5 with --data or in the settings, or try --data synthetic."
+        )
+    if data.path is None or data.path == "synthetic":
+        corpus = synthetic(
+            data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
+        )
+    elif Path(data.path).expanduser().is_dir():
+        corpus = read_redsm5(_redsm5(Path(data.path).expanduser()), on_bad=data.on_bad)
+    else:
+        columns = columns_of(data)
+        if columns.split is not None:
+            return read_splits(data.path, columns, labels=data.labels, on_bad=data.on_bad)
+        corpus = read_table(data.path, columns, labels=data.labels, on_bad=data.on_bad)
+    return split(corpus, validation=data.validation, test=data.test, seed=seed)
+
+
+def _redsm5(folder: Path) -> Path:
+    if not any((folder / name).exists() for name in (POSTS, ANNOTATIONS)):
+        raise UserError(
+            f"{folder} is a folder without {POSTS} and {ANNOTATIONS}: it is no folder of ReDSM5. "
+            f"Name the file itself for a CSV or JSONL."
+        )
+    return folder
+
+
+def columns_of(data: DataSettings) -> Columns:
+    if data.columns is None:
+        file = Path(data.path or "").name
+        raise UserError(
+            f"Which columns of {file} hold what is not said. `supermax init {data.path}` writes "
+            f"settings with the columns filled in."
+        )
+    return Columns(**data.columns.model_dump())
+
+
+def _whole(splits: Splits) -> Corpus:
+    parts = (splits.train, splits.validation, splits.test)
+    return Corpus(
+        splits.train.name,
+        splits.train.label_names,
+        sum((part.classes for part in parts), ()),
+        sum((part.spans for part in parts), ()),
+        splits.train.skipped,
+    )
+
+
+# What is about to be done, in words.
+
+
+def plan(search: Search) -> list[str]:
+    """What a person should know before the first trial."""
+    settings, tuning = search.settings, search.tuning
+    cuda = has_cuda(tuning.execution)
+    fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
+    needed = bytes_needed(fit.sources, settings.top, settings.workers)
+    untrained = [name for name, source in fit.sources.items() if not source.trained]
+    encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
+    device = "on the GPU" if cuda else "on the CPU"
+    lines = [
+        f"Search      {settings.agent} into the study '{settings.study}' in "
+        f"{without_password(str(tuning.storage))}",
+        f"How far     {settings.trials} trials of up to {settings.epochs} epochs, "
+        f"{settings.workers} at a time, {device}",
+        *_described(search),
+        f"Encoders    {encoders}",
+        *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
+        f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
+        f"pruner {settings.pruner}",
+        f"Disk        up to {size_text(needed)} of weights and states",
+    ]
+    if settings.gpu_memory is not None:
+        lines.append(
+            f"Memory      {size_text(settings.gpu_memory)} for a device, "
+            f"{size_text(_share(settings) or 0)} for each trial"
+        )
+    return [*lines, *origins(search.resolved)]
+
+
+def origins(resolved: Resolved) -> list[str]:
+    """Where each value came from that is no default."""
+    rows = [
+        (key, _shown(key, value), source)
+        for key, value, source in resolved.origins()
+        if not source.startswith("the command")
+    ]
+    return ["Settings    " + f"{key} = {value} ({source})" for key, value, source in rows]
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in ("storage", "track"):
+        return without_password(str(value))
+    return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
+
+
+def _described(search: Search) -> list[str]:
+    corpus, splits = search.tuning.corpus, search.tuning.splits
+    assert splits is not None
+    lines = []
+    if corpus.classes and search.settings.agent != "evidence":
+        counts = Counter(example.label for example in corpus.classes)
+        total = len(corpus.classes)
+        balance = ", ".join(
+            f"{name} {counts[i]} ({counts[i] / total:.0%})"
+            for i, name in enumerate(corpus.label_names)
+        )
+        lines.append(f"{total:,} texts to classify: {balance}")
+    if corpus.spans and search.settings.agent != "criteria":
+        answers = sum(bool(example.spans) for example in corpus.spans)
+        lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
+    agent = search.settings.agent
+    parts = [
+        len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
+    ]
+    lines.append(
+        "split into {:,} to learn from, {:,} to judge trials by, {:,} for a refit".format(*parts)
+    )
+    if corpus.skipped:
+        lines.append(ended(f"{corpus.skipped} bad rows were skipped"))
+    first = [f"Data        {corpus.name}: {lines[0]}"] if lines else []
+    return first + [f"            {line}" for line in lines[1:]]
+
+
+def parameters_of(agent: str | None, space: str | None = None) -> dict[str, Any]:
+    """Names that a flag may narrow; {} where they cannot be known yet."""
+    try:
+        return dict(load(space or agent or "").parameters)
+    except UserError:
+        return {}
+
+
+# Tracking.
+
+
+class Tracking:
+    """How a tracker did; this one was not asked for."""
+
+    def words(self) -> list[str]:
+        return []
+
+
+@contextlib.contextmanager
+def tracked(search: Search) -> Iterator[Tracking]:
+    yield Tracking()

@@ -1,0 +1,53 @@
+"""Durations and sizes as people write them: 8h, 90m, 24GiB."""
+
+from __future__ import annotations
+
+import re
+
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "B": 1} | {
+    f"{letter}{i}B": (1024 if i else 1000) ** power
+    for power, letter in enumerate("KMGT", 1)
+    for i in ("i", "")
+}
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
+def seconds(text: str | float) -> float:
+    """8h, 90m, 1h30m, 2d, or seconds alone. Raises ValueError."""
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        return _positive(float(text), text)
+    bare = str(text).replace(" ", "").lower()
+    if re.fullmatch(_NUMBER, bare):
+        return _positive(float(bare), text)
+    if not re.fullmatch(rf"({_NUMBER}(min|s|m|h|d))+", bare):
+        raise ValueError(f"{text!r:.40} is no duration; write 90m, 8h, 1h30m or 2d")
+    parts = re.findall(rf"{_NUMBER}(min|s|m|h|d)", bare)
+    return _positive(sum(float(number) * _SECONDS[unit] for number, unit in parts), text)
+
+
+def size(text: str | int) -> int:
+    """24GiB, 500MB, or bytes alone. Raises ValueError."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        return int(_positive(text, text))
+    match = re.fullmatch(rf"{_NUMBER}([A-Za-z]*)", str(text).replace(" ", ""))
+    units = {name.lower(): factor for name, factor in _BYTES.items()}
+    units |= {letter: 1024**power for power, letter in enumerate("kmgt", 1)}
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{text!r:.40} is no size; write 24GiB or 500MB")
+    return int(_positive(float(match[1]) * units[match[2].lower()], text))
+
+
+def size_text(n: float) -> str:
+    """Bytes, in a unit that people read."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if n >= 100 or unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def _positive(value: float, text: object) -> float:
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{text!r:.40} must be more than 0")
+    return value

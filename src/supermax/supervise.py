@@ -1,0 +1,168 @@
+"""A run that is started again when it dies: the supervisor's process and its decisions.
+
+start ──▶ wait ──▶ decide(how it ended) ──▶ done, or start again after a pause
+                       ▲ signals are passed on meanwhile
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from supermax.engine import kernel
+from supermax.engine.faults import signal_name
+
+REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+"""What a run's exit code says; 128 + N: ended by signal N."""
+PARENT, BEAT = "SUPERMAX_SUPERVISOR", "SUPERMAX_BEAT"
+RESTART = "SUPERMAX_RESTART"
+_MOST_DEATHS = 10
+_LONGEST_PAUSE = 60.0
+_FIRST_PAUSE = 1.0
+
+
+@dataclass(frozen=True)
+class Again:
+    delay: float
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    gave_up: bool = False
+
+
+def decide(code: int, deaths: int, asked_to_stop: bool) -> Again | Done:
+    """What becomes of a run that ended with `code` (negative: of a signal). `deaths` are those in
+    a row, this one included, without a trial finished in between."""
+    ended_by = -code if code < 0 else 0
+    exit_code = 128 + ended_by if ended_by else code
+    abnormal = code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
+    if asked_to_stop or not abnormal:
+        return Done(exit_code)
+    if deaths >= _MOST_DEATHS:
+        return Done(exit_code, gave_up=True)
+    return Again(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
+
+
+class Supervisor:
+    """Keeps one child running. Signals are for the child; the second Ctrl-C reaches it too."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        tell: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._tell = tell
+        self._environment = dict(environment if environment is not None else os.environ)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stop = threading.Event()
+
+    def run(self) -> int:
+        """Until the run has come to an end of its own; gives the exit code."""
+        before = {s: signal.signal(s, self._pass_on) for s in _handled()}
+        tostop = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
+        try:
+            return self._keep_running()
+        finally:
+            for signum, handler in {**before, signal.SIGTTOU: tostop}.items():
+                signal.signal(signum, handler)
+
+    def _keep_running(self) -> int:
+        deaths = restarts = 0
+        while True:
+            code, progressed = self._once(restarts)
+            deaths = 1 if progressed else deaths + 1
+            decision = decide(code, deaths, self._stop.is_set())
+            if isinstance(decision, Done):
+                if decision.gave_up:
+                    self._tell(
+                        f"The run has died {deaths} times in a row without finishing a trial "
+                        f"(last: {_how(code)}), and is not started again. What is finished is "
+                        f"kept; the same command goes on."
+                    )
+                return decision.code
+            restarts += 1
+            self._tell(
+                f"The run died ({_how(code)}). It is started again in {decision.delay:g} s; "
+                f"finished trials are safe, running ones go on from their checkpoints."
+            )
+            if self._stop.wait(decision.delay):
+                return INTERRUPTED
+
+    def _once(self, restarts: int) -> tuple[int, bool]:
+        """Start it, wait for its end: how it ended, and whether a trial was finished."""
+        ear, beat = os.pipe()
+        os.set_blocking(ear, False)
+        os.set_blocking(beat, False)
+        try:
+            self._child = subprocess.Popen(
+                self._command,
+                env={
+                    **self._environment,
+                    PARENT: str(os.getpid()),
+                    BEAT: str(beat),
+                    RESTART: str(restarts),
+                },
+                pass_fds=(beat,),
+                process_group=0,  # Ctrl-C is for this process, which passes it on once
+            )
+            code = self._child.wait()
+            self._child = None
+            with contextlib.suppress(BlockingIOError):
+                return code, bool(os.read(ear, 1))
+            return code, False
+        finally:
+            os.close(ear)
+            os.close(beat)
+
+    def _pass_on(self, signum: int, _: object) -> None:
+        self._stop.set()
+        child = self._child
+        if child is not None:
+            # A terminal that was closed is no reason to lose what runs: it pauses as for TERM.
+            child.send_signal(signal.SIGTERM if signum == signal.SIGHUP else signum)
+
+
+def _handled() -> list[int]:
+    """Under nohup a hang-up is ignored, and stays so."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+def _how(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else signal_name(-code)
+
+
+# In the child.
+
+
+def is_supervised(environment: Mapping[str, str] = os.environ) -> bool:
+    return PARENT in environment
+
+
+def restarts(environment: Mapping[str, str] = os.environ) -> int:
+    """How often this run was started again."""
+    return int(environment.get(RESTART) or 0)
+
+
+def follow() -> Callable[[], None]:
+    """In a supervised child: pause when the supervisor is gone. Gives what is to be called after
+    each finished trial. Programs that this one starts are not supervised."""
+    parent, beat = int(os.environ.pop(PARENT)), int(os.environ.pop(BEAT))
+    os.environ.pop(RESTART, None)
+    os.set_inheritable(beat, False)
+    kernel.die_with_parent(parent, signal.SIGTERM)
+
+    def tell() -> None:
+        with contextlib.suppress(OSError):  # nobody is there, or has not listened for long
+            os.write(beat, b".")
+
+    return tell

@@ -1,0 +1,164 @@
+"""Which column of somebody's table holds what, guessed from names and from what stands in them.
+
+A guess is to be looked at by a person: each comes with its reason, and with nobody's text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from supermax.errors import UserError
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.columns import PART_NAMES
+from supermax.training.data.rows import plain, read_rows
+
+_NAMES = {
+    "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
+    "label": ("label", "class", "target", "verdict", "status", "category", "y", "outcome"),
+    "question": ("question", "criterion", "query", "asked", "prompt", "symptom"),
+    "answer": ("answer", "evidence", "span", "highlight", "quote"),
+    "answer_start": ("answer_start", "start", "offset"),
+    "id": ("id", "row_id", "uid", "key"),
+    "group": ("group", "patient", "user", "author", "subject", "post_id", "patient_id", "user_id"),
+    "split": ("split", "fold", "part", "partition", "set"),
+}
+_LOOKED_AT = 2000
+_MOST_LABELS = 20
+
+
+@dataclass(frozen=True)
+class Guess:
+    role: str
+    column: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Guessed:
+    columns: tuple[Guess, ...]
+    unused: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    def role(self, name: str) -> str | None:
+        return next((guess.column for guess in self.columns if guess.role == name), None)
+
+    @property
+    def agent(self) -> str:
+        """The agent that learns from what there is."""
+        if self.role("answer") is None:
+            return "criteria"
+        return "evidence" if self.role("label") is None else "share"
+
+
+def guess_file(path: Path) -> Guessed:
+    """Raises UserError where the file cannot be read, or holds no text."""
+    table = read_rows(path.expanduser(), BadRows())
+    cells = {
+        name: [plain(row.values.get(name)) or "" for row in table.rows[:_LOOKED_AT]]
+        for name in table.columns
+        if name
+    }
+    return guess(cells, path.name)
+
+
+def guess(cells: dict[str, list[str]], file: str) -> Guessed:
+    """From the cells of each column."""
+    left = dict(cells)
+    found: list[Guess] = []
+
+    def take(role: str, column: str | None, why: str) -> None:
+        if column is not None:
+            found.append(Guess(role, column, why))
+            del left[column]
+
+    for role in ("split", "id", "group", "answer_start"):
+        take(role, _named(role, left, _SOUND[role]), "by its name")
+    text = _named("text", left, _has_words) or _longest(left)
+    if text is None:
+        raise UserError(f"{file} has no column that holds texts.")
+    words = cells[text]
+    take("text", text, "by its name" if _is_named("text", text) else "the longest texts")
+    answer = _named("answer", left, lambda own: _are_parts(own, words))
+    quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]
+    take("answer", answer or next(iter(quoted), None), "its pieces stand in the texts")
+    question = _named("question", left, _has_words)
+    asked = [name for name, own in left.items() if _asks(own)]
+    take(
+        "question",
+        question or next(iter(asked), None),
+        "by its name" if question else "it holds questions",
+    )
+    label = _named("label", left, _are_classes)
+    classes = [name for name, own in left.items() if _are_classes(own)]
+    take(
+        "label",
+        label or next(iter(classes), None),
+        "by its name" if label else "few values, each of them often",
+    )
+    if "answer" not in {guess.role for guess in found}:
+        found = [guess for guess in found if guess.role != "answer_start"]
+    own = next((guess.column for guess in found if guess.role == "label"), None)
+    return Guessed(tuple(found), tuple(left), _labels(cells[own]) if own else ())
+
+
+def _named(role: str, left: dict[str, list[str]], fits: Callable[[list[str]], bool]) -> str | None:
+    return next((name for name in left if _is_named(role, name) and fits(left[name])), None)
+
+
+def _is_named(role: str, column: str) -> bool:
+    name = column.strip().lower().replace(" ", "_").replace("-", "_")
+    return name in _NAMES[role] or any(
+        name.endswith(f"_{word}") for word in _NAMES[role] if role in ("text", "label", "answer")
+    )
+
+
+def _longest(left: dict[str, list[str]]) -> str | None:
+    lengths = {name: mean(map(len, own)) for name, own in left.items() if _has_words(own)}
+    return max(lengths, key=lambda name: lengths[name]) if lengths else None
+
+
+def _has_words(own: Sequence[str]) -> bool:
+    filled = [cell for cell in own if cell.strip()]
+    return bool(filled) and mean(cell.count(" ") for cell in filled) >= 1
+
+
+def _are_parts(own: Sequence[str], texts: Sequence[str]) -> bool:
+    """Evidence stands in its text, and is not all of it."""
+    pairs = [(part, text) for part, text in zip(own, texts, strict=True) if part.strip()]
+    inside = sum(part.strip() in text and len(part) < len(text) for part, text in pairs)
+    return bool(pairs) and inside >= 0.9 * len(pairs) and mean(len(p) for p, _ in pairs) > 3
+
+
+def _asks(own: Sequence[str]) -> bool:
+    filled = [cell for cell in own if cell.strip()]
+    return bool(filled) and sum(cell.rstrip().endswith("?") for cell in filled) > len(filled) / 2
+
+
+def _are_classes(own: Sequence[str]) -> bool:
+    filled = [cell.strip() for cell in own if cell.strip()]
+    kinds = set(filled)
+    return 2 <= len(kinds) <= min(_MOST_LABELS, len(filled) // 2)
+
+
+def _are_parts_of_data(own: Sequence[str]) -> bool:
+    return all(cell.strip().lower() in PART_NAMES for cell in own)
+
+
+def _are_ids(own: Sequence[str]) -> bool:
+    filled = [cell for cell in own if cell.strip()]
+    return len(filled) == len(own) == len(set(own))
+
+
+_SOUND: dict[str, Callable[[list[str]], bool]] = {
+    "split": _are_parts_of_data,
+    "id": _are_ids,
+    "group": lambda own: all(cell.strip() for cell in own),
+    "answer_start": lambda own: all(cell.strip().isdigit() or not cell.strip() for cell in own),
+}
+
+
+def _labels(own: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted({cell.strip() for cell in own if cell.strip()}))

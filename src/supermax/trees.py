@@ -1,0 +1,149 @@
+"""YAML and JSON as people expect them: 5e-6 is a number, yes and on are words, a key stands once.
+
+text ──tree()──▶ plain data, the line of every place, and what is wrong with it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
+
+import yaml
+
+from supermax.errors import UserError
+
+Path = tuple[str | int, ...]
+"""Of keys and positions, to a place in the data."""
+_DEEPEST = 10
+_LARGEST = 100_000
+_LONGEST_NUMBER = 40  # digits
+
+
+@dataclass
+class Tree:
+    data: Any
+    lines: dict[Path, tuple[File, int]] = field(default_factory=dict)
+    problems: list[tuple[File, int, str]] = field(default_factory=list)
+
+    def place(self, path: Path) -> tuple[File, int]:
+        """The line of a place, or of the nearest one around it."""
+        while path not in self.lines and path:
+            path = path[:-1]
+        return self.lines.get(path, (File("the text"), 1))
+
+
+def read_text(path: File) -> str:
+    """A file's text; what keeps it from being read is a UserError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}).") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def tree(text: str, path: File) -> Tree:
+    """Raises UserError where it is no YAML at all; `data` is None where there is nothing."""
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
+        what = getattr(error, "problem", None) or "not YAML"
+        raise UserError(f"{path.name}, line {line}: {what}.") from None
+    result = Tree(None)
+    if node is not None:
+        result.data = _plain(node, (), path, result)
+    return result
+
+
+def scalar(text: str) -> Any:
+    """A value as a file would have it: 3 is a number, [a, b] a list, word a word."""
+    return tree(text, File("the value")).data
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [
+        (tag, pattern)
+        for tag, pattern in resolvers
+        if tag
+        not in (
+            "tag:yaml.org,2002:bool",
+            "tag:yaml.org,2002:float",
+            "tag:yaml.org,2002:timestamp",
+            "tag:yaml.org,2002:int",
+        )
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"^[-+]?[0-9][0-9_]*$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|^[-+]?\.(inf|Inf)$|^\.nan$"
+    ),
+    list("-+.0123456789"),
+)
+_BOOLS = {"true": True, "false": False}
+
+
+def _plain(node: yaml.Node, path: Path, file: File, tree: Tree) -> Any:
+    """Plain values of a YAML tree; notes the line of every place."""
+    tree.lines[path] = (file, node.start_mark.line + 1)
+    if len(path) > _DEEPEST or len(tree.lines) > _LARGEST:
+        raise UserError(
+            f"{file.name}, line {node.start_mark.line + 1}: it goes too deep, or on for ever."
+        )
+    if isinstance(node, yaml.MappingNode):
+        return _mapping(node, path, file, tree)
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*path, i), file, tree) for i, item in enumerate(node.value)]
+    text = str(node.value)
+    try:
+        return _scalar(node.tag.rsplit(":", 1)[-1], text)
+    except (ValueError, KeyError):
+        line = node.start_mark.line + 1
+        tree.problems.append((file, line, f"{text[:40]!r} is not what its tag says"))
+        return None
+
+
+def _scalar(kind: str, text: str) -> Any:
+    match kind:
+        case "null":
+            return None
+        case "bool":
+            return _BOOLS[text.lower()]
+        case "int":
+            if len(text) > _LONGEST_NUMBER:
+                raise ValueError(text)
+            return int(text.replace("_", ""))
+        case "float":
+            return float(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf"))
+    return text
+
+
+def _mapping(node: yaml.MappingNode, path: Path, file: File, tree: Tree) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = _plain(key_node, path, file, tree)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            tree.problems.append((file, line, f"the key {key_node.value!r} is not a word"))
+            continue
+        if key in result:
+            tree.problems.append((file, line, f"the key {key!r} stands twice"))
+        result[key] = _plain(value_node, (*path, key), file, tree)
+        tree.lines[(*path, key)] = (file, line)
+    tree.lines[path] = (file, node.start_mark.line + 1)
+    return result
