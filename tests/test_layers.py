@@ -45,10 +45,16 @@ ALLOWED = {
         "errors",
         "words",
     },
+    "cleaning": {"records", "engine"},
+    "doctor": {"study", "training", "settings", "engine", "errors", "words"},
+    "replaying": {"records", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {
         "search",
         "supervise",
+        "replaying",
+        "cleaning",
+        "doctor",
         "tuning",
         "run",
         "study",
@@ -64,6 +70,7 @@ ALLOWED = {
         "trees",
         "words",
     },
+    "__main__": {"cli"},
     "__init__": {"run", "study", "engine", "space", "errors"},
 }
 

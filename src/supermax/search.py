@@ -31,7 +31,6 @@ from supermax.training.data.tables import read_table
 from supermax.training.prepare import examples_for
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning, bytes_needed, has_cuda
-from supermax.words import ended
 
 STORAGE = "supermax.db"
 CACHE = "supermax-cache"
@@ -57,7 +56,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     splits = data_of(settings)
     tuning = Tuning(
         settings.agent,
-        _whole(splits),
+        whole(splits),
         storage_of(settings),
         cache_of(settings),
         preset=settings.preset,
@@ -200,7 +199,7 @@ def columns_of(data: DataSettings) -> Columns:
     return Columns(**data.columns.model_dump())
 
 
-def _whole(splits: Splits) -> Corpus:
+def whole(splits: Splits) -> Corpus:
     parts = (splits.train, splits.validation, splits.test)
     return Corpus(
         splits.train.name,
@@ -228,7 +227,7 @@ def plan(search: Search) -> list[str]:
         f"{without_password(str(tuning.storage))}",
         f"How far     {settings.trials} trials of up to {settings.epochs} epochs, "
         f"{settings.workers} at a time, {device}",
-        *_described(search),
+        *_aligned("Data", described(search)),
         f"Encoders    {encoders}",
         *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
         f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
@@ -243,6 +242,10 @@ def plan(search: Search) -> list[str]:
     return [*lines, *origins(search.resolved)]
 
 
+def _aligned(head: str, lines: list[str]) -> list[str]:
+    return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
+
+
 def origins(resolved: Resolved) -> list[str]:
     """Where each value came from that is no default."""
     rows = [
@@ -250,7 +253,7 @@ def origins(resolved: Resolved) -> list[str]:
         for key, value, source in resolved.origins()
         if not source.startswith("the command")
     ]
-    return ["Settings    " + f"{key} = {value} ({source})" for key, value, source in rows]
+    return _aligned("Settings", [f"{key} = {value} ({source})" for key, value, source in rows])
 
 
 def _shown(key: str, value: Any) -> str:
@@ -259,11 +262,12 @@ def _shown(key: str, value: Any) -> str:
     return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
 
 
-def _described(search: Search) -> list[str]:
-    corpus, splits = search.tuning.corpus, search.tuning.splits
+def described(search: Search) -> list[str]:
+    """The data, without a word of it."""
+    corpus, splits, agent = search.tuning.corpus, search.tuning.splits, search.settings.agent
     assert splits is not None
     lines = []
-    if corpus.classes and search.settings.agent != "evidence":
+    if corpus.classes and agent != "evidence":
         counts = Counter(example.label for example in corpus.classes)
         total = len(corpus.classes)
         balance = ", ".join(
@@ -271,10 +275,9 @@ def _described(search: Search) -> list[str]:
             for i, name in enumerate(corpus.label_names)
         )
         lines.append(f"{total:,} texts to classify: {balance}")
-    if corpus.spans and search.settings.agent != "criteria":
+    if corpus.spans and agent != "criteria":
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
-    agent = search.settings.agent
     parts = [
         len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
     ]
@@ -282,17 +285,8 @@ def _described(search: Search) -> list[str]:
         "split into {:,} to learn from, {:,} to judge trials by, {:,} for a refit".format(*parts)
     )
     if corpus.skipped:
-        lines.append(ended(f"{corpus.skipped} bad rows were skipped"))
-    first = [f"Data        {corpus.name}: {lines[0]}"] if lines else []
-    return first + [f"            {line}" for line in lines[1:]]
-
-
-def parameters_of(agent: str | None, space: str | None = None) -> dict[str, Any]:
-    """Names that a flag may narrow; {} where they cannot be known yet."""
-    try:
-        return dict(load(space or agent or "").parameters)
-    except UserError:
-        return {}
+        lines.append(f"{corpus.skipped} bad rows were skipped")
+    return [f"{corpus.name}: {lines[0]}", *lines[1:]]
 
 
 # Tracking.

@@ -227,9 +227,9 @@ def without_password(url: str) -> str:
     return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&]*", r"\1***", shown)
 
 
-def refuse_while_running(study: Study) -> None:
+def refuse_while_running(study: Study, what: str = "change its space") -> None:
     """Raise UserError when a run is at work on the study on this machine."""
     try:
         Lock(find_home(study).run_dir / "lock", study.study_name).release()
     except UserError as error:
-        raise UserError(f"{error} Its space cannot change meanwhile.") from None
+        raise UserError(f"{error} It cannot {what} meanwhile.") from None

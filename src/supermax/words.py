@@ -31,6 +31,11 @@ def in_short(error: object, most: int = 200) -> str:
     return " ".join(str(error).split())[:most].rstrip(".")
 
 
+def printable(text: str) -> str:
+    """Without what could move a terminal's cursor or change its colours."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
 def mistakes(count: int) -> str:
     return "a mistake" if count == 1 else f"{count} mistakes"
 

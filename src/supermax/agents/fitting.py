@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supermax.errors import UserError
-from supermax.space import Categorical, Space, narrowed
+from supermax.space import Space, choices, narrowed
 from supermax.training.optimizers import unavailable
 from supermax.training.sources import Source, find_all
 from supermax.words import listed
@@ -44,12 +44,3 @@ def fitted(space: Space, device_type: str) -> Fitted:
             f"Made from their configuration alone, and not pretrained: {', '.join(untrained)}."
         )
     return Fitted(narrowed(space, wanted) if wanted else space, found, notices)
-
-
-def choices(space: Space, name: str) -> list[object]:
-    """All choices of a parameter, over its branches."""
-    found: dict[object, None] = {}
-    for branch in space.parameters[name].branches:
-        if isinstance(branch, Categorical):
-            found |= dict.fromkeys(branch.choices)
-    return list(found)

@@ -40,8 +40,7 @@ class TrialReporter:
         self.trial.report(value, epoch)
 
     def should_prune(self) -> bool:
-        several = len(self.trial.study.directions) > 1  # Optuna prunes single objectives only
-        return False if several else bool(self.trial.should_prune())
+        return bool(self.trial.should_prune())
 
     def prune(self) -> NoReturn:
         raise optuna.TrialPruned

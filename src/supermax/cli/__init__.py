@@ -8,9 +8,11 @@ import typer
 
 from supermax import supervise
 from supermax.cli import study
+from supermax.cli.care import clean, doctor
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
 from supermax.cli.tune import tune
+from supermax.cli.using import predict, refit, replay
 from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
 
 app = typer.Typer(
@@ -20,8 +22,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (init, tune, best, show, compare, faults, export):
-    app.command()(command)
+for group in (
+    (init, tune),
+    (best, show, compare, faults, export),
+    (refit, predict, replay),
+    (clean, doctor),
+):
+    for command in group:
+        app.command()(command)
 app.add_typer(study.app, name="study")
 
 

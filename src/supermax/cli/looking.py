@@ -310,9 +310,8 @@ def _memory(trial: TrialRecord) -> list[str]:
 
 def _peak(trial: TrialRecord) -> str:
     names = {"peak_rss": "host", "device_allocated": "device", "device_reserved": "reserved"}
-    parts = [
-        f"{size_text(n)} {word}" for key, word in names.items() if (n := trial.notes.get(key))
-    ]
+    found = {word: trial.notes.get(key) for key, word in names.items()}
+    parts = [f"{size_text(n)} {word}" for word, n in found.items() if n]
     return ", ".join(parts) or "–"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from supermax.space.diff import Change, changes
 from supermax.space.domains import Categorical, Constraint, Float, Int, Parameter
-from supermax.space.model import Space, flatten, nest
+from supermax.space.model import Space, choices, flatten, nest
 from supermax.space.narrowing import narrowed
 from supermax.space.presets import Preset, preset
 from supermax.space.reading import load, loads, shipped
@@ -29,6 +29,7 @@ __all__ = [
     "Space",
     "SpaceSampler",
     "changes",
+    "choices",
     "enqueue",
     "enqueue_defaults",
     "find_versions",

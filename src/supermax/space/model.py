@@ -248,3 +248,12 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def choices(space: Space, name: str) -> list[object]:
+    """All choices of a parameter, over its branches."""
+    found: dict[object, None] = {}
+    for branch in space.parameters[name].branches:
+        if isinstance(branch, Categorical):
+            found |= dict.fromkeys(branch.choices)
+    return list(found)

@@ -1,0 +1,138 @@
+"""`supermax clean | doctor`: what could go, and whether a run can start."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import optuna
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from supermax import cleaning
+from supermax import doctor as checks
+from supermax.cli.opening import DEFAULT, AsJson, Storage, opened, print_json
+from supermax.errors import EnvironmentFault, UserError
+from supermax.settings.model import AGENTS
+from supermax.settings.units import size_text
+from supermax.space import choices
+from supermax.space.presets import preset as preset_of
+from supermax.study import refuse_while_running
+from supermax.words import ended, listed, nearest
+
+_MARKS = {checks.GOOD: ("✓", "green"), checks.WARNING: ("!", "yellow"), checks.BAD: ("✗", "red")}
+
+
+def clean(
+    storage: Storage = DEFAULT,
+    top: Annotated[int, typer.Option(min=0, help="Best trials that keep their weights.")] = 5,
+    cache: Annotated[
+        Path | None, typer.Option(help="The cache; default: supermax-cache beside the storage.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what of the run files could go and how much it frees; remove it when you agree.
+
+    Studies, what trials came to, logs, and the weights of the best trials stay.
+
+    \b
+    Examples:
+      supermax clean --dry-run
+      supermax clean --top 3 --yes
+    """
+    backend = opened(storage)
+    for summary in backend.get_all_studies():
+        refuse_while_running(
+            optuna.load_study(study_name=summary.study_name, storage=backend), "be cleaned up"
+        )
+    place = cache or _beside(storage)
+    found = cleaning.leftovers(backend, top=top, cache=place)
+    total = sum(item.size for item in found)
+    if as_json and not yes:
+        print_json([{"what": i.what, "path": str(i.path), "size": i.size} for i in found])
+        return
+    groups: dict[str, list[cleaning.Leftover]] = {}
+    for item in found:
+        groups.setdefault(item.what, []).append(item)
+    for what, items in groups.items():
+        print(f"{size_text(sum(i.size for i in items)):>10}  {len(items):>5}  {what}")
+    if not found:
+        print("Nothing could go.")
+        return
+    print(f"{size_text(total):>10}  in all")
+    if dry_run:
+        return
+    if not yes and not typer.confirm("Remove it?"):
+        print("Nothing was removed.")
+        raise typer.Exit(1)
+    freed, failed = cleaning.remove(found)
+    print(f"{size_text(freed)} freed.")
+    if failed:
+        raise EnvironmentFault(listed("Some could not be removed:", failed))
+
+
+def doctor(
+    agent: Annotated[str, typer.Option(help="Whose encoders to look for.")] = "criteria",
+    preset: Annotated[str, typer.Option(help="demo, max or supermax.")] = "supermax",
+    storage: Storage = DEFAULT,
+    data: Annotated[
+        Path | None, typer.Option(help="A file of settings whose data to read.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine: device, memory, storage, disk, encoders, data.
+
+    The exit code is 0 when a run can start, 1 when not.
+
+    \b
+    Examples:
+      supermax doctor --preset demo
+      supermax doctor --data notes.yaml --preset demo --json
+    """
+    if agent not in AGENTS:
+        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
+    names = [str(name) for name in choices(preset_of(agent, preset).space, "encoder.name")]
+    wanted: list[tuple[str, checks.Check]] = [
+        ("python", checks.python),
+        ("machine", checks.machine),
+        ("device", checks.device),
+        ("storage", partial(checks.storage, storage)),
+        ("models", partial(checks.models, names)),
+    ]
+    if data is not None:
+        wanted.append(("data", partial(_data, data)))
+    found = checks.examine(wanted)
+    if as_json:
+        print_json([vars(finding) for finding in found])
+        raise typer.Exit(checks.exit_code(found))
+    console = Console(markup=False, highlight=False, emoji=False)
+    for finding in found:
+        mark, colour = _MARKS[finding.state]
+        line = Text(f"{mark} ", style=colour) + Text(f"{finding.about:<9}{finding.text}")
+        console.print(line)
+        if finding.advice:
+            console.print(Text(f"           → {finding.advice}", style="dim"))
+    bad = sum(finding.state == checks.BAD for finding in found)
+    console.print("A run can start." if not bad else f"A run cannot start: {bad} thing(s) above.")
+    raise typer.Exit(checks.exit_code(found))
+
+
+def _data(path: Path) -> list[checks.Finding]:
+    from supermax.cli.tune import resolved
+    from supermax.search import described, prepared
+
+    found = []
+    for each in resolved(str(path), {}):
+        lines = described(prepared(each, tell=lambda _: None))
+        found += [checks.Finding("data", checks.GOOD, line) for line in lines]
+    return found
+
+
+def _beside(storage: str) -> Path | None:
+    if "://" in storage:
+        return None
+    return Path(storage).expanduser().absolute().parent / "supermax-cache"

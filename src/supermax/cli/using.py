@@ -1,0 +1,247 @@
+"""`supermax refit | predict | replay`: what a study found, put to use or run again."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from supermax.cli.looking import Study
+from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
+from supermax.errors import UserError
+from supermax.naming import SETTINGS
+from supermax.records import StudyRecord, TrialRecord, read
+from supermax.replaying import load_objective
+from supermax.replaying import replay as run_again
+from supermax.training.data.columns import Columns
+from supermax.training.data.guessing import guess_file
+
+if TYPE_CHECKING:
+    from supermax.agents.objective import AgentObjective
+    from supermax.settings import Settings
+    from supermax.training.data.splits import Splits
+
+_FAILED = 1
+
+
+def refit(
+    study: Which = None,
+    trial: Annotated[int | None, typer.Option(help="Instead of the best one.")] = None,
+    seeds: Annotated[
+        str, typer.Option(help="How many to train with, or which: 3, or 1,2,3,")
+    ] = "3",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The model's folder; default: STUDY-model.")
+    ] = None,
+    storage: Storage = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Train the best configuration for good and export it.
+
+    It learns from all that the search learnt from and was judged by, with several seeds, and is
+    judged once on the test split, which the search has never seen. The median model is exported.
+    A refit that was killed goes on when the same command is given again.
+
+    \b
+    Examples:
+      supermax refit criteria --seeds 2
+      supermax refit criteria --trial 0 --seeds 1, -o first-model
+    """
+    from supermax.agents.objective import here
+    from supermax.search import cache_of
+    from supermax.training.refit import refit as train_again
+    from supermax.training.steps import Execution
+
+    record = read(the_study(storage, study))
+    chosen = _chosen(record, trial)
+    settings, splits = _data(record)
+    folder = out or Path(f"{record.name}-model")
+    config = _configured(record, chosen)
+    epochs = int(chosen.result.get("best_epoch") or config.train.epochs)
+
+    def progress(seed: int, epoch: int, loss: float) -> None:
+        if not as_json:
+            print(f"seed {seed}: epoch {epoch} of {epochs}, loss {loss:.4f}", flush=True)
+
+    result = train_again(
+        config,
+        splits,
+        seeds=_seeds(seeds),
+        cache=cache_of(settings),
+        execution=here(Execution(device="auto", precision="auto")),
+        epochs=epochs,
+        objective=record.objectives[0],
+        folder=folder,
+        progress=progress,
+    )
+    if as_json:
+        found = {name: vars(estimate) for name, estimate in result.metrics.items()}
+        print_json({"trial": chosen.number, "folder": str(result.folder), "metrics": found})
+        return
+    table = Table("on the test split", "mean", "95 % interval")
+    for name, estimate in result.metrics.items():
+        table.add_row(name, f"{estimate.mean:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+    Console().print(table)
+    print(
+        f"Trial {chosen.number}, trained with {len(result.runs)} seeds; that of seed "
+        f"{result.chosen} is exported to {folder}. "
+        f"Use it: supermax predict {folder} FILE.csv -o answers.csv"
+    )
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A folder that refit exported.")],
+    file: Annotated[Path, typer.Argument(help="A CSV or JSONL file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .jsonl file.")],
+    text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
+    question: Annotated[str | None, typer.Option(help="The column of the questions.")] = None,
+    row_id: Annotated[str | None, typer.Option("--id", help="The column of the ids.")] = None,
+    with_text: Annotated[
+        bool, typer.Option("--with-text", help="Write texts and questions too.")
+    ] = False,
+    on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
+) -> None:
+    """Ask an exported model about the rows of a file.
+
+    Columns that are not named are guessed, as by `supermax init`. A research tool: it makes no
+    diagnosis.
+
+    \b
+    Examples:
+      supermax predict criteria-model notes.csv -o answers.csv
+      supermax predict criteria-model notes.csv -o answers.jsonl --text note --question asked
+    """
+    from supermax.agents.objective import here
+    from supermax.training.export import load_exported
+    from supermax.training.predict import predict_file
+    from supermax.training.steps import Execution
+
+    if on_bad not in ("stop", "skip"):
+        raise UserError(f"--on-bad is stop or skip, not {on_bad!r}.")
+    asks = load_exported(model).asks
+    guessed = guess_file(file)
+    columns = Columns(
+        text=text or guessed.role("text") or "text",
+        question=(question or guessed.role("question")) if asks or question else None,
+        id=row_id or guessed.role("id"),
+    )
+    done = predict_file(
+        model,
+        file,
+        columns,
+        out,
+        execution=here(Execution(device="auto")),
+        with_text=with_text,
+        on_bad=cast(Literal["stop", "skip"], on_bad),
+    )
+    used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
+    skipped = f", {done.skipped} bad rows skipped" if done.skipped else ""
+    print(f"{done.rows} rows answered in {done.out} ({used}{skipped}).")
+
+
+def replay(
+    trial: Annotated[int, typer.Argument(help="The trial's number.")],
+    study: Study = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="FILE.py:FUNCTION, for a study that `tune` did not make."),
+    ] = None,
+    storage: Storage = DEFAULT,
+) -> None:
+    """Run a trial again in the foreground, every launch on a GPU waited for, to the exact line.
+
+    Nothing is written to the study. What it raises is shown whole; the exit code is 1 then.
+
+    \b
+    Examples:
+      supermax replay 0
+      supermax replay 3 --study demo --objective program.py:objective
+    """
+    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+    record = read(the_study(storage, study))
+    found = record.trial(trial)
+    if not found.params:
+        raise UserError(f"Trial {trial} has no parameters: it never got as far as asking for any.")
+    run = load_objective(objective) if objective else _objective(record)
+    print(f"Trial {trial} of '{record.name}', which was {found.state.lower()}, again:")
+    try:
+        values = run_again(run, found, _say_step)
+    except Exception:
+        traceback.print_exc()
+        raise typer.Exit(_FAILED) from None
+    was = f" (it was {found.values})" if found.values else ""
+    print(f"It came to {values}{was}." if values else "It pruned itself.")
+
+
+def _say_step(step: int, value: float) -> None:
+    print(f"  step {step}: {value:.6g}", flush=True)
+
+
+# What a study of an agent is about.
+
+
+def _chosen(record: StudyRecord, number: int | None) -> TrialRecord:
+    if number is not None:
+        return record.trial(number)
+    ranked = record.ranking()
+    if not ranked:
+        raise UserError(f"No trial of '{record.name}' has come to a value yet; tune it further.")
+    return ranked[0]
+
+
+def _data(record: StudyRecord) -> tuple[Settings, Splits]:
+    """The settings it was searched with, and the same data, split in the same way."""
+    from supermax.search import data_of, remembered, whole
+
+    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
+    splits = data_of(settings)
+    known, now = record.experiment.get("data"), whole(splits).fingerprint
+    if known != now:
+        raise UserError(
+            f"The data of the study '{record.name}' is not what it was ({settings.data.path}). "
+            f"Put back what was searched, or tune on what is there under another name."
+        )
+    return settings, splits
+
+
+def _configured(record: StudyRecord, trial: TrialRecord) -> Any:
+    from supermax.agents.objective import configured
+    from supermax.space import nest
+
+    return configured(record.experiment["agent"], nest(trial.params), record.experiment["limits"])
+
+
+def _objective(record: StudyRecord) -> AgentObjective:
+    from supermax.agents.objective import AgentObjective
+    from supermax.search import cache_of
+    from supermax.space import space_of
+    from supermax.training.steps import Execution
+
+    settings, splits = _data(record)
+    space = space_of(record.study)
+    if space is None:
+        raise UserError(f"The study '{record.name}' does not remember its space.")
+    return AgentObjective(
+        record.experiment["agent"],
+        space,
+        splits.train,
+        splits.validation,
+        cache_of(settings),
+        record.objectives,
+        record.experiment["limits"],
+        Execution(device="auto", precision="auto"),
+    )
+
+
+def _seeds(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() for part in parts if part) or not any(parts):
+        raise UserError(f"--seeds is a number of seeds, or seeds with commas, not {text!r}.")
+    if len(parts) == 1:
+        return list(range(1, int(parts[0]) + 1))
+    return [int(part) for part in parts if part]

@@ -1,0 +1,190 @@
+"""Whether a run can start on this machine: one check after the other, none of which changes it.
+
+checks ──▶ Finding(good, warning or bad; what; what to do) ──▶ exit code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from supermax.engine import kernel
+from supermax.errors import SupermaxError
+from supermax.settings.units import size_text
+from supermax.study import connect, existing, without_password
+from supermax.words import in_short
+
+GOOD, WARNING, BAD = "good", "warning", "bad"
+_LEAST_DISK = 2 * 1024**3
+_LEAST_MEMORY = 2 * 1024**3
+_LEAST_FILES = 256
+
+
+@dataclass(frozen=True)
+class Finding:
+    about: str
+    state: str
+    text: str
+    advice: str = ""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def examine(checks: list[tuple[str, Check]]) -> list[Finding]:
+    """All findings; a check that breaks is a finding itself."""
+    found: list[Finding] = []
+    for about, check in checks:
+        try:
+            found += check()
+        except SupermaxError as error:
+            found.append(Finding(about, BAD, str(error)))
+        except Exception as error:  # the machine is what is examined
+            found.append(Finding(about, WARNING, f"cannot be looked at: {in_short(error)}"))
+    return found
+
+
+def python() -> Iterator[Finding]:
+    versions = []
+    for name in ("supermax", "optuna", "torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+    yield Finding("python", GOOD, f"{platform.python_version()} with {', '.join(versions)}")
+    if importlib.util.find_spec("torch") is None:
+        yield Finding(
+            "python", BAD, "torch is not installed", "pip install 'supermax[training]' for agents"
+        )
+
+
+def machine() -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    low = memory.available < _LEAST_MEMORY
+    yield Finding(
+        "machine",
+        WARNING if low else GOOD,
+        f"{kernel.cores()} cores, {size_text(memory.available)} of {size_text(memory.total)} "
+        f"memory free, {platform.system()} on {platform.machine()}",
+        "close what else is running" if low else "",
+    )
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft < _LEAST_FILES:
+        yield Finding(
+            "machine", WARNING, f"only {soft} files may be open at once", "ulimit -n 1024"
+        )
+
+
+def device() -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        there = kernel.gpus()
+        if there:
+            yield Finding(
+                "device",
+                BAD,
+                f"{there} GPU(s) are in this machine, and torch {torch.__version__} cannot use "
+                f"them",
+                "install a build of torch for CUDA, and check the driver with nvidia-smi",
+            )
+        else:
+            yield Finding("device", WARNING, "no GPU: trials run on the CPU")
+        return
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        yield Finding(
+            "device",
+            GOOD if free > total / 2 else WARNING,
+            f"GPU {i}: {torch.cuda.get_device_name(i)}, {size_text(free)} of {size_text(total)} "
+            f"free, CUDA {torch.version.cuda}",
+            "" if free > total / 2 else "somebody else uses it: see below, or wait",
+        )
+    yield from _others_on_the_gpu()
+    conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+    yield Finding("device", GOOD, f"allocator settings: {conf or 'torch as it comes'}")
+
+
+def _others_on_the_gpu() -> Iterator[Finding]:
+    if shutil.which("nvidia-smi") is None:
+        return
+    query = "--query-compute-apps=pid,used_memory,process_name", "--format=csv,noheader"
+    done = subprocess.run(
+        ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
+    )
+    for line in done.stdout.splitlines():
+        if line.strip():
+            yield Finding("device", WARNING, f"in use by {line.strip()}")
+
+
+def storage(where: str) -> Iterator[Finding]:
+    shown = without_password(where)
+    file = Path(where).expanduser() if "://" not in where else None
+    if file is not None and not file.exists():
+        yield from folder("storage", file.absolute().parent)
+        yield Finding("storage", GOOD, f"{shown} is not there yet; it will be made")
+        return
+    backend = existing(where) if file is not None else connect(where)
+    studies = backend.get_all_studies()
+    yield Finding("storage", GOOD, f"{shown} holds {len(studies)} studies")
+    if file is not None:
+        yield from folder("storage", file.absolute().parent)
+        if not os.access(file, os.W_OK):
+            yield Finding("storage", BAD, f"{shown} cannot be written", f"chmod u+w {file}")
+
+
+def folder(about: str, path: Path) -> Iterator[Finding]:
+    """It can be written, and there is room in it."""
+    there = path
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x" * 4096)
+    except OSError as error:
+        yield Finding(
+            about,
+            BAD,
+            f"{there} cannot be written: {error.strerror}",
+            "make room, or chmod u+w",
+        )
+        return
+    free = shutil.disk_usage(there).free
+    yield Finding(
+        about,
+        GOOD if free >= _LEAST_DISK else WARNING,
+        f"{there} has {size_text(free)} free",
+        "" if free >= _LEAST_DISK else "supermax clean shows what could go",
+    )
+
+
+def models(names: list[str]) -> Iterator[Finding]:
+    if importlib.util.find_spec("torch") is None:
+        return
+    from supermax.training.sources import find_all
+
+    found, missing = find_all(names)
+    for name, source in found.items():
+        if source.trained:
+            yield Finding("models", GOOD, f"{name} is here")
+        else:
+            yield Finding("models", WARNING, f"{name} is made from its configuration, untrained")
+    for name, why in missing.items():
+        yield Finding("models", WARNING, f"{name} is missing", why)
+
+
+def exit_code(found: list[Finding]) -> int:
+    """0: a run can start."""
+    return int(any(finding.state == BAD for finding in found))
