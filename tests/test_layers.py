@@ -36,6 +36,7 @@ ALLOWED = {
         "words",
     },
     "search": {
+        "records",
         "tuning",
         "study",
         "agents",
@@ -44,6 +45,21 @@ ALLOWED = {
         "space",
         "errors",
         "words",
+    },
+    "frames": {"records", "errors"},
+    "api": {
+        "search",
+        "tuning",
+        "study",
+        "records",
+        "frames",
+        "report",
+        "settings",
+        "agents",
+        "training",
+        "engine",
+        "space",
+        "errors",
     },
     "cleaning": {"records", "engine"},
     "doctor": {"study", "training", "settings", "engine", "errors", "words"},
@@ -71,7 +87,7 @@ ALLOWED = {
         "words",
     },
     "__main__": {"cli"},
-    "__init__": {"run", "study", "engine", "space", "errors"},
+    "__init__": {"api", "run", "study", "engine", "space", "errors"},
 }
 
 

@@ -36,6 +36,7 @@ from supermax.run import optimize
 
 if TYPE_CHECKING:
     from supermax import space
+    from supermax.api import Study
     from supermax.space import Space
     from supermax.study import open_study
 
@@ -45,6 +46,7 @@ __all__ = [
     "Infeasible",
     "RunHalted",
     "Space",
+    "Study",
     "Summary",
     "SupermaxError",
     "Trial",
@@ -55,7 +57,11 @@ __all__ = [
     "retry",
     "space",
 ]
-_LATER = {"Space": "supermax.space", "open_study": "supermax.study"}
+_LATER = {
+    "Space": "supermax.space",
+    "Study": "supermax.api",
+    "open_study": "supermax.study",
+}
 
 
 def __getattr__(name: str) -> Any:

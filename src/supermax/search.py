@@ -17,11 +17,14 @@ import optuna
 from optuna.pruners import BasePruner
 
 from supermax.agents.fitting import fitted
+from supermax.agents.objective import configured
 from supermax.errors import UserError
+from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.settings.units import size_text
-from supermax.space import Space, load, narrowed, preset
+from supermax.space import Space, load, narrowed, nest, preset
 from supermax.study import without_password
+from supermax.training.config import Config
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
@@ -103,6 +106,12 @@ def remembered(kept: object, name: str) -> Settings:
             f"is about is not known."
         )
     return Settings.model_validate(kept)
+
+
+def config_of(record: StudyRecord, trial: TrialRecord) -> Config:
+    """The configuration of a trial, to train it again."""
+    experiment = record.experiment
+    return configured(experiment["agent"], nest(trial.params), experiment["limits"])
 
 
 def storage_of(settings: Settings) -> str:

@@ -135,7 +135,7 @@ def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> N
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(
             listed(head, found) + "\nTheir values cannot be compared. Give this search another "
-            "name or another storage."
+            "name or another storage (--set name=… or --storage …)."
         )
 
 

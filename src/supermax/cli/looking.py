@@ -19,7 +19,7 @@ from supermax.engine.folder import write_atomically
 from supermax.errors import EnvironmentFault, UserError
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
 from supermax.settings.units import size_text
-from supermax.words import ended, listed, nearest
+from supermax.words import ended, listed, nearest, printable
 
 Study = Annotated[
     str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")
@@ -54,7 +54,7 @@ def best(
         table.add_row(
             str(trial.number),
             *values,
-            Text(trial.encoder or "–"),
+            _text(trial.encoder or "–"),
             "–" if epoch is None else str(epoch),
             _time(trial.seconds),
         )
@@ -130,7 +130,7 @@ def compare(
     table.add_row("state", *(trial.state.lower() for trial in found))
     for i, name in enumerate(record.objectives):
         shown = [f"{t.values[i]:.6g}" if t.values else "–" for t in found]
-        table.add_row(Text(name), *shown)
+        table.add_row(_text(name), *shown)
     names = dict.fromkeys(name for trial in found for name in trial.params)
     same = []
     for name in names:
@@ -138,14 +138,14 @@ def compare(
         if all(value == values[0] for value in values):
             same.append(f"{name} = {_value(values[0])}")
         else:
-            table.add_row(Text(name), *(Text(_value(value)) for value in values))
+            table.add_row(_text(name), *(_text(_value(value)) for value in values))
     table.add_row("curve", *(sparkline(list(trial.curve.values())) for trial in found))
     table.add_row("time", *(_time(trial.seconds) for trial in found))
     table.add_row("memory", *(_peak(trial) for trial in found))
     console = _console()
     console.print(table)
     if same:
-        console.print(Text("The same in all: " + ", ".join(same)))
+        console.print(_text("The same in all: " + ", ".join(same)))
 
 
 def faults(
@@ -160,7 +160,7 @@ def faults(
     \b
     Examples:
       supermax faults
-      supermax faults criteria --kind exception --json
+      supermax faults criteria --trial 0 --json
     """
     record = read(the_study(storage, study))
     found = record.trial(trial).faults if trial is not None else record.faults()
@@ -185,7 +185,7 @@ def faults(
         trials = ", ".join(numbers[:5]) + (" …" if len(numbers) > 5 else "")
         ends = Counter(record.trial(int(n)).state.lower() for n in numbers)
         became = ", ".join(f"{n} {state}" for state, n in ends.items())
-        table.add_row(Text(name), culprit, str(len(some)), trials, became)
+        table.add_row(_text(name), culprit, str(len(some)), trials, became)
     console.print(table)
     for some in groups.values():
         last = some[-1]
@@ -296,7 +296,7 @@ def _nothing(record: StudyRecord) -> str:
 
 def _print_params(console: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
-        console.print(Text(f"  {name} = {_value(value)}"))
+        console.print(_text(f"  {name} = {_value(value)}"))
 
 
 def _value(value: Any) -> str:
@@ -334,7 +334,7 @@ def _print_fault(console: Console, fault: FaultRecord, *, whole: bool = True) ->
     if fault.advice:
         points.append(f"What to do: {fault.advice}")
     head = f"Trial {fault.trial}, attempt {fault.attempt}: {fault.kind}"
-    console.print(Text(listed(head, points)))
+    console.print(_text(listed(head, points)))
     for what, text in (("Traceback", fault.traceback), ("Log", fault.log_tail)):
         if text and text.strip():
             lines = text.strip().splitlines()
@@ -344,7 +344,7 @@ def _print_fault(console: Console, fault: FaultRecord, *, whole: bool = True) ->
 
 
 def _set_in(text: str) -> Text:
-    return Text("\n".join(f"    {line}" for line in text.strip().splitlines()))
+    return _text("\n".join(f"    {line}" for line in text.strip().splitlines()))
 
 
 def _time(seconds: float | None) -> str:
@@ -355,6 +355,11 @@ def _time(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _text(said: str) -> Text:
+    """As it stands, less what would move the cursor."""
+    return Text(printable(said))
 
 
 def _console() -> Console:

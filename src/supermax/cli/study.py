@@ -42,7 +42,9 @@ app.info.no_args_is_help = True
 def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
     """List the studies of a storage with their versions.
 
-    Example: supermax study list --storage study.db
+    \b
+    Example:
+      supermax study list --storage study.db
     """
     backend = opened(storage)
     rows = []
@@ -70,7 +72,9 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
 def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
     """Show a study: its trials by state, the best one, its space, where its trials came from.
 
-    Example: supermax study show criteria --storage study.db
+    \b
+    Example:
+      supermax study show criteria
     """
     study = find_study(opened(storage), name)
     facts = _facts(study)
@@ -112,8 +116,10 @@ def diff(
 ) -> None:
     """Say what differs between the space of a study and another space.
 
-    Examples: supermax study diff criteria space.yaml
-              supermax study diff criteria@2 criteria
+    \b
+    Examples:
+      supermax study diff criteria space.yaml
+      supermax study diff criteria@2 criteria
     """
     backend = opened(storage)
     study = find_study(backend, name)
@@ -152,7 +158,9 @@ def migrate(
 ) -> None:
     """Open the next version of a study with a changed space, its trials carried over.
 
-    Example: supermax study migrate criteria space.yaml --storage study.db
+    \b
+    Example:
+      supermax study migrate criteria space.yaml
     """
     if on_change not in ON_CHANGE:
         raise UserError(
@@ -181,7 +189,9 @@ def retry(
 ) -> None:
     """Queue failed trials to be run again, under new numbers.
 
-    Example: supermax study retry criteria --state fail --storage study.db
+    \b
+    Example:
+      supermax study retry criteria --state fail
     """
     known = {"fail": TrialState.FAIL, "pruned": TrialState.PRUNED}
     wanted = [s.lower() for s in state or ["fail"]]
@@ -206,7 +216,9 @@ def delete(
 ) -> None:
     """Delete a study for good, after saying what is lost and asking.
 
-    Example: supermax study delete criteria@2 --storage study.db
+    \b
+    Example:
+      supermax study delete criteria@2 --yes
     """
     backend = opened(storage)
     versions = [v.study_name for v in find_versions(backend, name)]

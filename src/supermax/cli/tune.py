@@ -73,9 +73,9 @@ def tune(
 
     \b
     Examples:
-      supermax tune criteria --preset demo --trials 4
+      supermax tune criteria --trials 2 --set epochs=1
       supermax tune notes.yaml --workers 2 --timeout 8h
-      supermax tune all --set epochs=2 --set optim.lr=1e-3 --trials 2
+      supermax tune all --trials 1 --set epochs=1 --set data.posts=60 --set optim.lr=1e-3
     """
     given = {
         "preset": preset,

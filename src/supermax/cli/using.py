@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 from rich.console import Console
@@ -53,7 +53,7 @@ def refit(
       supermax refit criteria --trial 0 --seeds 1, -o first-model
     """
     from supermax.agents.objective import here
-    from supermax.search import cache_of
+    from supermax.search import cache_of, config_of
     from supermax.training.refit import refit as train_again
     from supermax.training.steps import Execution
 
@@ -61,7 +61,7 @@ def refit(
     chosen = _chosen(record, trial)
     settings, splits = _data(record)
     folder = out or Path(f"{record.name}-model")
-    config = _configured(record, chosen)
+    config = config_of(record, chosen)
     epochs = int(chosen.result.get("best_epoch") or config.train.epochs)
 
     def progress(seed: int, epoch: int, loss: float) -> None:
@@ -114,7 +114,7 @@ def predict(
     \b
     Examples:
       supermax predict criteria-model notes.csv -o answers.csv
-      supermax predict criteria-model notes.csv -o answers.jsonl --text note --question asked
+      supermax predict criteria-model notes.csv -o answers.jsonl --with-text
     """
     from supermax.agents.objective import here
     from supermax.training.export import load_exported
@@ -160,7 +160,7 @@ def replay(
     \b
     Examples:
       supermax replay 0
-      supermax replay 3 --study demo --objective program.py:objective
+      supermax replay 1 --storage study.db --objective program.py:objective
     """
     os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     record = read(the_study(storage, study))
@@ -207,13 +207,6 @@ def _data(record: StudyRecord) -> tuple[Settings, Splits]:
             f"Put back what was searched, or tune on what is there under another name."
         )
     return settings, splits
-
-
-def _configured(record: StudyRecord, trial: TrialRecord) -> Any:
-    from supermax.agents.objective import configured
-    from supermax.space import nest
-
-    return configured(record.experiment["agent"], nest(trial.params), record.experiment["limits"])
 
 
 def _objective(record: StudyRecord) -> AgentObjective:

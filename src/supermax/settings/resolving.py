@@ -93,7 +93,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Value]:
     if isinstance(found.data.get("data"), str):
         found.data["data"] = {"path": found.data["data"]}
     layers: dict[str, Value] = {}
-    for key, value, at in _flattened(found.data):
+    for key, value, at in flattened(found.data):
         line = found.place(at)[1]
         layers[key] = Value(value, f"{path.name}, line {line}")
     _beside(layers, path)
@@ -130,14 +130,15 @@ def _unknown(layers: Mapping[str, Value]) -> list[str]:
     return wrong
 
 
-def _flattened(
+def flattened(
     data: Mapping[str, Any], before: str = "", at: tuple[str | int, ...] = ()
 ) -> list[tuple[str, Any, tuple[str | int, ...]]]:
+    """Keys of the parts behind a dot, each with its value and its place."""
     found = []
     for key, value in data.items():
         name, place = f"{before}{key}", (*at, key)
-        if isinstance(value, dict) and name not in _WHOLE and value:
-            found += _flattened(value, f"{name}.", place)
+        if isinstance(value, dict) and name not in _WHOLE:
+            found += flattened(value, f"{name}.", place)
         elif value is not None:
             found.append((name, value, place))
     return found
@@ -205,15 +206,10 @@ def _validated(layers: Mapping[str, Value], problems: list[str]) -> Settings | N
     except ValidationError as error:
         for detail in error.errors():
             where = [str(part) for part in detail["loc"]]
-            if _is_said(where, problems):
-                continue
+            if detail["type"] == "missing" and where[0] in ("trials", "epochs") and problems:
+                continue  # of an agent or preset that is not known
             problems.append(_wrong(where, detail, layers))
         return None
-
-
-def _is_said(where: list[str], problems: list[str]) -> bool:
-    """An agent or preset that is not known leaves keys without a value, which says nothing."""
-    return bool(problems) and where[0] in ("trials", "epochs")
 
 
 def _wrong(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
@@ -224,7 +220,7 @@ def _wrong(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
     if detail["type"] == "missing":
         if where == ["agent"]:
             return f"No agent is named. There are {', '.join(AGENTS)}."
-        return f"{source}{key}: it is missing."
+        return f"{'.'.join(where)}: it is missing."
     if detail["type"] == "literal_error":
         known = re.findall("'([^']*)'", detail["ctx"]["expected"])
         near = nearest(str(detail["input"]), known)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import resource
+from pathlib import Path
 
 import torch
 
@@ -18,8 +21,19 @@ def hold_to(execution: Execution) -> None:
         share = 1.0 if execution.memory is None else min(1.0, execution.memory / total)
         torch.cuda.set_per_process_memory_fraction(share, device)
         return
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    soft = hard if execution.memory is None else execution.memory
-    if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard) if soft != resource.RLIM_INFINITY else hard
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = hard if execution.memory is None else libraries() + execution.memory
+    if resource.RLIM_INFINITY not in (wanted, hard):
+        wanted = min(wanted, hard)
+    if wanted != soft:
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+
+
+@functools.cache
+def libraries() -> int:
+    """Bytes of data that this process had before its first trial: they are not the trial's."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmData:"):
+                return int(line.split()[1]) * 1024
+    return 0

@@ -30,7 +30,8 @@ class Execution:
     precision: str = "fp32"
     threads: int | None = None
     memory: int | None = None
-    """Bytes that it may take: of the device, or of its own data where there is none."""
+    """Bytes that it may take: of the device, or of memory beyond the libraries where there is
+    none."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,141 @@
+"""`supermax.Study`: a search from Python, as `supermax tune` does it, and what it came to.
+
+settings ──from_config()──▶ Study ──run()──▶ frame(), figures(), report(), refit()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from supermax import search
+from supermax.agents.objective import here
+from supermax.engine.summary import Summary
+from supermax.errors import UserError
+from supermax.records import StudyRecord, TrialRecord, read
+from supermax.settings import Resolved, Settings, resolve
+from supermax.settings.resolving import Value, flattened
+from supermax.space.presets import presets
+from supermax.space.versions import find_versions
+from supermax.study import existing
+from supermax.training.refit import Refit
+from supermax.training.refit import refit as train_again
+from supermax.training.steps import Execution
+from supermax.tuning import Tuned
+
+if TYPE_CHECKING:
+    import pandas
+    from plotly.graph_objects import Figure
+
+
+class Study:
+    """A search over an agent. Nothing happens before run(); running again goes on."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._resolved = resolved
+        self._search: search.Search | None = None
+        self._tuned: Tuned | None = None
+
+    @classmethod
+    def from_config(
+        cls, config: str | Path | Mapping[str, Any] | None = None, **settings: Any
+    ) -> Study:
+        """From a YAML file as `supermax init` writes it, from a mapping, from keywords, or from
+        a file with keywords over it. Raises UserError with all that is wrong."""
+        file = Path(config).expanduser() if isinstance(config, (str, Path)) else None
+        given: dict[str, Any] = {**(config if isinstance(config, Mapping) else {}), **settings}
+        agent = given.pop("agent", None)
+        values = {key: Value(value, key) for key, value, _ in flattened(given)}
+        return cls(resolve(agent, file=file, flags=values, presets=presets(), parameters={}))
+
+    @property
+    def settings(self) -> Settings:
+        return self._resolved.settings
+
+    def plan(self) -> list[str]:
+        """What is about to be done, as `supermax tune` prints it."""
+        return search.plan(self._prepared())
+
+    def run(self, **options: Any) -> Study:
+        """Search to the settings' number of trials. `options` go to supermax.optimize."""
+        prepared = self._prepared()
+        with search.tracked(prepared):
+            self._tuned = prepared.tuning.run(**{**prepared.options, **options})
+        return self
+
+    def _prepared(self) -> search.Search:
+        if self._search is None:
+            self._search = search.prepared(self._resolved, tell=lambda _: None)
+        return self._search
+
+    # What it came to.
+
+    @property
+    def summary(self) -> Summary:
+        """Of the last run here."""
+        if self._tuned is None:
+            raise UserError("This study has not run here yet: call run() first.")
+        return self._tuned.summary
+
+    @property
+    def study(self) -> optuna.Study:
+        """Optuna's, newest version; also of a run that was somewhere else."""
+        if self._tuned is not None:
+            return self._tuned.study
+        storage = existing(search.storage_of(self.settings))
+        versions = find_versions(storage, self.settings.study)
+        if not versions:
+            raise UserError(f"There is no study '{self.settings.study}' yet: call run() first.")
+        return versions[-1]
+
+    @property
+    def record(self) -> StudyRecord:
+        """Trials with their attempts, faults, curves and logs, as they are now."""
+        return read(self.study)
+
+    def best(self) -> TrialRecord:
+        ranked = self.record.ranking()
+        if not ranked:
+            raise UserError(f"No trial of '{self.settings.study}' has come to a value yet.")
+        return ranked[0]
+
+    def frame(self) -> pandas.DataFrame:
+        """A row for each trial: state, values, parameters, metrics, time and memory."""
+        from supermax.frames import frame
+
+        return frame(self.record)
+
+    def figures(self) -> dict[str, Figure]:
+        """All pictures of the report that make sense for this study, by name."""
+        from supermax.report import figures
+
+        return figures(self.record)
+
+    def report(self, path: str | Path) -> Path:
+        """One HTML file with everything."""
+        from supermax.report import write_report
+
+        return write_report(self.record, Path(path))
+
+    def refit(
+        self, folder: str | Path, *, seeds: Sequence[int] = (1, 2, 3), trial: int | None = None
+    ) -> Refit:
+        """Train the best trial, or another, for good and export it to the folder."""
+        record = self.record
+        chosen = self.best() if trial is None else record.trial(trial)
+        config = search.config_of(record, chosen)
+        splits = self._prepared().tuning.splits
+        assert splits is not None
+        return train_again(
+            config,
+            splits,
+            seeds=seeds,
+            cache=search.cache_of(self.settings),
+            execution=here(Execution(device="auto", precision="auto")),
+            epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
+            objective=record.objectives[0],
+            folder=folder,
+        )

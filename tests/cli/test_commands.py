@@ -1,0 +1,205 @@
+"""Every command on a real study, and every example of every help."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from supermax.space import load, narrowed
+from tests.cli.helping import commands, examples, inside, make_playground, sm
+
+pytestmark = [pytest.mark.usefixtures("quick"), pytest.mark.xdist_group("commands")]
+EXAMPLES = [(name, line) for name, command in commands().items() for line in examples(command)]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("playground")
+    make_playground(folder)
+    return folder
+
+
+@pytest.fixture
+def playground(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy to do anything in."""
+    folder = tmp_path / "here"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_every_command_has_an_example() -> None:
+    without = [name for name, command in commands().items() if not examples(command)]
+    assert without == []
+
+
+@pytest.mark.parametrize(("name", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_every_example_of_every_help_runs(name: str, line: str, playground: Path) -> None:
+    prepare(name, playground)
+    args = shlex.split(line)[1:]
+    assert " ".join(args).startswith(name)
+    if args[0] == "tune":
+        args.append("--no-supervisor")
+    sm(*args, code=1 if "program.py:objective" in args else 0)  # the trial that failed
+
+
+def prepare(name: str, folder: Path) -> None:
+    """What an example takes for granted."""
+    if name == "tune":
+        (folder / "supermax.db").unlink()
+        shutil.rmtree(folder / "supermax.db.supermax")
+    if name == "refit":
+        shutil.rmtree(folder / "criteria-model")
+    if name in ("study migrate", "study diff", "study delete"):
+        space = narrowed(load("demo/criteria"), {"text.max_length": {"low": 48, "high": 64}})
+        (folder / "space.yaml").write_text(yaml.safe_dump(space.data()))
+    if name in ("study diff", "study delete"):
+        sm("study", "migrate", "criteria", "space.yaml")
+
+
+def test_the_best_trials_come_with_their_parameters(playground: Path) -> None:
+    found = json.loads(sm("best", "criteria", "--json", "--top", "2"))
+    assert len(found) == 2
+    assert found[0]["values"]["macro_f1"] >= found[1]["values"]["macro_f1"]
+    assert found[0]["params"]["encoder.name"] == "tiny"
+    assert "tiny" in sm("best")
+
+
+def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> None:
+    said = sm("show", "0", "--storage", "supermax.db")
+    for words in ("Curve:", "Peak memory:", "Metrics: macro_f1", "Attempt 1 in cell", "optim.lr"):
+        assert words in said
+    crashed = sm("show", "2", "--storage", "study.db")
+    assert "signal SIGSEGV" in crashed
+    assert "last words" in crashed
+    assert "\x1b" not in crashed
+
+
+def test_trials_side_by_side(playground: Path) -> None:
+    said = sm("compare", "0", "1")
+    assert "trial 0" in said
+    assert "trial 1" in said
+    assert "The same in all: encoder.name = tiny" in said
+    assert len(json.loads(sm("compare", "0", "1", "--json"))) == 2
+    assert "from two to" in sm("compare", "0", "0", code=2)
+
+
+def test_faults_come_with_evidence_and_advice(playground: Path) -> None:
+    said = sm("faults", "--storage", "study.db")
+    for words in ("signal SIGSEGV", "exception", "never works with [x]", "What to do:", "x ="):
+        assert words in said
+    (one,) = json.loads(sm("faults", "--storage", "study.db", "--kind", "exception", "--json"))
+    assert one["trial"] == 1
+    assert "ValueError" in one["traceback"]
+    assert 0 <= one["params"]["x"] <= 1
+    assert "did you mean 'exception'" in sm(
+        "faults", "--storage", "study.db", "--kind", "excepton", code=2
+    )
+    assert "no fault" in sm("faults")
+
+
+def test_the_best_are_exported_as_json_and_csv(playground: Path) -> None:
+    sm("export", "--top", "2")
+    rows = json.loads((playground / "criteria-best.json").read_text())
+    with (playground / "criteria-best.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["trial"] for row in rows] == [int(line["trial"]) for line in table]
+    assert float(table[0]["macro_f1"]) == rows[0]["values"]["macro_f1"]
+    assert table[0]["params.encoder.name"] == "tiny"
+    assert "neither JSON nor CSV" in sm("export", "-o", "best.txt", code=2)
+    assert "cannot be written" in sm("export", "-o", "nowhere/best.csv", code=3)
+
+
+def test_a_trial_replayed_comes_to_the_same(playground: Path) -> None:
+    said = sm("replay", "0")
+    now, was = re.findall(r"\[(.*?)\]", said)
+    assert now == was
+    failed = sm(
+        "replay", "1", "--storage", "study.db", "--objective", "program.py:objective", code=1
+    )
+    assert "program.py" in failed
+    assert "line 9" in failed
+    assert "never works" in failed
+    unknown = sm("replay", "1", "--storage", "study.db", code=2)
+    assert "was not made by `supermax tune`" in unknown
+    wrong = sm(
+        "replay", "1", "--storage", "study.db", "--objective", "program.py:objectiv", code=2
+    )
+    assert "did you mean 'objective'" in wrong
+
+
+def test_predictions_name_the_columns_they_took(playground: Path) -> None:
+    said = sm("predict", "criteria-model", "notes.csv", "-o", "answers.csv")
+    assert "60 rows answered" in said
+    assert "text from 'what was said', question from 'asked'" in said
+    wrong = sm("predict", "criteria-model", "notes.csv", "-o", "a.csv", "--text", "said", code=2)
+    assert "there is no column 'said'" in wrong
+    assert "not a model that Supermax exported" in sm(
+        "predict", "nowhere", "notes.csv", "-o", "a.csv", code=2
+    )
+
+
+def test_what_could_go_is_said_and_goes_only_on_agreement(playground: Path) -> None:
+    trials = playground / "supermax.db.supermax" / "criteria" / "trials"
+    best = json.loads(sm("best", "--json", "--top", "1"))[0]["trial"]
+    weights = {int(p.parent.name) for p in trials.glob("*/weights.safetensors")}
+    assert len(weights) == 3
+    assert "weights that are not among the best 1" in sm("clean", "--top", "1", "--dry-run")
+    assert len(list(trials.glob("*/weights.safetensors"))) == 3
+    assert "freed" in sm("clean", "--top", "1", "--yes")
+    assert [int(p.parent.name) for p in trials.glob("*/weights.safetensors")] == [best]
+    assert not (playground / "supermax-cache").exists()
+    assert len(json.loads(sm("best", "--json"))) == 3
+    assert "Nothing could go" in sm("clean", "--top", "1", "--yes")
+
+
+def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
+    said = sm("doctor", "--preset", "demo", "--data", "notes.yaml")
+    assert "A run can start." in said
+    assert "60 texts to classify: no 40 (67%), yes 20 (33%)" in said
+    (playground / "notes.csv").unlink()
+    broken = sm("doctor", "--preset", "demo", "--data", "notes.yaml", code=1)
+    assert "There is no file" in broken
+    found = json.loads(sm("doctor", "--preset", "demo", "--json"))
+    assert {finding["about"] for finding in found} >= {"python", "machine", "device", "storage"}
+
+
+def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> None:
+    said = sm("tune", "notes.yaml", "--no-supervisor", "--workers", "2")
+    for words in (
+        "60 texts to classify: no 40 (67%), yes 20 (33%)",
+        "tiny (not pretrained)",
+        "2 trials of up to 1 epochs, 2 at a time",
+        "of weights and states",
+        "workers = 2 (--workers)",
+        "epochs = 1 (notes.yaml, line",
+        "patience = 3 (preset demo)",
+        "Best so far: trial",
+    ):
+        assert words in said
+    again = sm("tune", "notes.yaml", "--no-supervisor", "--trials", "3")
+    assert "3 finished trials" in again
+    assert json.loads(sm("study", "show", "notes", "--json"))["finished"] == 3
+
+
+def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
+    sm("tune", "notes.yaml", "--no-supervisor", "--trials", "1")
+    with (playground / "notes.csv").open("a") as file:
+        file.write("p99,slept at last,Does the person sleep badly?,no\n")
+    assert "is not what it was" in sm("refit", "notes", code=2)
+
+
+def test_a_budget_of_memory_is_kept(playground: Path) -> None:
+    """A trial that needs more fails as on a machine of that size, and is told as what it is."""
+    with inside(playground):
+        sm("tune", "notes.yaml", "--no-supervisor", "--set", "name=small", "--trials", "1",
+           "--gpu-memory", "8MB", "--set", "retries=0")  # fmt: skip
+    (fault,) = json.loads(sm("faults", "small", "--json"))
+    assert fault["kind"] == "host out of memory"

@@ -1,0 +1,101 @@
+"""Whose table it is, guessed; and a file of settings that nobody's file is lost to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from supermax.errors import UserError
+from supermax.training.data.guessing import guess, guess_file
+from tests.cli.helping import inside, sm, table
+
+
+def roles(cells: dict[str, list[str]]) -> dict[str, str]:
+    return {found.role: found.column for found in guess(cells, "mine.csv").columns}
+
+
+def test_names_that_say_nothing_are_told_apart_by_what_they_hold() -> None:
+    long = [f"on day {i} somebody wrote a long and quiet sentence" for i in range(12)]
+    cells = {
+        "a": [str(i) for i in range(12)],
+        "b": long,
+        "c": ["Is it long?"] * 12,
+        "d": ["x", "y"] * 6,
+        "e": ["a long and quiet" if i % 2 else "" for i in range(12)],
+    }
+    found = guess(cells, "mine.csv")
+    assert roles(cells) == {"text": "b", "answer": "e", "question": "c", "label": "d"}
+    assert found.unused == ("a",)
+    assert found.agent == "share"
+    assert found.labels == ("x", "y")
+
+
+def test_names_are_taken_at_their_word_where_the_cells_agree() -> None:
+    words = [f"some words about number {i}" for i in range(8)]
+    cells = {
+        "id": [f"r{i}" for i in range(8)],
+        "patient_id": ["p1", "p2"] * 4,
+        "Text": words,
+        "fold": ["train", "dev", "test", "train"] * 2,
+        "final_label": ["0", "1"] * 4,
+    }
+    assert roles(cells) == {
+        "split": "fold",
+        "id": "id",
+        "group": "patient_id",
+        "text": "Text",
+        "label": "final_label",
+    }
+    twice = {**cells, "id": ["r1"] * 8, "fold": ["a"] * 8}
+    assert "id" not in roles(twice)
+    assert "split" not in roles(twice)
+
+
+def test_a_table_without_texts_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="no column that holds texts"):
+        guess({"a": ["1", "2"], "b": ["x", "y"]}, "mine.csv")
+
+
+def test_the_guess_is_shown_and_no_text_of_anybody(tmp_path: Path) -> None:
+    table(tmp_path / "my notes.csv")
+    with inside(tmp_path):
+        said = sm("init", "my notes.csv")
+        written = (tmp_path / "my notes.yaml").read_text()
+    for words in ("text", "what was said", "asked", "verdict", "patient", "criteria"):
+        assert words in said
+    for text in (said, written):
+        assert "awake" not in text
+        assert "stone" not in text
+    assert guess_file(tmp_path / "my notes.csv").role("text") == "what was said"
+
+
+def test_no_file_is_written_over(tmp_path: Path) -> None:
+    with inside(tmp_path):
+        sm("init", "joint")
+        mine = (tmp_path / "joint.yaml").read_text() + "# mine\n"
+        (tmp_path / "joint.yaml").write_text(mine)
+        assert "is there already" in sm("init", "joint", code=2)
+        assert (tmp_path / "joint.yaml").read_text() == mine
+        sm("init", "joint", "--force")
+        assert "# mine" not in (tmp_path / "joint.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("critera",), "did you mean 'criteria'"),
+        (("nowhere.csv",), "There is no file"),
+        (("empty.csv",), "is empty"),
+        (("picture.png",), "neither CSV nor JSONL"),
+        (("criteria", "-o", "no/such/folder.yaml"), "cannot be written"),
+        (("criteria", "--agent", "jiont"), "did you mean 'joint'"),
+    ],
+)
+def test_what_cannot_be_begun_with_is_a_sentence(
+    tmp_path: Path, args: tuple[str, ...], words: str
+) -> None:
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    with inside(tmp_path):
+        assert words in sm("init", *args, code=2)

@@ -1,0 +1,200 @@
+"""The supervisor: what it decides, and real processes that die under it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supermax import supervise
+from supermax.supervise import Again, Done, decide
+from tests.conftest import eventually
+
+PROGRAM = """
+import os, pathlib, signal, sys, time
+count = pathlib.Path("count")
+n = int(count.read_text()) + 1 if count.exists() else 1
+count.write_text(str(n))
+beat = lambda: os.write(int(os.environ["SUPERMAX_BEAT"]), b".")
+"""
+RUNNER = """
+import sys
+from supermax import supervise
+supervise._FIRST_PAUSE = 0.02
+supervise._LONGEST_PAUSE = 0.05
+say = lambda text: print(text, file=sys.stderr, flush=True)
+sys.exit(supervise.Supervisor([sys.executable, "program.py"], say).run())
+"""
+
+
+def start(folder: Path, program: str) -> subprocess.Popen[str]:
+    (folder / "program.py").write_text(PROGRAM + program)
+    return subprocess.Popen(
+        [sys.executable, "-c", RUNNER], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[int, str]]:
+    """A supervisor in this very process; gives its exit code and what it said."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.02)
+    monkeypatch.setattr(supervise, "_LONGEST_PAUSE", 0.05)
+
+    def supervised(program: str) -> tuple[int, str]:
+        (tmp_path / "program.py").write_text(PROGRAM + program)
+        said: list[str] = []
+        code = supervise.Supervisor([sys.executable, "program.py"], said.append).run()
+        return code, "\n".join(said)
+
+    return supervised
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
+    said = process.communicate(timeout=30)[1]
+    return process.returncode, said
+
+
+def starts(folder: Path) -> int:
+    return int((folder / "count").read_text())
+
+
+@given(st.integers(-31, 255), st.integers(1, 100), st.booleans())
+def test_a_run_that_ended_of_its_own_accord_is_never_started_again(
+    code: int, deaths: int, asked: bool
+) -> None:
+    decision = decide(code, deaths, asked)
+    abnormal = code == 1 or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
+    assert isinstance(decision, Again) == (abnormal and not asked and deaths < 10)
+    if isinstance(decision, Again):
+        assert 0 < decision.delay <= 60
+    else:
+        assert decision.code == (code if code >= 0 else 128 - code)
+
+
+def test_pauses_grow_and_end() -> None:
+    pauses = [decide(-9, deaths, False) for deaths in range(1, 11)]
+    assert [p.delay for p in pauses if isinstance(p, Again)][:4] == [1, 2, 4, 8]
+    assert pauses[-1] == Done(137, gave_up=True)
+
+
+def test_a_killed_run_is_started_again_until_it_is_done(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    code, said = run("if n < 4: os.kill(os.getpid(), signal.SIGKILL)")
+    assert (code, starts(tmp_path)) == (0, 4)
+    assert said.count("SIGKILL") == 3
+
+
+def test_a_run_that_finishes_trials_may_die_as_often_as_it_likes(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    code, _ = run("beat()\nif n < 15: os._exit(1)")
+    assert (code, starts(tmp_path)) == (0, 15)
+
+
+def test_one_that_finishes_none_is_given_up(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    code, said = run("os._exit(1)")
+    assert (code, starts(tmp_path)) == (1, 10)
+    assert "10 times in a row without finishing a trial" in said
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 5])
+def test_a_mistake_is_not_tried_again(
+    tmp_path: Path, code: int, run: Callable[[str], tuple[int, str]]
+) -> None:
+    assert run(f"sys.exit({code})")[0] == code
+    assert starts(tmp_path) == 1
+
+
+WAITS = """
+from supermax import supervise
+supervise.follow()()
+got = []
+def heard(signum, frame):
+    got.append(signum)
+    pathlib.Path("heard").write_text(" ".join(map(str, got)))
+    if len(got) == 2 or signum == signal.SIGTERM:
+        sys.exit(130)
+for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, heard)
+pathlib.Path("ready").write_text(str(os.getpid()))
+while True: time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = start(tmp_path, WAITS)
+    assert eventually(lambda: (tmp_path / "ready").exists())
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def heard(folder: Path) -> list[int]:
+    file = folder / "heard"
+    return [int(n) for n in file.read_text().split()] if file.exists() else []
+
+
+def test_each_signal_is_passed_on_once(waiting: subprocess.Popen[str], tmp_path: Path) -> None:
+    waiting.send_signal(signal.SIGINT)
+    assert eventually(lambda: heard(tmp_path) == [signal.SIGINT])
+    time.sleep(0.2)
+    assert heard(tmp_path) == [signal.SIGINT]
+    waiting.send_signal(signal.SIGINT)
+    assert finish(waiting)[0] == 130
+    assert starts(tmp_path) == 1
+
+
+def test_a_closed_terminal_pauses_the_run(waiting: subprocess.Popen[str], tmp_path: Path) -> None:
+    waiting.send_signal(signal.SIGHUP)
+    finish(waiting)
+    assert heard(tmp_path) == [signal.SIGTERM]
+
+
+def test_when_the_supervisor_is_killed_the_run_pauses(
+    waiting: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    child = int((tmp_path / "ready").read_text())
+    waiting.kill()
+    assert eventually(lambda: not psutil.pid_exists(child))
+    assert heard(tmp_path) == [signal.SIGTERM]
+
+
+def test_a_signal_in_a_pause_ends_it(tmp_path: Path) -> None:
+    slow = RUNNER.replace("0.02", "30").replace("0.05", "30")
+    (tmp_path / "program.py").write_text(PROGRAM + "os._exit(1)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "started again" in process.stderr.readline()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 130
+    process.stderr.close()
+
+
+BARE = """
+from supermax import supervise
+supervise.follow()()
+sys.exit(2 if supervise.is_supervised() else 0)
+"""
+
+
+def test_what_the_run_starts_is_not_supervised(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]]
+) -> None:
+    assert run(BARE)[0] == 0
+    assert not supervise.is_supervised({})
+    assert os.environ.get(supervise.PARENT) is None
