@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import torch
 from optuna.pruners import BasePruner
 
 from supermax.agents.fitting import fitted
@@ -56,6 +57,7 @@ class Search:
 def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     """Read the data and the space. Raises UserError."""
     settings = resolved.settings
+    check_gpus(settings.gpus)
     splits = data_of(settings)
     tuning = Tuning(
         settings.agent,
@@ -87,6 +89,14 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         "devices": settings.gpus or None,
     }
     return Search(resolved, tuning, options)
+
+
+def check_gpus(wanted: list[str]) -> None:
+    if wanted and not torch.cuda.is_available():
+        raise UserError(
+            f"GPU {', '.join(wanted)} is asked for, and torch sees no GPU on this machine. "
+            f"`supermax doctor` says more."
+        )
 
 
 def noted(settings: Settings) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 from supermax.words import in_short
 
+_LEAST_ROOM = 1 << 20  # bytes a database needs to be opened at all
 Storage = str | os.PathLike[str] | BaseStorage | None
 
 
@@ -169,9 +170,26 @@ def connect(storage: Storage) -> BaseStorage:
         return optuna.storages.get_storage(where)
     except Exception as error:  # drivers raise what they like
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        raise EnvironmentFault(
-            f"The storage {shown} cannot be opened: {in_short(error)}."
-        ) from None
+        why = _trouble(where) or in_short(error)
+        raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
+
+
+def _trouble(where: object) -> str | None:
+    """What a database's own words do not say: that its disk is full, or cannot be written."""
+    if not isinstance(where, str) or not where.startswith("sqlite:///"):
+        return None
+    folder = Path(where.removeprefix("sqlite:///").split("?")[0]).absolute().parent
+    try:
+        disk = os.statvfs(folder)
+    except OSError as error:
+        return f"{folder} cannot be looked at ({error.strerror})"
+    if disk.f_flag & os.ST_RDONLY:
+        return f"{folder} is on a disk that is mounted read-only"
+    if disk.f_bavail * disk.f_frsize < _LEAST_ROOM:
+        return f"the disk of {folder} is full; make room, then the same command goes on"
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written by this user"
+    return None
 
 
 def existing(storage: str) -> BaseStorage:
