@@ -58,7 +58,7 @@ def destination(uri: str | None, home: Home) -> Destination:
     Raises UserError for what cannot be sent to again and again without doubling anything.
     """
     uri = uri or os.environ.get(URI) or str(_beside(home))
-    if "://" not in uri:
+    if "://" not in uri or uri.startswith("file:"):
         return _named(uri)
     scheme = uri.partition("://")[0].lower()
     if scheme in ("http", "https"):
@@ -82,7 +82,7 @@ def _named(uri: str) -> Destination:
     """A word of MLflow's own, or the name of a file."""
     if uri.startswith("databricks"):
         return Destination(uri, uri)
-    path = Path(uri.removeprefix("file:")).expanduser().absolute()
+    path = Path(uri.removeprefix("file:").removeprefix("//")).expanduser().absolute()
     if path.is_dir() or uri.startswith("file:"):
         raise UserError(
             f"{path} is a folder of MLflow's, in which runs cannot be sent twice without being "

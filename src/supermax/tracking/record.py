@@ -40,6 +40,7 @@ class Record:
     unanswered: Counter[int] = field(default_factory=Counter)
     """How many runs were asked for, by trial, without an answer: there may be more than one."""
     done: set[int] = field(default_factory=set)
+    _foreign: bool = False  # while lines are read that are about another study
 
     def note_parent(self, experiment: str, parent: str) -> None:
         self._note({"study": self.study, "experiment": experiment, "parent": parent})
@@ -71,9 +72,13 @@ class Record:
                 self.experiment = self.parent = None
                 self.runs, self.unanswered, self.done = {}, Counter(), set()
             case {"study": str(study), "experiment": str(experiment), "parent": str(parent)}:
-                self.experiment, self.parent = experiment, parent
-                if study != self.study:
+                if study != self.study or self._foreign:
                     self.take({"anew": True})
+                self._foreign = study != self.study
+                if not self._foreign:
+                    self.experiment, self.parent = experiment, parent
+            case _ if self._foreign:
+                pass
             case {"trial": int(trial), "asking": True}:
                 self.unanswered[trial] += 1
             case {"trial": int(trial), "run": str(run), **more}:

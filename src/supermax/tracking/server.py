@@ -20,19 +20,21 @@ from supermax.tracking.content import KEY, RUNNING, Point
 from supermax.tracking.destination import Destination
 from supermax.tracking.names import digest
 
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 SETTINGS = {
     # Nothing is told to anybody but the tracking server.
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "true",
     "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
     # Short waits and no retries: whoever calls has a better idea of what to do meanwhile.
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+    _TIMEOUT: "5",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
     "MLFLOW_ARTIFACT_UPLOAD_DOWNLOAD_TIMEOUT": "5",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
     # Its libraries open a pool of threads each; the cores belong to the trials.
     "OMP_NUM_THREADS": "1",
@@ -172,9 +174,18 @@ class Server:
             return question()
         except Exception as error:  # the client raises what it and its libraries like
             code = str(getattr(error, "error_code", ""))
-            words = self._destination.hush(" ".join(str(error).split()))[:300]
+            words = self._in_words(f"{type(error).__name__}: {error}")
             kind = Missing if code in _MISSING else Refused if code in _REFUSED else Unreachable
-            raise kind(words or type(error).__name__) from None
+            raise kind(words) from None
+
+    def _in_words(self, message: str) -> str:
+        """What people need of it: the client quotes three layers of libraries."""
+        shown = self._destination.shown
+        if "Connection refused" in message or "Failed to establish" in message:
+            return f"{shown} cannot be reached"
+        if "API request to" in message and re.search("time(d )?out", message, re.IGNORECASE):
+            return f"{shown} does not answer within {SETTINGS[_TIMEOUT]} s"
+        return self._destination.hush(" ".join(message.split()))[:300]
 
 
 def _client(uri: str) -> Any:
