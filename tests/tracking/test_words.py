@@ -16,7 +16,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 
 from supermax.engine.folder import TrialFolder
-from supermax.engine.home import Home, find_home
+from supermax.engine.home import Home
 from supermax.errors import UserError
 from supermax.records import TrialRecord
 from supermax.tracking import names, tracked
@@ -152,8 +152,8 @@ def test_steps_that_were_taken_back() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    url = f"sqlite:///{tmp_path}/study.db"
-    return find_home(optuna.create_study(storage=url, study_name="s"))
+    file = tmp_path / "study.db"
+    return Home(str(file), tmp_path / "study.db.supermax" / "s", file, volatile=False)
 
 
 def test_addresses(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
