@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 from collections import Counter
@@ -24,6 +25,7 @@ from supermax.tracking.content import About, content, taken_back
 from supermax.tracking.destination import destination
 from supermax.tracking.following import due, pause
 from supermax.tracking.record import TrackingFolder
+from supermax.tracking.server import SETTINGS
 
 ABOUT = About("identity", "study", ["f1"], {"data": "made up"})
 PASSWORD = "p@ss w/rd%"
@@ -198,6 +200,19 @@ def test_addresses_that_cannot_be_used(home: Home, uri: str, words: str) -> None
 def test_a_study_in_memory_is_a_sentence() -> None:
     with pytest.raises(UserError, match="is in memory"), tracked(optuna.create_study()):
         pass
+
+
+def test_the_settings_are_ones_that_mlflow_knows() -> None:
+    """Telemetry above all: a setting of another name would switch nothing off."""
+    spec = importlib.util.find_spec("mlflow")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    known = (package / "environment_variables.py").read_text()
+    ours = [name for name in SETTINGS if name.startswith("MLFLOW")]
+    assert "MLFLOW_DISABLE_TELEMETRY" in ours
+    assert [name for name in ours if f'"{name}"' not in known] == []
+    assert '"DO_NOT_TRACK"' in (package / "telemetry" / "utils.py").read_text()
 
 
 def test_pauses_grow_and_differ() -> None:
