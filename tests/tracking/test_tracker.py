@@ -213,10 +213,10 @@ def test_a_server_that_never_answers_costs_the_run_nothing(
             summary = supermax.optimize(
                 study, quick_objective, 3, progress=False, reuse_cells=True
             )
-            assert time.monotonic() - began < 10
+            assert time.monotonic() - began < 20
             assert eventually(lambda: tracker.standing.trouble is not None, within=30)
             ending = time.monotonic()
-        assert time.monotonic() - ending < 5
+        assert time.monotonic() - ending < 8
     assert summary.trials["COMPLETE"] == 3
     (sentence,) = left
     assert "3 trials are not in MLflow yet" in sentence

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from supermax.engine.folder import TrialFolder
 from supermax.engine.home import Home
-from supermax.errors import UserError
+from supermax.errors import EnvironmentFault, UserError
 from supermax.records import TrialRecord
 from supermax.tracking import names, tracked
 from supermax.tracking.content import About, content, taken_back
@@ -26,6 +29,7 @@ from supermax.tracking.destination import destination
 from supermax.tracking.following import due, pause
 from supermax.tracking.record import TrackingFolder
 from supermax.tracking.server import SETTINGS
+from supermax.tracking.source import ensure_identity, identity_of, opened, source_of
 
 ABOUT = About("identity", "study", ["f1"], {"data": "made up"})
 PASSWORD = "p@ss w/rd%"
@@ -200,6 +204,27 @@ def test_addresses_that_cannot_be_used(home: Home, uri: str, words: str) -> None
 def test_a_study_in_memory_is_a_sentence() -> None:
     with pytest.raises(UserError, match="is in memory"), tracked(optuna.create_study()):
         pass
+
+
+def test_a_study_as_another_process_finds_it(tmp_path: Path) -> None:
+    file = str(tmp_path / "study.log")
+    journal = JournalStorage(JournalFileBackend(file))
+    for storage in (journal, f"sqlite:///{tmp_path}/study.db"):
+        study = optuna.create_study(storage=storage, study_name="s")
+        study.add_trial(create_trial(value=1.0))
+        source = source_of(study)
+        assert [t.value for t in opened(source).trials] == [1.0]
+        assert identity_of(opened(source)) == identity_of(study)
+        ensure_identity(study)
+        known = identity_of(study)
+        ensure_identity(study)
+        assert identity_of(opened(source)) == known == identity_of(study)
+        with pytest.raises(UserError, match="not in its storage any more"):
+            opened(replace(source, study="t"))
+    Path(file).unlink()
+    with pytest.raises(EnvironmentFault, match="There is no file"):
+        opened(replace(source, storage=f"journal:{file}"))
+    assert not Path(file).exists()
 
 
 def test_the_settings_are_ones_that_mlflow_knows() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,8 +99,9 @@ def _left_in_words(left: int, standing: Standing, study: Study, target: Destinat
     why = f" ({standing.trouble.rstrip('.')})" if standing.trouble else ""
     trials = "1 trial is" if left == 1 else f"{left} trials are"
     home = find_home(study)
-    place = home.file if home.file is not None else "URL"
+    place = str(home.file) if home.file is not None else "URL"
+    words = ["supermax", "track", study.study_name, "--storage", place, "--uri", target.shown]
     return (
         f"{trials} not in MLflow yet{why}. The next tracked run sends what is missing; so does: "
-        f"supermax track {study.study_name} --storage {place} --uri {target.shown}"
+        f"{shlex.join(words)}"
     )

@@ -21,7 +21,7 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.tracking import source
 from supermax.tracking.content import FINISHED, KILLED, PREFIX, milliseconds
 from supermax.tracking.destination import Destination
-from supermax.tracking.names import text
+from supermax.tracking.names import hushed, text
 from supermax.tracking.record import Record, Standing, TrackingFolder, unsent
 from supermax.tracking.sending import Sender
 from supermax.tracking.server import Missing, Refused, Server, Unreachable
@@ -91,7 +91,7 @@ class Follower:
                 if ending:
                     self.end_study()
                     return
-            except Unreachable as error:
+            except (Unreachable, Refused) as error:
                 failures += 1
                 self.stand(str(error))
             most = _LONGEST_PAUSE_ENDING if lifeline.ending else _LONGEST_PAUSE
@@ -133,6 +133,10 @@ class Follower:
         except Unreachable:
             self._put_off[trial.number] += 1
             raise
+        except OSError as error:  # a full disk, on which the record cannot be written
+            raise Unreachable(f"{self._folder.path}: {error.strerror or error}") from None
+        except Exception as error:  # one odd trial does not keep the others from being sent
+            self._refused[trial.number] = f"{type(error).__name__}: {error}"[:200]
 
     def _look(self) -> None:
         """Optuna reads what is new or was not finished the last time."""
@@ -147,7 +151,8 @@ class Follower:
             raise
         except Exception as error:  # a lock, a server that restarts
             why = f"{type(error).__name__}: {error}"
-            raise Unreachable(f"The study cannot be read: {' '.join(why.split())[:200]}") from None
+            why = hushed(" ".join(why.split()))[:200]
+            raise Unreachable(f"The study cannot be read: {why}") from None
 
     def left(self) -> int:
         if self._sender is None:
