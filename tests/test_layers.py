@@ -22,6 +22,7 @@ ALLOWED = {
     "display": {"engine", "errors"},
     "testing": set[str](),
     "records": {"engine", "errors", "naming"},
+    "tracking": {"records", "engine", "study", "errors", "naming", "words"},
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming", "words"},
     "tuning": {
@@ -36,6 +37,7 @@ ALLOWED = {
         "words",
     },
     "search": {
+        "tracking",
         "records",
         "tuning",
         "study",
@@ -46,6 +48,7 @@ ALLOWED = {
         "errors",
         "words",
     },
+    "tracking": {"records", "engine", "study", "errors", "naming", "words"},
     "frames": {"records", "errors"},
     "api": {
         "search",
@@ -67,6 +70,7 @@ ALLOWED = {
     "supervise": {"engine", "errors"},
     "cli": {
         "search",
+        "tracking",
         "supervise",
         "replaying",
         "cleaning",

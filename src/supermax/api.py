@@ -62,8 +62,7 @@ class Study:
     def run(self, **options: Any) -> Study:
         """Search to the settings' number of trials. `options` go to supermax.optimize."""
         prepared = self._prepared()
-        with search.tracked(prepared):
-            self._tuned = prepared.tuning.run(**{**prepared.options, **options})
+        self._tuned = prepared.tuning.run(**{**prepared.options, **options})
         return self
 
     def _prepared(self) -> search.Search:

@@ -5,9 +5,9 @@ Resolved ──prepared()──▶ Search(tuning, options) ──plan()──▶
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from supermax.settings import DataSettings, Resolved, Settings
 from supermax.settings.units import size_text
 from supermax.space import Space, load, narrowed, nest, preset
 from supermax.study import without_password
+from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
@@ -78,6 +79,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         budget=settings.keep,
         execution=Execution(device="auto", precision="auto", memory=_share(settings)),
         settings=noted(settings),
+        around=tracker_of(settings, tell),
         tell=tell,
     )
     options = {
@@ -89,6 +91,15 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         "devices": settings.gpus or None,
     }
     return Search(resolved, tuning, options)
+
+
+def tracker_of(
+    settings: Settings, tell: Callable[[str], None]
+) -> Callable[[optuna.Study], AbstractContextManager[Any]] | None:
+    if settings.track is None:
+        return None
+    uri = None if settings.track == "mlflow" else settings.track
+    return partial(tracked, uri=uri, tell=tell)
 
 
 def check_gpus(wanted: list[str]) -> None:
@@ -306,18 +317,3 @@ def described(search: Search) -> list[str]:
     if corpus.skipped:
         lines.append(f"{corpus.skipped} bad rows were skipped")
     return [f"{corpus.name}: {lines[0]}", *lines[1:]]
-
-
-# Tracking.
-
-
-class Tracking:
-    """How a tracker did; this one was not asked for."""
-
-    def words(self) -> list[str]:
-        return []
-
-
-@contextlib.contextmanager
-def tracked(search: Search) -> Iterator[Tracking]:
-    yield Tracking()

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import TypedDict, Unpack, cast
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
@@ -20,7 +21,7 @@ from optuna.study import Study, StudyDirection
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
@@ -103,9 +104,10 @@ def open_with_care(
 ) -> Opened:
     """open_version, not while a run is at work on the study, and with a bar for many trials."""
     backend = make_storage(storage)
-    prepare(backend)
+    with in_words(backend):
+        prepare(backend)
     name = how.get("name") or space.name
-    with _opening(backend, name), _bar(quiet) as progress, _hushed():
+    with in_words(backend), _opening(backend, name), _bar(quiet) as progress, _hushed():
         return open_version(
             space,
             storage=backend,
@@ -172,6 +174,18 @@ def connect(storage: Storage) -> BaseStorage:
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = _trouble(where) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
+
+
+@contextlib.contextmanager
+def in_words(storage: BaseStorage) -> Iterator[None]:
+    """What a storage raises while it is written, as a sentence."""
+    try:
+        yield
+    except (StorageInternalError, SQLAlchemyError) as error:
+        home = find_home(cast(Study, SimpleNamespace(_storage=storage, study_name="")))
+        where = f"sqlite:///{home.file}" if home.file is not None else None
+        why = _trouble(where) or in_short(error.__cause__ or error)
+        raise EnvironmentFault(f"{home.address} cannot be written: {why}.") from None
 
 
 def _trouble(where: object) -> str | None:

@@ -6,6 +6,7 @@ Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ T
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from supermax.errors import UserError
 from supermax.naming import EXPERIMENT, SETTINGS, plain_params
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
-from supermax.study import make_storage, open_study, without_password
+from supermax.study import in_words, make_storage, open_study, without_password
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
@@ -123,6 +124,8 @@ class Tuning:
     )
     settings: dict[str, Any] | None = None
     """Noted on the study, for commands that come later."""
+    around: Callable[[Study], AbstractContextManager[Any]] | None = None
+    """Entered with the study for as long as the run goes: a tracker, say."""
     tell: Callable[[str], None] = print
 
     def run(self, **options: Any) -> Tuned:
@@ -154,7 +157,8 @@ class Tuning:
         }
         study = self._opened(fit.space, directions, experiment)
         if fit.space.defaults() is not None:
-            enqueue_defaults(study, fit.space)
+            with in_words(study._storage):
+                enqueue_defaults(study, fit.space)
         objective = AgentObjective(
             self.agent,
             fit.space,
@@ -170,9 +174,10 @@ class Tuning:
         keeper = Keeper(run_dir, self.top, self.budget)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         options = {"reuse_cells": True, **options}
-        summary = optimize(
-            study, objective, self.trials or size.trials, callbacks=callbacks, **options
-        )
+        with self.around(study) if self.around is not None else nullcontext():
+            summary = optimize(
+                study, objective, self.trials or size.trials, callbacks=callbacks, **options
+            )
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
 
     def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:
@@ -192,10 +197,11 @@ class Tuning:
             seed=self.seed,
             quiet=True,
         )
-        if EXPERIMENT not in study.user_attrs:
-            study.set_user_attr(EXPERIMENT, experiment)
-        if self.settings is not None and self.settings != study.user_attrs.get(SETTINGS):
-            study.set_user_attr(SETTINGS, self.settings)
+        with in_words(storage):
+            if EXPERIMENT not in study.user_attrs:
+                study.set_user_attr(EXPERIMENT, experiment)
+            if self.settings is not None and self.settings != study.user_attrs.get(SETTINGS):
+                study.set_user_attr(SETTINGS, self.settings)
         return study
 
 

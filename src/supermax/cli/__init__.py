@@ -11,6 +11,7 @@ from supermax.cli import study
 from supermax.cli.care import clean, doctor
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
+from supermax.cli.track import track
 from supermax.cli.tune import tune
 from supermax.cli.using import predict, refit, replay
 from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
@@ -26,7 +27,7 @@ for group in (
     (init, tune),
     (best, show, compare, faults, export),
     (refit, predict, replay),
-    (clean, doctor),
+    (track, clean, doctor),
 ):
     for command in group:
         app.command()(command)

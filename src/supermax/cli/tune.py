@@ -54,7 +54,7 @@ def tune(
     objective: Annotated[
         list[str] | None, typer.Option(help="A metric; repeat it to weigh several.")
     ] = None,
-    track: Annotated[Text, typer.Option(help="MLflow: a URI, or sqlite.")] = None,
+    track: Annotated[Text, typer.Option(help="To MLflow: a URI, a file, or mlflow.")] = None,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE: any setting, or a parameter to narrow."),
@@ -176,13 +176,11 @@ def run_all(searches: list[Resolved]) -> int:
 def run_one(each: Resolved, beat: Callable[[], None], *, say_plan: bool) -> int:
     from supermax import search  # torch is heavy, and wrong settings are told without it
 
-    prepared = search.prepared(each, tell=(lambda _: None))
+    prepared = search.prepared(each, tell=_say)
     if say_plan:
         print("\n".join(search.plan(prepared)), flush=True)
-    with search.tracked(prepared) as tracking:
-        tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **prepared.options)
-    for line in (*outcome(prepared, tuned), *tracking.words()):
-        print(line)
+    tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **prepared.options)
+    print("\n".join(outcome(prepared, tuned)))
     stopped = tuned.summary.stopped_by
     return {"timeout": supervise.PAUSED, "interrupt": supervise.INTERRUPTED}.get(
         stopped or "", supervise.REACHED

@@ -96,7 +96,9 @@ class Settings(_Part):
     cache: str | None = Field(None, description="of tokens; else supermax-cache")
     top: int = Field(5, ge=1, description="trials whose weights are kept")
     keep: Bytes | None = Field(None, description="that kept weights may take")
-    track: str | None = Field(None, description="MLflow: a URI, or 'sqlite' for a file beside")
+    track: str | None = Field(
+        None, description="to MLflow: a URI, a file, or 'mlflow' for mlflow.db beside the study"
+    )
 
     @field_validator("gpus", mode="before")
     @classmethod

@@ -83,7 +83,7 @@ _EXAMPLES = {
     "storage": "supermax.db",
     "cache": "supermax-cache",
     "keep": "20GiB",
-    "track": "sqlite",
+    "track": "mlflow",
 }
 
 

@@ -1,0 +1,52 @@
+"""`supermax track`: a study's trials sent to MLflow."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from supermax.cli.opening import DEFAULT, Name, Storage, find_study, opened
+from supermax.tracking import send_missing
+
+
+def track(
+    name: Name,
+    uri: Annotated[
+        str | None,
+        typer.Option(
+            help="An MLflow server, a database's URL, or the name of an SQLite file. Default: "
+            "mlflow.db beside the study's file.",
+            envvar="MLFLOW_TRACKING_URI",
+        ),
+    ] = None,
+    storage: Storage = DEFAULT,
+    run_dir: Annotated[
+        str | None, typer.Option(help="The run folder, if it is not in its usual place.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(help="Seconds without an answer after which to give up.", min=0)
+    ] = 30.0,
+) -> None:
+    """Send to MLflow what it does not have of a study yet: one run a trial.
+
+    Whatever was sent before stays as it is and is not sent twice, so this may be called at any
+    time, also after a kill, and as often as one likes.
+
+    \b
+    Examples:
+      supermax track criteria
+      supermax track criteria --uri tracking.db
+    """
+    study = find_study(opened(storage), name)
+    standing, shown = send_missing(study, uri, run_dir=run_dir, patience=patience)
+    print(f"{_trials(standing.sent)} of '{study.study_name}' sent to {shown}.")
+    if standing.trouble:
+        print(standing.trouble)
+    if standing.left:
+        print(f"{_trials(standing.left)} left. Call again to go on.")
+        raise typer.Exit(1)
+
+
+def _trials(count: int) -> str:
+    return "1 trial" if count == 1 else f"{count} trials"
