@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from supermax.cli import study
+from supermax.cli import status, study
 from supermax.errors import SupermaxError
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(study.app, name="study")
+app.command()(status.status)
 
 
 @app.callback()

@@ -23,6 +23,7 @@ NOTICES_KEPT = 3
 HAPPENINGS_KEPT = 20
 BESTS_SHOWN = 3
 FACTS_KEPT = 32
+REACHED = "the target is reached"
 
 
 @dataclass
@@ -202,7 +203,7 @@ class RunState:
         self.summary = summary
         self.finished = summary.finished
         by = summary.stopped_by
-        self.close("the target is reached" if by is None else f"stopped by {by}")
+        self.close(REACHED if by is None else f"stopped by {by}")
 
     @property
     def several_objectives(self) -> bool:

@@ -47,6 +47,16 @@ def of(used: int, limit: int | None) -> str:
     return f"{part[:-1]}/{whole}" if part[-1:] == whole[-1:] else f"{part}/{whole}"
 
 
+def ending(error: BaseException | None) -> str | None:
+    """How a run ended that did not say so itself."""
+    if error is None:
+        return None
+    if isinstance(error, KeyboardInterrupt):
+        return "at once, by Ctrl-C"
+    first = clean(str(error).partition("\n")[0])
+    return f"early: {type(error).__name__}{': ' if first else ''}{first}"
+
+
 def plural(count: int, thing: str, things: str | None = None) -> str:
     return f"{count} {thing if count == 1 else things or thing + 's'}"
 

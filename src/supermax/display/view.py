@@ -19,7 +19,7 @@ from rich.text import Text
 from supermax.display import text
 from supermax.display.cells import table
 from supermax.display.gauges import Gpu
-from supermax.display.state import Happening, RunState
+from supermax.display.state import REACHED, Happening, RunState
 from supermax.display.strokes import bar, cut, fold
 
 LABEL = 8  # cells for the names of facts
@@ -99,7 +99,8 @@ def _progress(state: RunState, width: int, ascii: bool) -> Text:
     eta = state.eta()
     left = f", {text.duration(eta)} left" if eta is not None and eta > 0 else ""
     # Room for the estimate from the start, so that the bar does not change its length.
-    room = width - max(len(finished) + 14, len(finished + left)) - 1
+    later = 14 if state.ended_at is None else 0
+    room = width - max(len(finished) + later, len(finished + left)) - 1
     share = state.finished / max(1, state.target)
     line = Text("")
     if room > 4:
@@ -124,7 +125,7 @@ def _facts(state: RunState, width: int, ascii: bool) -> list[Text]:
     if state.waiting:
         facts.append(("waiting", f"{text.plural(len(state.waiting), 'trial')} to be retried", ""))
     if state.ended_at is not None:
-        good = state.summary is not None and state.summary.stopped_by is None
+        good = state.ending == REACHED
         facts.append(("ended", text.clean(state.ending or "early"), "" if good else "yellow"))
     elif state.stopping is not None:
         facts.append(("stopping", text.clean(state.stopping), "yellow"))
