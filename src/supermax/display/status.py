@@ -137,6 +137,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
     best, events = fields["best"], [Happening(**event) for event in fields["events"]]
     notices = [event for event in events if event.kind == "notice"]
     trials = fields["running"]
+    _ = int(fields["format"]), int(fields["pid"]), str(fields["host"]), float(fields["updated"])
     state = RunState(
         clock=clock,
         wall=clock,

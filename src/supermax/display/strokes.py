@@ -70,12 +70,10 @@ def fold(text: str, width: int, most: int) -> list[str]:
             lines.append(line)
             line = ""
         line = f"{line} {word}" if line else word
-        while cell_len(line) > width and len(lines) <= most:
+        while cell_len(line) > width and len(line) > 1:
             head = set_cell_size(line, width).rstrip() or line[0]
             lines.append(head)
             line = line[len(head) :].lstrip()
-        if len(lines) > most:
-            break
     lines.append(line)
     if len(lines) > most:
         lines = [*lines[: most - 1], " ".join(lines[most - 1 :])]  # too long, to be cut

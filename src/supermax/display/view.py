@@ -43,6 +43,7 @@ class Picture:
         lines = _lines(self.state, max(1, width), self.height, ascii)
         for line in lines:
             line.no_wrap, line.overflow = True, "crop"
+            line.truncate(max(1, width), overflow="crop")  # for screens of a few cells
         return lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
