@@ -109,6 +109,14 @@ class TestColumns:
             before = now
         assert "notes" in before
 
+    def test_a_long_value_gives_way(self) -> None:
+        state = search()
+        for number in state.running:
+            state.update(ev.TrialReported(number, 6, -0.00123456))
+        assert "-0.001235 " in row(lines(state, 80), "8")
+        assert "samples/s" in row(lines(state, 80), "trial")
+        assert "-0.00123456 " in row(lines(state, 200), "8")
+
     def test_a_plain_objective_has_steps_and_no_empty_columns(self) -> None:
         begun = ev.TrialStarted(0, 1, 0, 90.0)
         reports = [ev.TrialReported(0, step, 1.0) for step in range(3)]

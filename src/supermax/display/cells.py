@@ -109,7 +109,7 @@ def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> 
                 min(max(longest, 7), 14), max(longest, 7), right=False,
             )
         )  # fmt: skip
-    counted = any("epoch" in trial.facts for trial in trials)
+    counted = any("epoch" in trial.facts or "epochs" in trial.facts for trial in trials)
     add("epoch" if counted else "step", 2, progress, 7)
     if any(trial.curve.points for trial in trials):
         columns.append(
@@ -118,7 +118,8 @@ def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> 
                 8, 32, style=lambda _: "cyan", right=False,
             )
         )  # fmt: skip
-    add("value", 1, lambda trial: "" if trial.value is None else text.number(trial.value), 9)
+    if values := [text.number(trial.value) for trial in trials if trial.value is not None]:
+        columns.append(Column("value", 1, _value, 9, max(9, *map(len, values))))
     add("samples/s", 6, lambda trial: _rate(trial.facts.get("samples_per_second")), 9)
     columns += _memory(state, trials, ascii)
     add("gpu memory", 7, lambda trial: text.size(_on_device(state, trial)), 8)
@@ -134,6 +135,8 @@ def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> 
 def progress(trial: RunningTrial) -> str:
     """3.4/10 where epochs are noted, otherwise the last step."""
     epoch, epochs = trial.facts.get("epoch"), trial.facts.get("epochs")
+    if epoch is None and epochs is not None and trial.step is None:
+        epoch = 0  # it loads what it needs
     if isinstance(epoch, str) or epoch is None:
         return "" if trial.step is None else str(trial.step)
     done = f"{epoch:.1f}" if isinstance(epoch, float) else str(epoch)
@@ -167,6 +170,14 @@ def _memory(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> lis
 
 def _on_device(state: RunState, trial: RunningTrial) -> int | None:
     return state.readings.on_device.get(trial.pid or 0)
+
+
+def _value(trial: RunningTrial, width: int) -> str:
+    """With as many digits as there is room for."""
+    if trial.value is None:
+        return ""
+    written = [f"{trial.value:.{digits}g}" for digits in (6, 5, 4, 3, 2, 1)]
+    return next((said for said in written if len(said) <= width), written[-1])
 
 
 def _rate(value: object) -> str:
