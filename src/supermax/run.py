@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import optuna
 
 from supermax.display import display_for
+from supermax.display.gauges import Gauges
+from supermax.display.status import StatusFile
 from supermax.engine.coordinator import Options
 from supermax.engine.events import Listener
 from supermax.engine.optimize import run
@@ -40,7 +43,8 @@ def optimize(
             program.
         objective: An ordinary Optuna objective. Beyond Optuna's trial it finds
             ``trial.checkpoint_dir`` (a folder that all attempts of the trial see),
-            ``trial.attempt`` and ``trial.stop_requested``.
+            ``trial.attempt``, ``trial.stop_requested`` and ``trial.note(epoch=3, …)`` (shown in
+            the live view, not stored).
         n_trials: How many finished trials the study shall hold in all; calling again goes on to
             that number. None: go on until `timeout`, Ctrl-C or ``study.stop()``.
         timeout: Seconds after which no new trial starts and running ones stop at their next
@@ -77,15 +81,17 @@ def optimize(
         devices=devices if devices is not None else (),
         callbacks=_listed(callbacks),
     )
+    gauges = Gauges()
     try:
-        if callable(progress):
-            return run(study, objective, options, run_dir=run_dir, listeners=[progress])
-        if not (progress is None or isinstance(progress, bool)):
+        if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise UserError(
                 f"progress must be None, True, False or a function, but is {progress!r}."
             )
-        with display_for(progress) as listener:
-            return run(study, objective, options, run_dir=run_dir, listeners=[listener])
+        shown = (
+            nullcontext(progress) if callable(progress) else display_for(progress, gauges=gauges)
+        )
+        with StatusFile(gauges) as status, shown as listener:
+            return run(study, objective, options, run_dir=run_dir, listeners=[listener, status])
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the sentence, not our insides
     except KeyboardInterrupt:

@@ -63,6 +63,7 @@ class Quiet:
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.values: list[float] = []
+        self.notes: list[tuple[float, float | None]] = []
         self.looks = 0
         self.stop_at = stop_at
 
@@ -70,6 +71,9 @@ class Quiet:
         self.values.append(value)
         if self.stop_at is not None and self.looks >= self.stop_at:
             raise Stopped
+
+    def note(self, *, epoch: float, samples_per_second: float | None) -> None:
+        self.notes.append((epoch, samples_per_second))
 
     def should_prune(self) -> bool:
         return False

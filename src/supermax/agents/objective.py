@@ -39,6 +39,10 @@ class TrialReporter:
     def report(self, value: float, epoch: int) -> None:
         self.trial.report(value, epoch)
 
+    def note(self, **facts: Any) -> None:
+        if (note := getattr(self.trial, "note", None)) is not None:  # Optuna's own has none
+            note(**facts)
+
     def should_prune(self) -> bool:
         return bool(self.trial.should_prune())
 
@@ -71,10 +75,10 @@ class AgentObjective:
     def __call__(self, trial: Any) -> float | tuple[float, ...]:
         config = self.config(self.space.sample(trial))
         hold_to(here(self.execution))
+        reporter = self.reporter(trial)
+        reporter.note(encoder=encoders(config), epochs=config.train.epochs)
         prepared = self.prepared(config)
-        result = train(
-            prepared, self.reporter(trial), trial.checkpoint_dir, save_every=self.save_every
-        )
+        result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
         values = values_of(self.objectives, prepared, result)
         trial.set_user_attr(RESULT, summary(prepared, result))
         keep(result, trial.checkpoint_dir.parent / WEIGHTS)
@@ -114,6 +118,13 @@ def configured(agent: str, sampled: dict[str, Any], limits: dict[str, Any]) -> C
     return read_config(
         {**sampled, "agent": agent, "train": {**sampled.get("train", {}), **limits}}
     )
+
+
+def encoders(config: Config) -> str:
+    """Their names; of a folder, the last part."""
+    used = [part.name for part in (config.encoder, config.evidence_encoder) if part is not None]
+    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in used]
+    return " + ".join(dict.fromkeys(names))
 
 
 def here(execution: Execution) -> Execution:

@@ -11,6 +11,7 @@ from supermax.cli import study
 from supermax.cli.care import clean, doctor
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
+from supermax.cli.status import status
 from supermax.cli.track import track
 from supermax.cli.tune import tune
 from supermax.cli.using import predict, refit, replay
@@ -25,7 +26,7 @@ app = typer.Typer(
 )
 for group in (
     (init, tune),
-    (best, show, compare, faults, export),
+    (status, best, show, compare, faults, export),
     (refit, predict, replay),
     (track, clean, doctor),
 ):

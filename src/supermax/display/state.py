@@ -12,16 +12,23 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from supermax.display.curve import Curve
+from supermax.display.gauges import Readings
 from supermax.engine import events as ev
+from supermax.engine.notes import Fact
 from supermax.engine.summary import Summary
 
 RATE_WINDOW = 100  # how many of the last finished trials the rate is taken from
 NOTICES_KEPT = 3
+HAPPENINGS_KEPT = 20
+BESTS_SHOWN = 3
+FACTS_KEPT = 32
+REACHED = "the target is reached"
 
 
 @dataclass
 class RunningTrial:
-    """One attempt that is under way, and the last thing it reported."""
+    """One attempt that is under way, and the last things it said."""
 
     number: int
     attempt: int
@@ -29,6 +36,28 @@ class RunningTrial:
     since: float
     step: int | None = None
     value: float | None = None
+    pid: int | None = None
+    reserved: int | None = None
+    facts: dict[str, Fact] = field(default_factory=dict)
+    curve: Curve = field(default_factory=Curve)
+
+    def learn(self, facts: dict[str, Fact]) -> None:
+        for name, value in facts.items():
+            self.facts.pop(name, None)  # the newest come last
+            if value is not None:
+                self.facts[name] = value
+        while len(self.facts) > FACTS_KEPT:
+            del self.facts[next(iter(self.facts))]
+
+
+@dataclass(frozen=True)
+class Happening:
+    """Something a person may want to have seen; a notice that comes again counts up."""
+
+    at: float  # unix time
+    kind: str  # "best", "fault", "stop", "notice"
+    text: str
+    count: int = 1
 
 
 @dataclass
@@ -36,6 +65,7 @@ class RunState:
     """The run so far, as its events told it."""
 
     clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
     study_name: str = ""
     directions: tuple[str, ...] = ()
     target: int | None = None
@@ -53,20 +83,28 @@ class RunState:
     retries: int = 0
     last_fault: ev.FaultSeen | None = None
     notices: dict[str, int] = field(default_factory=dict)  # text: how often it came, oldest first
+    noticed: dict[str, float] = field(default_factory=dict)  # text: when it came last
+    happenings: deque[Happening] = field(default_factory=lambda: deque(maxlen=HAPPENINGS_KEPT))
     stopping: str | None = None
+    ending: str | None = None  # in words; None: it goes on, or ended without a word
     summary: Summary | None = None
     finish_times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+    cells: dict[int, int] = field(default_factory=dict)  # cell: pid
+    readings: Readings = field(default_factory=Readings)
 
     def update(self, event: ev.Event) -> None:
         match event:
             case ev.RunStarted():
                 self._start(event)
-            case ev.TrialStarted(number=number):
-                self.waiting.discard(number)
-                self.running[number] = RunningTrial(number, event.attempt, event.cell, event.at)
+            case ev.CellStarted(cell=cell, pid=pid):
+                self.cells[cell] = pid
+            case ev.TrialStarted():
+                self._launch(event)
             case ev.TrialReported():
-                if trial := self.running.get(event.number):
-                    trial.step, trial.value = event.step, event.value
+                self._report(event)
+            case ev.TrialNoted(number=number, facts=facts):
+                if trial := self.running.get(number):
+                    trial.learn(facts)
             case ev.TrialFinished():
                 self._finish(event)
             case ev.TrialPaused(number=number):
@@ -75,19 +113,21 @@ class RunState:
                 self._fault(event)
             case ev.Notice(text=text):
                 self._notice(text)
-            case ev.CellEnded(cell=cell, note=str(note)):
-                self._notice(f"Cell {cell}: {note}")
+            case ev.CellEnded(cell=cell, note=note):
+                self.cells.pop(cell, None)
+                if note is not None:
+                    self._notice(f"Cell {cell}: {note}")
             case ev.RunStopping():
                 self.stopping = stopping_words(event)
+                self._happen("stop", f"stopping: {event.reason}")
             case ev.RunEnded(summary=summary):
                 self._end(summary)
-            case _:
-                pass
 
-    def close(self) -> None:
+    def close(self, why: str | None = None) -> None:
         """Nothing more will come, whether or not the run said that it ended."""
         if self.ended_at is None:
             self.ended_at = self.clock()
+            self.ending = why
         self.running.clear()
         self.waiting.clear()
 
@@ -102,6 +142,22 @@ class RunState:
         self.best = event.best
         self.started_at = self.clock()
         self.finish_times.append(self.started_at)
+
+    def _launch(self, event: ev.TrialStarted) -> None:
+        self.waiting.discard(event.number)
+        self.running[event.number] = RunningTrial(
+            event.number,
+            event.attempt,
+            event.cell,
+            event.at,
+            pid=self.cells.get(event.cell),
+            reserved=event.reserved,
+        )
+
+    def _report(self, event: ev.TrialReported) -> None:
+        if trial := self.running.get(event.number):
+            trial.step, trial.value = event.step, event.value
+            trial.curve.add(event.value)
 
     def _finish(self, event: ev.TrialFinished) -> None:
         self.running.pop(event.number, None)
@@ -118,10 +174,13 @@ class RunState:
         sign = -1.0 if self.directions[0] == "maximize" else 1.0
         if self.best is None or sign * value < sign * self.best[1]:
             self.best = (number, value)
+            self._happen("best", f"trial {number} is the best so far: {value:.6g}")
 
     def _fault(self, event: ev.FaultSeen) -> None:
         self.faults[event.kind] += 1
         self.last_fault = event
+        said = f"trial {event.number}, {event.kind}; {event.decision}; {event.message}"
+        self._happen("fault", said)
         trial = self.running.get(event.number)
         if trial is not None and trial.attempt == event.attempt:
             del self.running[event.number]
@@ -132,17 +191,40 @@ class RunState:
     def _notice(self, text: str) -> None:
         count = self.notices.pop(text, 0)
         self.notices[text] = count + 1
+        self.noticed[text] = self.wall()
         while len(self.notices) > NOTICES_KEPT:
-            del self.notices[next(iter(self.notices))]
+            oldest = next(iter(self.notices))
+            del self.notices[oldest], self.noticed[oldest]
+
+    def _happen(self, kind: str, text: str) -> None:
+        self.happenings.append(Happening(self.wall(), kind, text))
 
     def _end(self, summary: Summary) -> None:
         self.summary = summary
         self.finished = summary.finished
-        self.close()
+        by = summary.stopped_by
+        self.close(REACHED if by is None else f"stopped by {by}")
 
     @property
     def several_objectives(self) -> bool:
         return len(self.directions) > 1
+
+    def events(self) -> list[Happening]:
+        """Notices and other happenings, oldest first; of the bests, which come in a row when a
+        search is young, the last ones."""
+        bests = [event for event in self.happenings if event.kind == "best"][-BESTS_SHOWN:]
+        others = [event for event in self.happenings if event.kind != "best"]
+        notices = [
+            Happening(self.noticed[text], "notice", text, count)
+            for text, count in self.notices.items()
+        ]
+        return sorted([*others, *bests, *notices], key=lambda event: event.at)
+
+    def memory_limit(self, trial: RunningTrial) -> int | None:
+        """What is kept for the trial, or else its share of the machine."""
+        if trial.reserved is not None or self.readings.total is None:
+            return trial.reserved
+        return self.readings.total // max(1, self.workers)
 
     def elapsed(self) -> float:
         """Seconds since the run started; the clock stands still once it has ended."""

@@ -28,6 +28,35 @@ def number(value: float) -> str:
     return f"{value:.6g}"
 
 
+def size(count: float | None) -> str:
+    """Bytes as people say them: 812M, 3.1G."""
+    if count is None:
+        return ""
+    for unit in ("K", "M", "G"):
+        count /= 1024
+        if count < 999.5 and (unit != "K" or count < 99.5):
+            return f"{count:.1f}{unit}" if count < 9.95 and unit == "G" else f"{count:.0f}{unit}"
+    return f"{count / 1024:.1f}T"
+
+
+def of(used: int, limit: int | None) -> str:
+    """1.2/4.0G; the unit once where it is the same."""
+    if limit is None:
+        return size(used)
+    part, whole = size(used), size(limit)
+    return f"{part[:-1]}/{whole}" if part[-1:] == whole[-1:] else f"{part}/{whole}"
+
+
+def ending(error: BaseException | None) -> str | None:
+    """How a run ended that did not say so itself."""
+    if error is None:
+        return None
+    if isinstance(error, KeyboardInterrupt):
+        return "at once, by Ctrl-C"
+    first = clean(str(error).partition("\n")[0])
+    return f"early: {type(error).__name__}{': ' if first else ''}{first}"
+
+
 def plural(count: int, thing: str, things: str | None = None) -> str:
     return f"{count} {thing if count == 1 else things or thing + 's'}"
 

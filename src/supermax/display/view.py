@@ -1,137 +1,192 @@
-"""How the state of a run looks on a screen. Every text is literal, none is read as markup."""
+"""How the state of a run looks on a screen. Every text is literal, none is read as markup.
+
+    header, progress, facts, GPUs │ a line per running trial │ what happened last
+
+A picture is a list of lines that fit: no line is wider than the screen, and while the run goes on
+there are not more of them than it has rows.
+"""
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from supermax.display import text
-from supermax.display.state import RunState
-from supermax.engine import events as ev
+from supermax.display.cells import table
+from supermax.display.gauges import Gpu
+from supermax.display.state import REACHED, Happening, RunState
+from supermax.display.strokes import bar, cut, fold
 
-NOTICE_LENGTH = 150  # two lines of 80 columns; a notice is shown whole when the run is over
-FIXED_LINES = 8  # header, bar, head and foot of the running trials, blank lines
-LEAST_ROWS = 2
+LABEL = 8  # cells for the names of facts
+MOST_GPUS = 4
+NOTICE_LINES = 2  # a notice is shown whole when the run is over
+LEAST_EVENTS = 4  # lines that running trials leave for what happened
+MOST_EVENTS = 12
+LAST_EVENTS = 6  # once the run is over
+STYLES = {"best": "green", "fault": "red", "stop": "yellow", "notice": "yellow"}
+MARKS = {"best": "*", "fault": "x", "stop": ".", "notice": "!"}
 
 
-def draw(state: RunState, height: int = 24) -> RenderableType:
+@dataclass(frozen=True)
+class Picture:
+    """The state, to be printed on a console of any width."""
+
+    state: RunState
+    height: int
+
+    def lines(self, width: int, ascii: bool = False) -> list[Text]:
+        lines = _lines(self.state, max(1, width), self.height, ascii)
+        for line in lines:
+            line.no_wrap, line.overflow = True, "crop"
+            line.truncate(max(1, width), overflow="crop")  # for screens of a few cells
+        return lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield from self.lines(options.max_width, options.ascii_only)
+
+
+def draw(state: RunState, height: int = 24) -> Picture:
     """The whole view for a screen of that height."""
+    return Picture(state, height)
+
+
+def _lines(state: RunState, width: int, height: int, ascii: bool) -> list[Text]:
     if state.started_at is None:
-        return Text("supermax: opening the study", style="dim")
-    facts = _facts(state)
-    notices = _notices(state)
-    parts: list[RenderableType] = [_header(state), _progress(state), facts]
+        return [Text(cut("supermax: opening the study", width, ascii), style="dim")]
+    top = [_header(state, width, ascii), _progress(state, width, ascii)]
+    top += _facts(state, width, ascii)
+    if state.ended_at is not None:
+        return top + _apart(_events(state, width, None, ascii))
+    top += _gpus(state.readings.gpus, width, ascii)
+    # One line stays empty: where the terminal echoes what is typed, ^C above all.
+    room = height - len(top) - 1
+    events = _events(state, width, MOST_EVENTS, ascii)
+    least = min(LEAST_EVENTS, room // 3)
+    for_events = min(len(events), max(least, room - len(state.running) - 3))
+    trials: list[Text] = []
     if state.running:
-        others = FIXED_LINES + facts.row_count + 2 * notices.row_count
-        parts += ["", _running(state, max(LEAST_ROWS, height - others))]
-    if notices.row_count:
-        parts += ["", notices]
-    if state.ended_at is None:
-        parts.append("")  # where the terminal echoes what is typed, ^C above all
-    return Group(*parts)
+        # Two blank lines and the head of the table are the others.
+        rows = max(1, room - 2 - (for_events + 1 if for_events else 0))
+        trials = _apart(table(state, width, rows, ascii))
+    left = room - len(trials) - 1
+    shown = top + trials + _apart(events[-left:] if left > 0 else [])
+    return [*shown[: max(1, height - 1)], *([Text("")] if height > 1 else [])]
 
 
-def _header(state: RunState) -> Table:
-    line = Table.grid(expand=True, padding=(0, 1))
-    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    line.add_column(justify="right", no_wrap=True)
-    workers = text.plural(state.workers, "worker")
-    line.add_row(
-        Text(text.clean(state.study_name), style="bold"),
-        Text(f"{workers}, {text.duration(state.elapsed())} elapsed", style="dim"),
+def _apart(lines: list[Text]) -> list[Text]:
+    return [Text(""), *lines] if lines else []
+
+
+def _header(state: RunState, width: int, ascii: bool) -> Text:
+    name = text.clean(state.study_name)
+    right = (
+        f"{text.plural(state.workers, 'worker')}, {text.duration(state.elapsed())} elapsed"
+        if state.workers
+        else ""
     )
-    return line
+    line = Text(cut(name, max(1, width - len(right) - 1), ascii), style="bold")
+    return _pushed_right(line, Text(right, style="dim"), width)
 
 
-def _progress(state: RunState) -> Table:
-    line = Table.grid(expand=True, padding=(0, 1))
+def _progress(state: RunState, width: int, ascii: bool) -> Text:
     finished = text.finished_of(state)
     if state.target is None:
-        line.add_row(finished)
-        return line
-    total = max(1, state.target)
+        return Text(cut(finished, width, ascii))
     eta = state.eta()
     left = f", {text.duration(eta)} left" if eta is not None and eta > 0 else ""
-    line.add_column(ratio=1)
     # Room for the estimate from the start, so that the bar does not change its length.
-    line.add_column(justify="right", no_wrap=True, min_width=len(finished) + 11)
-    line.add_row(
-        ProgressBar(total=total, completed=min(state.finished, total)), Text(finished + left)
-    )
-    return line
+    later = 14 if state.ended_at is None else 0
+    room = width - max(len(finished) + later, len(finished + left)) - 1
+    share = state.finished / max(1, state.target)
+    line = Text("")
+    if room > 4:
+        line.append(bar(share, room, ascii), "green" if share >= 1 else "cyan")
+    return _pushed_right(line, Text(finished + left), width)
 
 
-def _facts(state: RunState) -> Table:
-    facts = Table.grid(padding=(0, 2, 0, 0))
-    facts.add_column(style="dim", no_wrap=True)
-    facts.add_column(overflow="fold")
+def _pushed_right(left: Text, right: Text, width: int) -> Text:
+    room = width - left.cell_len
+    if right.cell_len + bool(left.plain) > room:
+        right = Text(cut(right.plain, max(0, room - bool(left.plain)), True), style=right.style)
+    blank = " " * max(0, room - right.cell_len)
+    return Text.assemble(left, blank, right)
+
+
+def _facts(state: RunState, width: int, ascii: bool) -> list[Text]:
     label = "trials" if state.several_objectives else "best"
-    facts.add_row(label, Text(text.best_so_far(state), style="green"))
+    facts = [(label, text.best_so_far(state), "green")]
     if state.faults:
         retries = f"; {text.plural(state.retries, 'retry', 'retries')}" if state.retries else ""
-        facts.add_row("faults", Text(text.fault_counts(state) + retries, style="red"))
-    if state.last_fault is not None and state.ended_at is None:
-        facts.add_row("last fault", _fault(state.last_fault))
+        facts.append(("faults", text.fault_counts(state) + retries, "red"))
     if state.waiting:
-        facts.add_row("waiting", Text(f"{text.plural(len(state.waiting), 'trial')} to be retried"))
+        facts.append(("waiting", f"{text.plural(len(state.waiting), 'trial')} to be retried", ""))
     if state.ended_at is not None:
-        facts.add_row("ended", _ending(state))
+        good = state.ending == REACHED
+        facts.append(("ended", text.clean(state.ending or "early"), "" if good else "yellow"))
     elif state.stopping is not None:
-        facts.add_row("stopping", Text(text.clean(state.stopping), style="yellow"))
-    return facts
+        facts.append(("stopping", text.clean(state.stopping), "yellow"))
+    lines = []
+    for name, said, style in facts:
+        for first, line in enumerate(fold(said, width - LABEL - 1, 3)):
+            lines.append(_labelled("" if first else name, Text(line, style=style), width, ascii))
+    return lines
 
 
-def _ending(state: RunState) -> Text:
-    if state.summary is None:
-        return Text("early", style="yellow")
-    if state.summary.stopped_by is None:
-        return Text("the target is reached")
-    return Text(f"stopped by {text.clean(state.summary.stopped_by)}", style="yellow")
+def _labelled(label: str, said: Text, width: int, ascii: bool) -> Text:
+    line = Text(cut(f"{label:<{LABEL}} ", width, ascii), style="dim")
+    room = width - LABEL - 1
+    if said.cell_len > room or ascii:
+        said = Text(cut(said.plain, room, ascii), style=said.style)
+    return Text.assemble(line, said)
 
 
-def _fault(fault: ev.FaultSeen) -> Text:
-    said = f"trial {fault.number}, {fault.kind}; {fault.decision}; {fault.message}"
-    return Text(text.clean(said), no_wrap=True, overflow="ellipsis")
+def _gpus(gpus: tuple[Gpu, ...], width: int, ascii: bool) -> list[Text]:
+    lines = []
+    shown = gpus if len(gpus) <= MOST_GPUS else gpus[: MOST_GPUS - 1]
+    length = 16 if width < 120 else 32
+    for gpu in shown:
+        share = gpu.used / max(1, gpu.total)
+        busy = "" if gpu.busy is None else f"{gpu.busy:4.0%} busy"
+        said = Text(bar(share, length, ascii), style="red" if share >= 0.95 else "cyan")
+        said.append(f" {text.of(gpu.used, gpu.total):>11}  {busy:<9}  ", "none")
+        said.append(cut(text.clean(gpu.name), max(0, width - LABEL - length - 27), ascii), "dim")
+        lines.append(_labelled(f"gpu {gpu.index}", said, width, ascii))
+    if len(gpus) > len(shown):
+        lines.append(_labelled("", Text(f"and {len(gpus) - len(shown)} more"), width, ascii))
+    return lines
 
 
-def _running(state: RunState, rows: int) -> Group:
-    """A line per trial, in columns as wide as their numbers get, so that nothing jumps about.
-
-    Lines of text, because rich takes milliseconds to lay out a table of this size.
-    """
-    now = state.clock()
-    trials = sorted(state.running.values(), key=lambda trial: trial.number)
-    head = ("running", "attempt", "cell", "elapsed", "last step", "value")
-    lines = [Text(_columns(*head), style="dim", no_wrap=True, overflow="ellipsis")]
-    for trial in trials[:rows]:
-        cells = _columns(
-            str(trial.number),
-            str(trial.attempt),
-            str(trial.cell),
-            text.duration(now - trial.since),
-            "" if trial.step is None else str(trial.step),
-            "" if trial.value is None else text.number(trial.value),
-        )
-        lines.append(Text(cells, no_wrap=True, overflow="ellipsis"))
-    if len(trials) > rows:
-        lines.append(Text(f"and {len(trials) - rows} more running", style="dim"))
-    return Group(*lines)
+def _events(state: RunState, width: int, most: int | None, ascii: bool) -> list[Text]:
+    """At most so many lines, the newest last; None: the run is over, notices are shown whole."""
+    lines: list[Text] = []
+    events = state.events()
+    if most is None:
+        notable = {id(event) for event in [e for e in events if e.kind != "notice"][-LAST_EVENTS:]}
+        events = [e for e in events if e.kind == "notice" or id(e) in notable]
+    for event in reversed(events):
+        block = _event(event, width, 1000 if most is None else NOTICE_LINES, ascii)
+        if most is not None and len(lines) + len(block) > most:
+            break
+        lines = block + lines
+    return lines
 
 
-def _columns(trial: str, attempt: str, cell: str, elapsed: str, step: str, value: str) -> str:
-    return f"{trial:>7}  {attempt:>7}  {cell:>6}  {elapsed:>9}  {step:>10}  {value:>13}".rstrip()
-
-
-def _notices(state: RunState) -> Table:
-    lines = Table.grid(padding=(0, 1, 0, 0))
-    lines.add_column()
-    lines.add_column(overflow="fold")
-    for said, count in state.notices.items():
-        shown = text.clean(said)
-        if state.ended_at is None and len(shown) > NOTICE_LENGTH:
-            shown = shown[: NOTICE_LENGTH - 3] + "..."
-        times = f" ({count} times)" if count > 1 else ""
-        lines.add_row(Text("!", style="yellow"), Text(shown + times, style="yellow"))
+def _event(event: Happening, width: int, most: int, ascii: bool) -> list[Text]:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    times = f" ({event.count} times)" if event.count > 1 else ""
+    head = f"{at} {MARKS.get(event.kind, ' ')} " if width >= 30 else f"{MARKS[event.kind]} "
+    style = STYLES.get(event.kind, "")
+    # A fault comes again and again; its message is in the trial's folder.
+    folded = fold(text.clean(event.text) + times, width - len(head), most)
+    folded = folded if event.kind == "notice" else [" ".join(folded)]
+    lines = []
+    for number, said in enumerate(folded):
+        line = Text(head if number == 0 else " " * len(head), style="dim")
+        line.append(cut(said, max(0, width - cell_len(head)), ascii), style)
+        lines.append(line)
     return lines

@@ -41,8 +41,9 @@ from supermax.engine.fleet import (
 from supermax.engine.folder import StudyFolder
 from supermax.engine.job import Attempt, Job
 from supermax.engine.logs import tail_of
+from supermax.engine.notes import readable
 from supermax.engine.outcome import INTERRUPTED, PRUNED, RAISED, Outcome, describe
-from supermax.engine.protocol import Exited, Finished, Message, Report, Stop, StopStudy, Task
+from supermax.engine.protocol import Exited, Finished, Message, Note, Report, Stop, StopStudy, Task
 from supermax.engine.resume import standing_outcome
 from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
@@ -264,6 +265,8 @@ class Coordinator:
                 self.study._stop_flag = True
             case Report(step, value):
                 self.note(attempt, step, value)
+            case Note(facts):
+                self.emit(say.TrialNoted(attempt.job.number, readable(facts)))
             case _:
                 self.fleet.send(attempt.cell, self.answers.to(attempt, message))
                 attempt.last_heard = time.monotonic()  # the time it waited for us is not its own

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from supermax.engine.notes import Fact
     from supermax.engine.summary import Summary
 
 
@@ -34,6 +35,7 @@ class TrialStarted:
     attempt: int
     cell: int
     at: float  # time.monotonic() when the task was sent
+    reserved: int | None = None  # bytes of memory kept for it; None: nobody said
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class TrialReported:
     number: int
     step: int
     value: float
+
+
+@dataclass(frozen=True)
+class TrialNoted:
+    """How the trial is doing, as it says itself: new facts, None for one that is no more."""
+
+    number: int
+    facts: dict[str, Fact]
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ Event = (
     RunStarted
     | TrialStarted
     | TrialReported
+    | TrialNoted
     | TrialFinished
     | TrialPaused
     | FaultSeen

@@ -256,6 +256,7 @@ class Fleet:
             for message in cell.channel.waiting():
                 if isinstance(message, Ready):
                     cell.ready = True
+                    cell.pid = cell.pid or message.pid  # the keeper's word may come later
                     yield CellReady(cell)
                 else:
                     yield Heard(cell, message)

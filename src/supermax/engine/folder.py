@@ -3,6 +3,7 @@
 run_dir/
   run.json                 format version, the run's identity, study and storage
   keeper.log               what loading the objective printed
+  status.json              how the run stands, for whoever looks; replaced about once a second
   trials/00042/
     ledger.jsonl           one line a launch, fault, stop or end; the coordinator appends
     drawn.json             parameters the sampler drew together, before they are asked for
@@ -27,6 +28,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from supermax.engine.outcome import Outcome
 from supermax.errors import EnvironmentFault, UserError
@@ -113,6 +116,7 @@ class StudyFolder:
         self.path = path
         self.trials = path / "trials"
         self.keeper_log = path / "keeper.log"
+        self.status = path / "status.json"
         self._run = path / "run.json"
 
     def trial(self, number: int) -> TrialFolder:
@@ -226,6 +230,31 @@ class Lock:
         _held.discard(self)
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def holder(path: Path) -> int | None:
+    """The living process that holds the lock, if there is one.
+
+    It looks and touches nothing: to try the lock would, for that moment, keep a run from starting.
+    """
+    try:
+        process = psutil.Process(int(path.read_text()))
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        # Another process may have got the number of one that was killed.
+        held = any(_same_file(opened.path, path) for opened in process.open_files())
+    except psutil.AccessDenied:  # somebody else's: all that can be seen is that it lives
+        return process.pid
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process.pid if held else None
+
+
+def _same_file(one: str, other: Path) -> bool:
+    try:
+        return other.samefile(one)
+    except OSError:
+        return False
 
 
 # A process that the user's program forks must not keep the lock when the program is gone.

@@ -128,6 +128,13 @@ class Report:
 
 
 @dataclass(frozen=True)
+class Note:
+    """How the trial is doing, for people who watch. Nobody answers."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Attribute:
     key: str
     value: Any
@@ -190,6 +197,7 @@ Message = (
     | RelativeParams
     | Look
     | Report
+    | Note
     | Attribute
     | StopStudy
     | Finished
@@ -302,6 +310,12 @@ class Channel:
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(self._lines or poll.poll(0))
+
+    def has_room(self) -> bool:
+        """True when a short message can be sent without waiting for the other end to read."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def take_fd(self) -> int:
         """The oldest descriptor that came along and was not taken yet."""

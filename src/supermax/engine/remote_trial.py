@@ -27,12 +27,14 @@ from optuna.trial import FrozenTrial, Trial
 
 from supermax.engine.folder import TrialFolder
 from supermax.engine.names import compatible
+from supermax.engine.notes import Notes
 from supermax.engine.protocol import (
     RECORD,
     Attribute,
     Channel,
     Look,
     Message,
+    Note,
     RelativeParams,
     Reply,
     Report,
@@ -62,6 +64,7 @@ class Link:
         self.system_attrs = dict(task.trial.system_attrs)  # as far as this attempt set them
         self._channel: Channel | None = channel
         self._lock = threading.RLock()
+        self._notes = Notes()
 
     @property
     def channel(self) -> Channel:
@@ -77,6 +80,21 @@ class Link:
     def tell(self, message: Message) -> None:
         with self._lock:
             self.channel.send(message)
+
+    def note(self, facts: dict[str, object]) -> None:
+        if self._notes.add(facts):
+            self.send_notes()
+
+    def send_notes(self) -> None:
+        """Say what has been noted, unless that would have to wait; then it goes next time."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            channel = self._channel
+            if channel and channel.has_room() and (facts := self._notes.take()):
+                channel.send(Note(facts))
+        finally:
+            self._lock.release()
 
     def ask(self, message: Message) -> Any:
         with self._lock:
@@ -265,7 +283,8 @@ class RemoteStudy(Study):
 
 
 class RemoteTrial(Trial):
-    """A trial in a cell. Beyond Optuna's: `checkpoint_dir`, `attempt`, `stop_requested`."""
+    """A trial in a cell. Beyond Optuna's: `checkpoint_dir`, `attempt`, `stop_requested` and
+    `note`."""
 
     def __init__(self, link: Link, task: Task) -> None:
         self._link = link
@@ -301,7 +320,17 @@ class RemoteTrial(Trial):
             self._relative_params = self._link.ask(RelativeParams())
         return self._relative_params
 
+    def note(self, **facts: object) -> None:
+        """Say how the trial is doing, for the live view: finite numbers and short texts.
+
+        It costs microseconds and never fails. Nothing of it is stored; the newest of each name is
+        shown while the trial runs. What cannot be shown, None above all, takes the fact away. The
+        view knows `encoder`, `epoch`, `epochs` and `samples_per_second`.
+        """
+        self._link.note(facts)
+
     def report(self, value: float, step: int) -> None:
+        self._link.send_notes()
         super().report(value, step)
         self._link.end_if_stopped()
 

@@ -21,6 +21,7 @@ import torch
 from supermax.training.batches import collate, order, split
 from supermax.training.checkpoint import Saver, on_cpu, random_states, restore_random
 from supermax.training.evaluate import Evaluation, evaluate
+from supermax.training.pace import Pace
 from supermax.training.prepare import Prepared
 from supermax.training.schedules import apply
 from supermax.training.steps import on, shares
@@ -34,6 +35,10 @@ class Reporter(Protocol):
 
     def report(self, value: float, epoch: int) -> None:
         """An epoch's value. May not return when the trial is to stop."""
+
+    def note(self, *, epoch: float, samples_per_second: float | None) -> None:
+        """How many epochs are done, with the share of the current one, and how fast it goes.
+        For people who watch; comes about once a second and at the end of an epoch."""
 
     def should_prune(self) -> bool: ...
 
@@ -90,10 +95,11 @@ def train(
     state = State()
     saver = Saver(folder) if folder is not None else None
     best: dict[str, torch.Tensor] = {}
+    pace = Pace(reporter.note)
     if saver is not None and (saved := saver.load()) is not None:
         state, best = _restore(prepared, saved)
     while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
-        _epoch(prepared, state, best, reporter, saver)
+        _epoch(prepared, state, best, reporter, saver, pace)
         evaluation = evaluate(prepared)
         value = evaluation.metrics[prepared.objective] * prepared.sign
         state.curve.append(
@@ -171,6 +177,7 @@ def _epoch(
     best: dict[str, torch.Tensor],
     reporter: Reporter | None,
     saver: Saver | None,
+    pace: Pace | None = None,
 ) -> None:
     """The rest of an epoch, from the update that comes next."""
     prepared.model.train()
@@ -178,6 +185,8 @@ def _epoch(
     size = prepared.config.train.effective_batch
     batches = order(data.lengths, size, prepared.seed, state.epoch)
     losses = torch.zeros((), device=execution.device, dtype=torch.float64)
+    if pace is not None:
+        pace.begin()
     for indices in batches[state.update :]:
         share = shares(*data.targets(indices), prepared.weights)
         factor = prepared.schedule(state.epoch * len(batches) + state.update)
@@ -187,6 +196,8 @@ def _epoch(
             losses += prepared.step.micro(batch, share)
         prepared.step.update()
         state.update += 1
+        if pace is not None:
+            pace.step(len(indices), state.epoch + state.update / len(batches))
         if saver is None or reporter is None:
             continue
         if reporter.stop_requested and state.update < len(batches):
@@ -195,6 +206,8 @@ def _epoch(
             saver.wait()
             reporter.stop()
     state.loss += float(losses)  # the only synchronisation of the epoch
+    if pace is not None:
+        pace.end(state.epoch + 1)
 
 
 def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -1,0 +1,201 @@
+"""The running trials as lines of a table that fits its screen.
+
+Columns that say less drop out first as the screen gets narrow; where there is room, names, curves
+and bars grow. Lines of text, because rich takes milliseconds to lay out a table of this size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from supermax.display import text
+from supermax.display.state import RunningTrial, RunState
+from supermax.display.strokes import bar, cut, spark
+
+GAP = 2
+KNOWN = ("encoder", "epoch", "epochs", "samples_per_second")  # facts with a column of their own
+_FULL, _TIGHT = 0.9, 0.75  # shares of its memory at which a bar changes colour
+
+
+@dataclass
+class Column:
+    """`make` gives a trial's text for a width; `rank` is how soon the column drops out."""
+
+    title: str
+    rank: int
+    make: Callable[[RunningTrial, int], str]
+    least: int
+    most: int
+    style: Callable[[RunningTrial], str] = lambda _: ""
+    right: bool = True
+    width: int = 0
+
+
+def table(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
+    """A head, at most so many lines of trials, and how many more there are."""
+    trials = sorted(state.running.values(), key=lambda trial: trial.number)
+    shown = trials if len(trials) <= rows else trials[: max(1, rows - 1)]
+    columns = fitting(columns_of(state, shown, ascii), width)
+    lines = [Text("", style="dim")]
+    for column in columns:
+        _append(lines[0], column, cut(column.title, column.width, ascii), "")
+    for trial in shown:
+        line = Text("")
+        for column in columns:
+            said = cut(text.clean(column.make(trial, column.width)), column.width, ascii)
+            _append(line, column, said, column.style(trial))
+        lines.append(line)
+    if len(trials) > len(shown):
+        lines.append(Text(f"and {len(trials) - len(shown)} more running", style="dim"))
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _append(line: Text, column: Column, said: str, style: str) -> None:
+    if line.plain:
+        line.append(" " * GAP)
+    blank = " " * (column.width - cell_len(said))
+    if column.right:
+        line.append(blank)
+    line.append(said, style)
+    if not column.right:
+        line.append(blank)
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """Those that fit together, as wide as there is room for them."""
+    kept = list(columns)
+    while len(kept) > 1 and _needed(kept) > width:
+        kept.remove(max(kept, key=lambda column: column.rank))
+    for column in kept:
+        column.width = min(column.least, width)
+    spare = width - _needed(kept)
+    while spare > 0 and (growing := [c for c in kept if c.width < c.most]):
+        for column in growing[:spare]:
+            column.width += 1
+        spare -= len(growing[:spare])
+    return kept
+
+
+def _needed(columns: Sequence[Column]) -> int:
+    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
+
+
+def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> list[Column]:
+    """All columns that have something to say about these trials, from left to right."""
+    now = state.clock()
+    columns: list[Column] = []
+
+    def add(title: str, rank: int, make: Callable[[RunningTrial], str], least: int) -> None:
+        """As wide as what is in it, and a little wider from the start so that nothing jumps."""
+        longest = max([cell_len(make(trial)) for trial in trials], default=0)
+        if longest:
+            size = max(least, longest, len(title))
+            columns.append(Column(title, rank, lambda trial, _: make(trial), size, size))
+
+    add("trial", 0, lambda trial: str(trial.number), 5)
+    add("try", 9, lambda trial: str(trial.attempt), 3)
+    add("cell", 11, lambda trial: str(trial.cell), 4)
+    if names := [_fact(trial, "encoder") for trial in trials if "encoder" in trial.facts]:
+        longest = max(map(cell_len, names))
+        columns.append(
+            Column(
+                "encoder", 4, lambda trial, _: _fact(trial, "encoder"),
+                min(max(longest, 7), 14), max(longest, 7), right=False,
+            )
+        )  # fmt: skip
+    counted = any("epoch" in trial.facts or "epochs" in trial.facts for trial in trials)
+    add("epoch" if counted else "step", 2, progress, 7)
+    if any(trial.curve.points for trial in trials):
+        columns.append(
+            Column(
+                "curve", 5, lambda trial, width: spark(trial.curve.points, width, ascii),
+                8, 32, style=lambda _: "cyan", right=False,
+            )
+        )  # fmt: skip
+    if values := [text.number(trial.value) for trial in trials if trial.value is not None]:
+        columns.append(Column("value", 1, _value, 9, max(9, *map(len, values))))
+    add("samples/s", 6, lambda trial: _rate(trial.facts.get("samples_per_second")), 9)
+    columns += _memory(state, trials, ascii)
+    add("gpu memory", 7, lambda trial: text.size(_on_device(state, trial)), 8)
+    add("elapsed", 8, lambda trial: text.duration(now - trial.since), 7)
+    if others := [noted for trial in trials if (noted := _others(trial))]:
+        longest = max(map(cell_len, others))
+        columns.append(
+            Column("notes", 10, lambda trial, _: _others(trial), 16, longest, right=False)
+        )
+    return columns
+
+
+def progress(trial: RunningTrial) -> str:
+    """3.4/10 where epochs are noted, otherwise the last step."""
+    epoch, epochs = trial.facts.get("epoch"), trial.facts.get("epochs")
+    if epoch is None and epochs is not None and trial.step is None:
+        epoch = 0  # it loads what it needs
+    if isinstance(epoch, str) or epoch is None:
+        return "" if trial.step is None else str(trial.step)
+    done = f"{epoch:.1f}" if isinstance(epoch, float) else str(epoch)
+    return done if epochs is None else f"{done}/{_shown(epochs)}"
+
+
+def _memory(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> list[Column]:
+    """The resident memory of each cell against what it may take."""
+    resident = state.readings.resident
+
+    def share(trial: RunningTrial) -> float:
+        used, limit = resident.get(trial.pid or 0), state.memory_limit(trial)
+        return used / limit if used is not None and limit else 0.0
+
+    def make(trial: RunningTrial, width: int) -> str:
+        used, limit = resident.get(trial.pid or 0), state.memory_limit(trial)
+        if used is None:
+            return ""
+        numbers = text.of(used, limit)
+        room = width - len(numbers) - 1
+        return f"{bar(share(trial), room, ascii)} {numbers}" if limit and room > 0 else numbers
+
+    def style(trial: RunningTrial) -> str:
+        part = share(trial)
+        return "red" if part >= _FULL else "yellow" if part >= _TIGHT else "green"
+
+    if not any(trial.pid in resident for trial in trials):
+        return []
+    return [Column("memory", 3, make, 15, 27, style=style)]
+
+
+def _on_device(state: RunState, trial: RunningTrial) -> int | None:
+    return state.readings.on_device.get(trial.pid or 0)
+
+
+def _value(trial: RunningTrial, width: int) -> str:
+    """With as many digits as there is room for."""
+    if trial.value is None:
+        return ""
+    written = [f"{trial.value:.{digits}g}" for digits in (6, 5, 4, 3, 2, 1)]
+    return next((said for said in written if len(said) <= width), written[-1])
+
+
+def _rate(value: object) -> str:
+    if not isinstance(value, (int, float)):
+        return ""
+    return f"{value:.1f}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def _others(trial: RunningTrial) -> str:
+    said = [f"{name}={_shown(value)}" for name, value in trial.facts.items() if name not in KNOWN]
+    return text.clean(" ".join(said))
+
+
+def _fact(trial: RunningTrial, name: str) -> str:
+    return text.clean(_shown(trial.facts.get(name)))
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return text.number(value) if isinstance(value, float) else str(value)

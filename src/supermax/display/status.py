@@ -1,0 +1,306 @@
+"""How a run stands, in a file: for other terminals, scripts, and whoever comes after a crash.
+
+    events ──▶ RunState ──snapshot()──▶ run_dir/status.json ──restore()──▶ RunState ──▶ draw
+
+The file is one JSON object with unix times. It is replaced about once a second by a thread, whole
+or not at all, and not forced to the disk: what must survive is in the study and the ledgers. A run
+that is killed leaves a file that says "running"; `standing` tells that from a living run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from supermax.display import text
+from supermax.display.curve import Curve
+from supermax.display.gauges import Gauges, Gpu, Readings
+from supermax.display.state import HAPPENINGS_KEPT, Happening, RunningTrial, RunState
+from supermax.engine import events as ev
+from supermax.engine.folder import StudyFolder, holder
+from supermax.engine.notes import readable
+
+FORMAT = 1
+INTERVAL = 1.0  # seconds between two writings
+FRESH = 30.0  # seconds without a writing after which a run on another machine counts as silent
+_PATIENCE = 5.0  # seconds a run's end waits for a disk that hangs
+
+RUNNING, ENDED, KILLED, ELSEWHERE, SILENT = "running", "ended", "killed", "elsewhere", "silent"
+
+
+def snapshot(state: RunState) -> dict[str, Any]:
+    """The state as plain values. Times become unix times; what is not finite becomes text."""
+    to_unix = state.wall() - state.clock()
+
+    def when(moment: float | None) -> float | None:
+        return None if moment is None else round(moment + to_unix, 3)
+
+    best = state.best
+    fields = {
+        "format": FORMAT,
+        "state": "ended" if state.ended_at else "stopping" if state.stopping else "running",
+        "study": state.study_name,
+        "directions": list(state.directions),
+        "target": state.target,
+        "finished": state.finished,
+        "best": None if best is None else {"trial": best[0], "value": best[1]},
+        "eta": state.eta(),
+        "elapsed": round(state.elapsed(), 3),
+        "workers": state.workers,
+        "resumed": state.resumed,
+        "run_dir": state.run_dir,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "updated": round(state.wall(), 3),
+        "started": when(state.started_at),
+        "ended": when(state.ended_at),
+        "ending": state.ending,
+        "stopped_by": state.summary.stopped_by if state.summary else None,
+        "stopping": state.stopping,
+        "trials": dict(state.states),
+        "faults": dict(state.faults),
+        "retries": state.retries,
+        "waiting": sorted(state.waiting),
+        "running": [_trial(state, trial, when) for trial in state.running.values()],
+        "events": [asdict(event) for event in state.events()],
+        "memory": state.readings.total,
+        "gpus": [asdict(gpu) for gpu in state.readings.gpus],
+        "finish_times": [when(moment) for moment in state.finish_times],
+    }
+    return {key: _finite(value) for key, value in fields.items()}
+
+
+def _trial(
+    state: RunState, trial: RunningTrial, when: Callable[[float | None], float | None]
+) -> dict[str, Any]:
+    pid = trial.pid or 0
+    return {
+        "trial": trial.number,
+        "attempt": trial.attempt,
+        "cell": trial.cell,
+        "pid": trial.pid,
+        "since": when(trial.since),
+        "step": trial.step,
+        "value": trial.value,
+        "encoder": trial.facts.get("encoder"),
+        "epoch": trial.facts.get("epoch"),
+        "samples_per_second": trial.facts.get("samples_per_second"),
+        "facts": trial.facts,
+        "curve": trial.curve.points,
+        "memory": state.readings.resident.get(pid),
+        "device_memory": state.readings.on_device.get(pid),
+        "reserved": trial.reserved,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: such values become text."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def restore(
+    fields: dict[str, Any], standing: str = RUNNING, clock: Callable[[], float] = time.time
+) -> RunState:
+    """A state that draws as the run's own did. Raises ValueError for what is no status."""
+    try:
+        state = _restored(fields, clock)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"not a status: {type(error).__name__}: {error}") from None
+    if standing in (KILLED, SILENT) and state.ended_at is None:
+        state.clock = lambda: float(fields["updated"])  # it stands still since
+        lost = ", ".join(str(number) for number in sorted(state.running))
+        at = f" in trial {lost}" if lost else ""
+        gone = "was killed" if standing == KILLED else f"is not heard of from {fields['host']}"
+        state.close(f"process {fields['pid']} {gone}{at}; run again to go on")
+    return state
+
+
+def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
+    best, events = fields["best"], [Happening(**event) for event in fields["events"]]
+    notices = [event for event in events if event.kind == "notice"]
+    trials = fields["running"]
+    _ = int(fields["format"]), int(fields["pid"]), str(fields["host"]), float(fields["updated"])
+    state = RunState(
+        clock=clock,
+        wall=clock,
+        study_name=str(fields["study"]),
+        directions=tuple(map(str, fields["directions"])),
+        target=fields["target"],
+        workers=int(fields["workers"]),
+        run_dir=str(fields["run_dir"]),
+        resumed=int(fields["resumed"]),
+        finished=int(fields["finished"]),
+        started_at=fields["started"],
+        ended_at=fields["ended"],
+        states=Counter(fields["trials"]),
+        best=None if best is None else (int(best["trial"]), float(best["value"])),
+        running={trial["trial"]: _running(trial) for trial in trials},
+        waiting=set(fields["waiting"]),
+        faults=Counter(fields["faults"]),
+        retries=int(fields["retries"]),
+        notices={event.text: event.count for event in notices},
+        noticed={event.text: event.at for event in notices},
+        happenings=deque((e for e in events if e.kind != "notice"), maxlen=HAPPENINGS_KEPT),
+        stopping=fields["stopping"],
+        ending=fields["ending"],
+        readings=Readings(
+            {t["pid"]: t["memory"] for t in trials if t["memory"] is not None},
+            {t["pid"]: t["device_memory"] for t in trials if t["device_memory"] is not None},
+            tuple(Gpu(**gpu) for gpu in fields["gpus"]),
+            fields["memory"],
+        ),
+    )
+    state.finish_times.extend(fields["finish_times"])
+    return state
+
+
+def _running(trial: dict[str, Any]) -> RunningTrial:
+    return RunningTrial(
+        number=int(trial["trial"]),
+        attempt=int(trial["attempt"]),
+        cell=int(trial["cell"]),
+        since=float(trial["since"]),
+        step=trial["step"],
+        value=None if trial["value"] is None else float(trial["value"]),
+        pid=trial["pid"],
+        reserved=trial["reserved"],
+        facts=readable(trial["facts"]),
+        curve=Curve([float(value) for value in trial["curve"]]),
+    )
+
+
+def write(path: Path, fields: dict[str, Any]) -> None:
+    """All of it or nothing, as far as readers can tell; after a power cut it may be missing."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(fields, separators=(",", ":")))
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def read(run_dir: Path) -> dict[str, Any] | None:
+    """What the last run in this folder wrote; None when there is nothing that can be read."""
+    try:
+        fields = json.loads(StudyFolder(run_dir).status.read_text())
+        restore(fields)
+    except (OSError, ValueError):
+        return None
+    return fields if fields["format"] == FORMAT else None
+
+
+def standing(fields: dict[str, Any], lock: Path, now: float | None = None) -> str:
+    """Whether the run that wrote this is alive. It only looks: a living run does not notice.
+
+    `lock` is the study's, which a run on this machine holds for as long as it lives. Of a run on
+    another machine there is only how fresh its file is.
+    """
+    if fields["ended"] is not None:
+        return ENDED
+    if fields["host"] == platform.node():
+        return RUNNING if holder(lock) == fields["pid"] else KILLED
+    age = (time.time() if now is None else now) - float(fields["updated"])
+    return ELSEWHERE if age <= FRESH else SILENT
+
+
+def look(run_dir: Path, lock: Path) -> tuple[dict[str, Any] | None, str]:
+    """What the folder's last run wrote, and how that run stands now.
+
+    A run lets go of its lock about when it writes its last word: before it is called killed it
+    gets a second look, and, while its process lives, the time to finish.
+    """
+    fields, stands = None, ENDED
+    for pause in (0.0, 0.0, 0.1, 0.3, 0.6):
+        if pause and fields and not psutil.pid_exists(fields["pid"]):
+            break
+        time.sleep(pause)
+        fields = read(run_dir)
+        stands = standing(fields, lock) if fields else ENDED
+        if stands != KILLED:
+            break
+    return fields, stands
+
+
+class StatusFile(AbstractContextManager["StatusFile"]):
+    """A listener that keeps the file; its thread also reads the gauges. A disk that is full,
+    slow or gone costs the file, never the run."""
+
+    def __init__(self, gauges: Gauges | None = None) -> None:
+        self.state = RunState()
+        self.gauges = gauges or Gauges()
+        self._path: Path | None = None
+        self._owner = os.getpid()
+        self._lock = threading.RLock()  # of the state
+        self._writing = threading.RLock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="supermax-status", daemon=True)
+
+    def __call__(self, event: ev.Event) -> None:
+        with self._lock:
+            self.state.update(event)
+        if isinstance(event, ev.RunStarted):
+            self._path = StudyFolder(Path(event.run_dir)).status
+            self._write()
+            self._thread.start()
+        elif isinstance(event, ev.RunEnded):
+            self._write()  # now: a run that was told to TERM does not come to its __exit__
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if os.getpid() != self._owner:  # a copy that a callback forked is not the run
+            return
+        self._over.set()
+        ended = self.state.ended_at is not None
+        with self._lock:
+            self.state.close(text.ending(error))
+        if not ended:
+            self._write()
+        if self._thread.ident is not None:
+            self._thread.join(_PATIENCE)
+
+    def _keep(self) -> None:
+        while not self._over.wait(INTERVAL):
+            with self._lock:
+                pids = [trial.pid for trial in self.state.running.values() if trial.pid]
+            with contextlib.suppress(Exception):
+                readings = self.gauges.sample(pids)
+                with self._lock:
+                    self.state.readings = readings
+            if not self._over.is_set():
+                self._write()
+
+    def _write(self) -> None:
+        if self._path is None or not self._writing.acquire(timeout=_PATIENCE):
+            return
+        try:
+            with self._lock:
+                fields = snapshot(self.state)
+            write(self._path, fields)
+        except Exception:  # looking never stops the work
+            pass
+        finally:
+            self._writing.release()

@@ -1,0 +1,102 @@
+"""Memory and GPUs: read now and then, never required."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from supermax.display import gauges
+from supermax.display.gauges import Gauges, Gpu, Nvml, machine_memory, resident_memory
+from tests.display.test_display import Clock
+
+
+class FakeNvml:
+    """As the library answers on a machine with two cards, one of which does not tell all."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        if self.broken:
+            raise RuntimeError("Driver Not Loaded")
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        if self.broken:
+            raise RuntimeError("GPU is lost")
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(used=10 + handle, total=100)
+
+    def nvmlDeviceGetName(self, handle: int) -> Any:  # noqa: N802
+        return b"old library" if handle else "H200"
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        if handle:
+            raise RuntimeError("Not Supported")
+        return SimpleNamespace(gpu=87)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:  # noqa: N802
+        return [
+            SimpleNamespace(pid=5, usedGpuMemory=4),
+            SimpleNamespace(pid=6, usedGpuMemory=None),
+        ]
+
+
+def test_processes_are_read_at_most_once_a_second() -> None:
+    clock, asked = Clock(), list[int]()
+
+    def resident(pid: int) -> int | None:
+        asked.append(pid)
+        return None if pid == 2 else pid * 10
+
+    some = Gauges(resident, lambda: ({}, ()), clock)
+    assert some.sample([1, 2]).resident == {1: 10}
+    clock.now += 0.9
+    assert some.sample([1, 2, 3]) is some.last
+    assert asked == [1, 2]
+    clock.now += 0.2
+    assert some.sample([3]).resident == {3: 30}
+
+
+def test_this_process_has_memory_and_one_that_is_gone_has_none() -> None:
+    size, total = resident_memory(os.getpid()), machine_memory()
+    assert size is not None
+    assert total is not None
+    assert 1 << 20 < size < total
+    assert resident_memory(2**22 + 1) is None
+
+
+def test_a_container_has_what_it_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(gauges, "_CGROUP_LIMIT", limit)
+    limit.write_text("1048576\n")
+    assert machine_memory() == 1 << 20
+    limit.write_text("max\n")
+    assert (machine_memory() or 0) > 1 << 20
+
+
+def test_gpus_with_all_they_tell() -> None:
+    by_process, gpus = Nvml(lambda _: FakeNvml()).read()
+    assert gpus == (Gpu(0, "H200", 10, 100, 0.87), Gpu(1, "old library", 11, 100, None))
+    assert by_process == {5: 8}
+
+
+def test_without_library_or_driver_there_are_no_gpus() -> None:
+    def missing(name: str) -> Any:
+        raise ModuleNotFoundError(name)
+
+    assert Nvml(missing).read() == ({}, ())
+    card = FakeNvml()
+    nvml = Nvml(lambda _: card)
+    assert len(nvml.read()[1]) == 2
+    card.broken = True
+    assert nvml.read() == ({}, ())
+    card.broken = False
+    assert nvml.read() == ({}, ())  # it is left alone from then on
