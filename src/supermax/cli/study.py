@@ -6,18 +6,17 @@ import contextlib
 import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
 import optuna
 import typer
-from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import TrialState
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from supermax.cli.opening import DEFAULT, Name, Storage, find_study, load_named, opened
 from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
@@ -25,21 +24,13 @@ from supermax.naming import FROM, ORIGIN, plain_params
 from supermax.space import Space, changes, load, space_of
 from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
-from supermax.study import connect, open_with_care, refuse_while_running
+from supermax.study import open_with_care, refuse_while_running
 from supermax.words import ended, nearest
 
 app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
 app.info.no_args_is_help = True
 
-Storage = Annotated[
-    str,
-    typer.Option(
-        help="Where the studies are: a file or an Optuna URL.", envvar="SUPERMAX_STORAGE"
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Name = Annotated[str, typer.Argument(help="The study's name; without @N, its newest version.")]
-DEFAULT = "supermax.db"
 
 
 @app.command("list")
@@ -48,10 +39,10 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
 
     Example: supermax study list --storage study.db
     """
-    backend = _opened(storage)
+    backend = opened(storage)
     rows = []
     for summary in backend.get_all_studies():
-        study = _load(backend, summary.study_name)
+        study = load_named(backend, summary.study_name)
         facts = _facts(study)
         rows.append({k: facts[k] for k in ("name", "version", "finished", "best", "space")})
     rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
@@ -76,7 +67,7 @@ def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> Non
 
     Example: supermax study show criteria --storage study.db
     """
-    study = _find(_opened(storage), name)
+    study = find_study(opened(storage), name)
     facts = _facts(study)
     if as_json:
         _print_json(facts)
@@ -119,8 +110,8 @@ def diff(
     Examples: supermax study diff criteria space.yaml
               supermax study diff criteria@2 criteria
     """
-    backend = _opened(storage)
-    study = _find(backend, name)
+    backend = opened(storage)
+    study = find_study(backend, name)
     old = _remembered(study)
     if other is None:
         before = [
@@ -132,7 +123,7 @@ def diff(
             raise UserError(f"There is no version before '{study.study_name}'. Name a space file.")
         old, new = _remembered(before[-1]), old
     elif any(base_name(s.study_name) == base_name(other) for s in backend.get_all_studies()):
-        new = _remembered(_find(backend, other))
+        new = _remembered(find_study(backend, other))
     else:
         new = load(other)
     found = changes(old, new)
@@ -163,16 +154,16 @@ def migrate(
             ended(f"--on-change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}")
         )
     wanted = load(space)
-    backend = _opened(storage)
-    study = _find(backend, name)
-    opened = open_with_care(
+    backend = opened(storage)
+    study = find_study(backend, name)
+    outcome = open_with_care(
         wanted,
         backend,
         name=base_name(study.study_name),
         directions=study.directions,
         on_change=on_change,
     )
-    print("\n".join(opened.lines() or [f"'{opened.study.study_name}' has this space already."]))
+    print("\n".join(outcome.lines() or [f"'{outcome.study.study_name}' has this space already."]))
 
 
 @app.command()
@@ -191,7 +182,7 @@ def retry(
     wanted = [s.lower() for s in state or ["fail"]]
     if unknown := [s for s in wanted if s not in known]:
         raise UserError(ended(f"--state cannot be {unknown[0]!r}{nearest(unknown[0], known)}"))
-    study = _find(_opened(storage), name)
+    study = find_study(opened(storage), name)
     queued = queue_again(study, [known[s] for s in wanted])
     finished = sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
     print(
@@ -212,12 +203,12 @@ def delete(
 
     Example: supermax study delete criteria@2 --storage study.db
     """
-    backend = _opened(storage)
+    backend = opened(storage)
     versions = [v.study_name for v in find_versions(backend, name)]
     if len(versions) > 1:
         shown = ", ".join(f"{name}@{version_of(v)}" for v in versions)
         raise UserError(f"There are several versions of '{name}'. Say which: {shown}.")
-    study = _find(backend, name)
+    study = find_study(backend, name)
     refuse_while_running(study)
     name, facts = study.study_name, _facts(study)
     print(
@@ -234,33 +225,6 @@ def delete(
     print(f"'{name}' is deleted.")
 
 
-def _opened(storage: str) -> BaseStorage:
-    """The storage, which must be there: looking must not make one."""
-    url = storage
-    if "://" not in storage:
-        path = Path(storage).expanduser()
-        if not path.is_file():
-            raise UserError(
-                f"There is no file {path}. Name the studies' file or URL with --storage, or in "
-                f"SUPERMAX_STORAGE."
-            )
-        url = f"sqlite:///{path.absolute()}"
-    elif storage.startswith("sqlite:///") and not Path(storage[10:].split("?")[0]).is_file():
-        raise UserError(f"There is no file {storage[10:]}.")
-    return connect(url)
-
-
-def _find(storage: BaseStorage, name: str) -> Study:
-    """The study's newest version; name@1 is the first one."""
-    names = [summary.study_name for summary in storage.get_all_studies()]
-    if versions := find_versions(storage, name):
-        return _load(storage, versions[-1].study_name)
-    for known in (name, base_name(name) if version_of(name) == 1 else name):
-        if known in names:
-            return _load(storage, known)
-    raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
-
-
 def _only_here(study: Study) -> int:
     """Finished trials that no other version has a copy of."""
     elsewhere = {
@@ -272,10 +236,6 @@ def _only_here(study: Study) -> int:
     }
     trials = [t for t in study.get_trials(deepcopy=False) if t.state.is_finished()]
     return sum(root(trial, study.study_name) not in elsewhere for trial in trials)
-
-
-def _load(storage: BaseStorage, name: str) -> Study:
-    return optuna.load_study(study_name=name, storage=storage)
 
 
 def _remembered(study: Study) -> Space:
