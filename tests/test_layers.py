@@ -20,6 +20,7 @@ ALLOWED = {
     "display": {"engine", "errors"},
     "testing": set[str](),
     "records": {"engine", "errors", "naming"},
+    "report": {"records", "engine", "space", "errors", "naming", "words"},
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming"},
     "tuning": {
@@ -33,7 +34,18 @@ ALLOWED = {
         "naming",
         "words",
     },
-    "cli": {"run", "study", "records", "display", "engine", "space", "errors", "naming", "words"},
+    "cli": {
+        "run",
+        "study",
+        "records",
+        "report",
+        "display",
+        "engine",
+        "space",
+        "errors",
+        "naming",
+        "words",
+    },
     "__init__": {"run", "study", "engine", "space", "errors"},
 }
 

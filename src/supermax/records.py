@@ -48,6 +48,8 @@ class FaultRecord:
     peak_rss: int | None = None
     traceback: str | None = None
     log_tail: str = ""
+    signature: str = ""
+    """Equal for two faults that are the same thing again; empty where only the study is left."""
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,7 @@ def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
         peak_rss=line.get("peak_rss"),
         traceback=line.get("traceback"),
         log_tail=line.get("log_tail") or "",
+        signature=fault.signature,
     )
 
 

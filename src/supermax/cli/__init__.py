@@ -7,6 +7,7 @@ import sys
 import typer
 
 from supermax.cli import study
+from supermax.cli.report import report
 from supermax.errors import SupermaxError
 
 app = typer.Typer(
@@ -16,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(study.app, name="study")
+app.command()(report)
 
 
 @app.callback()
