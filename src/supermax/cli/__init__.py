@@ -7,6 +7,7 @@ import sys
 import typer
 
 from supermax.cli import study
+from supermax.cli.dashboard import dashboard
 from supermax.cli.report import report
 from supermax.errors import SupermaxError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(study.app, name="study")
 app.command()(report)
+app.command()(dashboard)
 
 
 @app.callback()

@@ -24,6 +24,9 @@ class Domain:
 
     name: str
     log: bool = False
+    low: float = 0.0
+    high: float = 1.0
+    """The least and the greatest finite value seen."""
     choices: tuple[str, ...] = ()
     _index: dict[str, int] = field(default_factory=dict, repr=False)
 
@@ -62,10 +65,14 @@ def domains(trials: Sequence[TrialRecord]) -> dict[str, Domain]:
 def _domain(name: str, seen: dict[str, Any], kinds: set[str]) -> Domain:
     numbers = all(_is_number(value) for value in seen.values())
     if numbers and "choice" not in kinds:
-        return Domain(name, log=kinds == {"log"} and min(seen.values()) > 0)
+        finite = [float(value) for value in seen.values() if math.isfinite(value)] or [0.0]
+        low, high = min(finite), max(finite)
+        return Domain(name, log=kinds == {"log"} and low > 0, low=low, high=high)
     keys = sorted(seen, key=lambda key: _order(seen[key]))
     labels = tuple(shown(seen[key], 40) for key in keys)
-    return Domain(name, choices=labels, _index={key: i for i, key in enumerate(keys)})
+    return Domain(
+        name, high=len(keys) - 1.0, choices=labels, _index={key: i for i, key in enumerate(keys)}
+    )
 
 
 def _key(value: Any) -> str:

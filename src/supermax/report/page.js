@@ -5,7 +5,9 @@
   const config = {
     displaylogo: false,
     responsive: true,
-    modeBarButtonsToRemove: ["lasso2d", "select2d", "autoScale2d"],
+    // These only: Plotly has one more that would send the data to its makers.
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    plotlyServerURL: "",
   };
   const waiting = [...document.querySelectorAll("script[data-plot]")];
   const drawn = [];
@@ -13,7 +15,7 @@
 
   const drawNext = () => {
     const block = waiting.shift();
-    const place = document.getElementById(block.dataset.plot);
+    const place = document.getElementById(`plot-${block.dataset.plot}`);
     const { data, layout } = JSON.parse(block.textContent);
     Plotly.newPlot(place, data, layout, config);
     drawn.push(place);
@@ -28,7 +30,7 @@
   const PAPER = 680;
   const resize = (width) => {
     for (const place of drawn) {
-      const share = place.closest(".small") ? 2 : 1;
+      const share = place.closest(".small, .halves") ? 2 : 1;
       const to = width ? { width: width / share - (share > 1 ? 10 : 0) } : { width: null, autosize: true };
       Plotly.relayout(place, to);
     }

@@ -87,13 +87,13 @@ def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure |
 
 
 def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]:
-    def some(*prefixes: str, small: bool = False) -> Html:
+    def some(*prefixes: str, layout: str = "figures") -> Html:
         keys = [key for key in drawn if key.startswith(prefixes)]
-        return sections.figures(*((key, drawn[key]) for key in keys), small=small) or Html("")
+        return sections.figures(*((key, drawn[key]) for key in keys), layout=layout) or Html("")
 
     top = sections.trials_table(facts, facts.top) if len(facts.top) > 1 else None
     objective = facts.objectives[0][0]
-    slices = some("slice-", small=True)
+    slices = some("slice-", layout="small")
     note = tag(
         "p",
         f"{objective} of complete trials against each parameter, the most important first; the "
@@ -101,8 +101,8 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         class_="quiet",
     )
     return [
-        Section("best", "Best configuration", sections.best(facts)),
         Section("history", "History", some("history-")),
+        Section("best", "Best configuration", sections.best(facts)),
         Section("front", "Front", some("pareto-")),
         Section("top", "Best trials", top or Html("")),
         Section("importances", "Importances", some("importances")),
@@ -112,7 +112,7 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         Section("encoders", "Encoders", some("encoders")),
         Section("faults", "Faults", sections.faults(facts)),
         Section("timeline", "Cells over time", some("timeline")),
-        Section("speed", "Speed", some("throughput", "durations", "speed")),
+        Section("speed", "Speed", some("throughput", "durations", "speed", layout="halves")),
         Section("memory", "Memory", some("memory")),
         Section("reproduce", "To reproduce", sections.reproduce(facts)),
     ]
@@ -124,8 +124,8 @@ def _section(part: Section) -> Html:
 
 def _document(title: str, body: Html, drawn: dict[str, go.Figure | None]) -> str:
     there = {key: figure for key, figure in drawn.items() if figure is not None}
-    style = _resource("page.css") + _heights(there)
-    scripts = [_plotly(), _resource("page.js")] if there else []
+    style = resource("page.css") + _heights(there)
+    scripts = [_plotly(), resource("page.js")] if there else []
     head = [
         tag("meta", charset="utf-8"),
         tag("meta", http_equiv="Content-Security-Policy", content=policy(style, scripts)),
@@ -133,11 +133,11 @@ def _document(title: str, body: Html, drawn: dict[str, go.Figure | None]) -> str
         tag("meta", name="referrer", content="no-referrer"),
         tag("meta", name="generator", content=GENERATOR),
         tag("title", f"{title} – Supermax report"),
-        _raw("style", style),
+        raw("style", style),
         *(Html(f'<style id="{key}"></style>') for key in _own_styles(scripts)),
     ]
     data = [_data(key, figure) for key, figure in there.items()]
-    code = [_raw("script", script) for script in scripts]
+    code = [raw("script", script) for script in scripts]
     document = tag(
         "html",
         tag("head", *head),
@@ -166,7 +166,7 @@ def _hash(content: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-def _raw(name: str, content: str) -> Html:
+def raw(name: str, content: str) -> Html:
     """Our own scripts and styles; the hash must be that of every byte between the tags."""
     if f"</{name}" in content.lower() or "\r" in content:
         raise AssertionError(f"a {name} that would end early")
@@ -191,7 +191,7 @@ def _heights(drawn: dict[str, go.Figure]) -> str:
     return "".join(f".h{height}{{min-height:{height}px}}\n" for height in heights)
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
     return files("supermax.report").joinpath(name).read_text(encoding="utf-8")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from supermax.records import TrialRecord
+from supermax.records import FaultRecord, TrialRecord
 from supermax.report.choosing import value_of
 from supermax.report.collect import Facts, FaultGroup
 from supermax.report.html import Html, join, tag
@@ -129,7 +129,7 @@ def best(facts: Facts) -> Html:
         known = {name for name, _ in rows}
         rows += [(str(k), shown(v)) for k, v in metrics.items() if str(k) not in known]
     rows += [
-        (label, shown(trial.result[key]))
+        (label, _count(trial.result[key]))
         for key, label in (
             ("best_epoch", "best epoch"),
             ("epochs", "epochs"),
@@ -141,6 +141,10 @@ def best(facts: Facts) -> Html:
     rows.append(("took", duration(trial.seconds)))
     right = tag("div", tag("h3", "What it came to"), pairs(rows), json_block(facts.config))
     return tag("div", left, right, class_="two")
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else shown(value)
 
 
 def json_block(config: str) -> Html:
@@ -228,10 +232,7 @@ def _fault(group: FaultGroup) -> Html:
         ("trials", numbers),
         ("what was done", "; ".join(group.decisions)),
         ("advice", example.advice),
-        ("exit", _exit(group)),
-        ("after", duration(example.seconds) if example.seconds is not None else ""),
-        ("last step", "" if example.last_step is None else str(example.last_step)),
-        ("peak memory", "" if example.peak_rss is None else size(example.peak_rss)),
+        ("seen", ", ".join(_seen(example))),
     ]
     evidence = [
         _evidence(
@@ -255,10 +256,20 @@ def _fault(group: FaultGroup) -> Html:
     )
 
 
-def _exit(group: FaultGroup) -> str:
-    if group.example.signal is not None:
-        return f"signal {group.example.signal}"
-    return "" if group.example.exit_code is None else f"code {group.example.exit_code}"
+def _seen(fault: FaultRecord) -> Iterable[str]:
+    """What is known of the end of the attempt, in a few words each."""
+    if fault.at is not None:
+        yield moment(fault.at)
+    if fault.signal is not None:
+        yield f"signal {fault.signal}"
+    if fault.exit_code is not None:
+        yield f"exit code {fault.exit_code}"
+    if fault.seconds is not None:
+        yield f"after {duration(fault.seconds)}"
+    if fault.last_step is not None:
+        yield f"last step {fault.last_step}"
+    if fault.peak_rss is not None:
+        yield f"peak memory {size(fault.peak_rss)}"
 
 
 def _evidence(title: str, content: str) -> Html | None:
@@ -274,7 +285,7 @@ def _evidence(title: str, content: str) -> Html | None:
 def reproduce(facts: Facts) -> Html:
     versions = ", ".join(f"{name} {number}" for name, number in facts.versions)
     parts = [
-        pairs(facts.about),
+        tag("div", pairs(facts.about), class_="about"),
         tag("h3", "Commands"),
         tag("pre", "\n".join(facts.commands)),
         tag("p", f"Where this report was made: {versions}.", class_="quiet"),
@@ -299,13 +310,16 @@ def reproduce(facts: Facts) -> Html:
     return join(*parts)
 
 
-def figures(*found: tuple[str, go.Figure | None], small: bool = False) -> Html | None:
-    """Placeholders; the page's script draws them. None where no figure is there."""
+def figures(*found: tuple[str, go.Figure | None], layout: str = "figures") -> Html | None:
+    """Placeholders; the page's script draws them. None where no figure is there.
+
+    `layout`: "figures" below each other, "halves" side by side, "small" in a grid.
+    """
     there = [(key, figure) for key, figure in found if figure is not None]
     if not there:
         return None
     parts = [_placeholder(key, figure) for key, figure in there]
-    return tag("div", *parts, class_="small" if small else "figures")
+    return tag("div", *parts, class_=layout)
 
 
 def _placeholder(key: str, figure: go.Figure) -> Html:
@@ -313,6 +327,12 @@ def _placeholder(key: str, figure: go.Figure) -> Html:
     height = int(figure.layout.height)
     return tag(
         "figure",
-        tag("div", class_=f"plot h{height}", id=key, role="img", aria_label=caption or key),
+        tag(
+            "div",
+            class_=f"plot h{height}",
+            id=f"plot-{key}",
+            role="img",
+            aria_label=caption or key,
+        ),
         tag("figcaption", caption) if caption else None,
     )

@@ -53,6 +53,7 @@ _TEMPLATE = go.layout.Template(
         "colorway": list(COLOURS),
         "hoverlabel": {"align": "left", "bgcolor": "#fffefa", "font": {"family": FONT}},
         "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#a3a39c", "activecolor": "#33332f"},
         "xaxis": _AXIS,
         "yaxis": _AXIS,
     }
@@ -82,7 +83,15 @@ def domain_axis(domain: Domain, title: str | None = None) -> dict[str, Any]:
     """The axis of a parameter: numbers, logarithms, or choices by name."""
     named = axis(domain.name if title is None else title)
     if not domain.categorical:
-        return {**named, "type": "log" if domain.log else "linear", "nticks": 6}
+        wide = domain.log and domain.high > 30 * domain.low
+        return {
+            **named,
+            "type": "log" if domain.log else "linear",
+            # No power of ten as a superscript: Plotly would give it a style of its own, which the
+            # page's policy refuses.
+            "exponentformat": "e",
+            **({"dtick": 1} if wide else {"nticks": 6}),
+        }
     most = 16
     every = -(-len(domain.choices) // most)
     at = range(0, len(domain.choices), every)

@@ -194,12 +194,16 @@ def parallel(
     ranked = best_first(record, objective)[:MOST_LINES]
     if len(chosen) < 2 or len(ranked) < 2:
         return None
-    scales = [_Scale(domain, everything) for domain in chosen]
+    values = [v for t in ranked if (v := value_of(t, objective)) is not None]
+    result = Domain(record.objectives[objective], low=min(values), high=max(values))
+    scales = [*map(_Scale, chosen), _Scale(result, objective)]
     bands = [band for band in _bands(ranked) if band]
     traces = [_band(band, scales, i, objective) for i, band in enumerate(bands)]
+    all_ = len(ranked) == len(everything)
+    which = f"All {len(ranked)}" if all_ else f"The {len(ranked)} best of {len(everything):,}"
     caption = (
-        f"Each line is a trial, from the best fifth (darkest, drawn last) to the worst. The "
-        f"{len(ranked)} best of {counted(len(everything), 'complete trial')}"
+        f"Each line is a trial, from the best fifth (darkest, drawn last) to the worst. {which} "
+        f"complete trials"
     )
     caption += f", the {len(chosen)} most important parameters" if len(order) > len(chosen) else ""
     caption += (
@@ -244,24 +248,33 @@ def parallel(
 
 
 class _Scale:
-    """A parameter's values from 0 to 1, and what to write beside them."""
+    """A parameter, or the objective, from 0 to 1 and what to write beside it."""
 
-    def __init__(self, domain: Domain, trials: Sequence[TrialRecord]) -> None:
+    def __init__(self, domain: Domain, objective: int | None = None) -> None:
         self.domain = domain
-        found = [self._raw(t.params[domain.name]) for t in trials if domain.name in t.params]
-        known = [value for value in found if value is not None]
-        self.low, self.high = (min(known), max(known)) if known else (0.0, 1.0)
-        if domain.categorical:
-            self.low, self.high = 0.0, float(len(domain.choices) - 1)
+        self._objective = objective
+        ends = (domain.low, domain.high)
+        self.low, self.high = (math.log10(end) for end in ends) if domain.log else ends
 
-    def _raw(self, value: object) -> float | None:
-        at = self.domain.at(value)
-        return math.log10(at) if at is not None and self.domain.log and at > 0 else at
-
-    def at(self, value: object) -> float | None:
-        raw = self._raw(value)
+    def at(self, trial: TrialRecord) -> float | None:
+        """Where the trial's line meets the axis; None where it has no such parameter."""
+        if self._objective is not None:
+            at = value_of(trial, self._objective)
+        elif self.domain.name in trial.params:
+            at = self.domain.at(trial.params[self.domain.name])
+        else:
+            at = None
+        if at is None:
+            return None
         span = self.high - self.low
-        return None if raw is None else (raw - self.low) / span if span > 0 else 0.5
+        share = ((math.log10(at) if self.domain.log else at) - self.low) / span if span else 0.5
+        return round(share + self._shift(trial), 4)
+
+    def _shift(self, trial: TrialRecord) -> float:
+        """Lines through one choice a little apart."""
+        if not self.domain.categorical:
+            return 0.0
+        return ((trial.number * 0.618034) % 1 - 0.5) * min(0.06, 0.4 / len(self.domain.choices))
 
     def ticks(self, x: int) -> list[dict[str, object]]:
         if self.domain.categorical:
@@ -303,10 +316,8 @@ def _band(trials: list[TrialRecord], scales: list[_Scale], i: int, objective: in
     for trial in trials:
         text = f"trial {trial.number}: {number(value_of(trial, objective))}"
         for j, scale in enumerate(scales):
-            value = trial.params.get(scale.domain.name)
-            at = scale.at(value) if scale.domain.name in trial.params else None
             x.append(j)
-            y.append(None if at is None else round(at + _shift(trial, scale), 4))
+            y.append(scale.at(trial))
             texts.append(text)
         x.append(None)
         y.append(None)
@@ -324,10 +335,3 @@ def _band(trials: list[TrialRecord], scales: list[_Scale], i: int, objective: in
         hoverinfo="text",
         showlegend=True,
     )
-
-
-def _shift(trial: TrialRecord, scale: _Scale) -> float:
-    """Lines through one choice a little apart."""
-    if not scale.domain.categorical:
-        return 0.0
-    return ((trial.number * 0.618034) % 1 - 0.5) * min(0.06, 0.4 / len(scale.domain.choices))

@@ -139,7 +139,7 @@ def _bar_trace(
         marker={
             "color": colour,
             "opacity": 0.75,
-            "pattern": {"shape": pattern, "size": 5, "solidity": 0.25},
+            "pattern": {"shape": pattern, "size": 5, "solidity": 0.3, "fillmode": "overlay"},
             "line": {
                 "color": ["#222222" if b.attempt.number > 1 else "#ffffff" for b in bars],
                 "width": [1.5 if b.attempt.number > 1 else 0.5 for b in bars],
