@@ -62,7 +62,8 @@ def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure |
         raise UserError(
             "A report needs plotly, which is not installed: pip install 'supermax[report]'."
         ) from None
-    ranked = list(f.importance(record))
+    shares = f.importance(record)
+    ranked = list(shares)
     several = range(len(record.directions))
     drawn = {
         **{f"history-{i}": f.history(record, i) for i in several[:MOST_FIGURES_OF_OBJECTIVES]},
@@ -70,7 +71,7 @@ def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure |
             f"pareto-{i}": f.pareto(record, 0, i)
             for i in several[1 : MOST_FIGURES_OF_OBJECTIVES + 1]
         },
-        "importances": f.importances(record),
+        "importances": f.importances(record, shares),
         "parallel": f.parallel(record, ranked or None),
         "curves": f.curves(record),
         "encoders": f.encoders(record),
@@ -93,6 +94,7 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
 
     top = sections.trials_table(facts, facts.top) if len(facts.top) > 1 else None
     objective = facts.objectives[0][0]
+    several = len(facts.objectives) > 1
     slices = some("slice-", layout="small")
     note = tag(
         "p",
@@ -101,9 +103,9 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         class_="quiet",
     )
     return [
-        Section("history", "History", some("history-")),
-        Section("best", "Best configuration", sections.best(facts)),
         Section("front", "Front", some("pareto-")),
+        Section("history", "History", some("history-", layout="halves" if several else "figures")),
+        Section("best", "Best configuration", sections.best(facts)),
         Section("top", "Best trials", top or Html("")),
         Section("importances", "Importances", some("importances")),
         Section("slices", "Slices", join(note, slices) if slices else Html("")),

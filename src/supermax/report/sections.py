@@ -48,7 +48,8 @@ def lead(facts: Facts) -> str:
         done = counted(facts.finished, "trial has", "trials have")
         return f"{done} finished, and none has come to a value."
     if len(facts.objectives) > 1:
-        names = ", ".join(name for name, _ in facts.objectives)
+        *others, last = (name for name, _ in facts.objectives)
+        names = f"{', '.join(others)} and {last}"
         return (
             f"{counted(len(facts.front), 'trial')} of {counted(facts.finished, 'finished one')} "
             f"stand on the front of {names}: none is better than another in everything."

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
-import optuna
 import plotly.graph_objects as go
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-from optuna.trial import create_trial
+from optuna.study import Study, StudyDirection
 
 from supermax.naming import under_plain_names
 from supermax.records import StudyRecord, TrialRecord
@@ -22,7 +24,7 @@ FEWEST = 4
 """Complete trials below which importances would be noise."""
 MOST_TRIALS = 2000
 MOST_BARS = 20
-MOST_SLICED = 600
+MOST_SLICED = 400
 MOST_LINES = 300
 MOST_AXES = 10
 
@@ -38,7 +40,7 @@ def importance(record: StudyRecord, objective: int = 0) -> dict[str, float]:
     if len(trials) < FEWEST or not names:
         return {}
     sign = -1.0 if maximizes(record, objective) else 1.0
-    study = optuna.study.Study("", _storage(trials, sign, objective))
+    study = _minimized(trials, sign, objective)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # few trials in a branch: the caption says so
         found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
@@ -46,25 +48,29 @@ def importance(record: StudyRecord, objective: int = 0) -> dict[str, float]:
     return {name: share for name, share in ranked if math.isfinite(share)}
 
 
-def _storage(
-    trials: Sequence[TrialRecord], sign: float, objective: int
-) -> optuna.storages.InMemoryStorage:
-    """The trials under plain names, minimized, in a storage of their own."""
-    storage = optuna.storages.InMemoryStorage()
-    study_id = storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "")
+def _minimized(trials: Sequence[TrialRecord], sign: float, objective: int) -> Study:
+    """The trials under plain names as a study that minimizes one value: as much of a study as the
+    evaluator asks for, since a real one would log and copy."""
+    plain = []
     for trial in trials:
-        plain = under_plain_names(trial.trial)
-        value = sign * (value_of(trial, objective) or 0.0)
-        storage.create_new_trial(
-            study_id,
-            create_trial(value=value, params=plain.params, distributions=plain.distributions),
-        )
-    return storage
+        one = copy.copy(under_plain_names(trial.trial))
+        one.values = [sign * (value_of(trial, objective) or 0.0)]
+        plain.append(one)
+    stand_in = SimpleNamespace(
+        get_trials=lambda **_: plain,
+        directions=[StudyDirection.MINIMIZE],
+        _is_multi_objective=lambda: False,
+    )
+    return cast(Study, stand_in)
 
 
-def importances(record: StudyRecord) -> go.Figure | None:
-    """Bars of importances; for several objectives, a bar for each."""
-    each = [importance(record, i) for i, _ in enumerate(record.directions)]
+def importances(record: StudyRecord, first: dict[str, float] | None = None) -> go.Figure | None:
+    """Bars of importances; for several objectives, a bar for each.
+
+    `first`: those for the first objective, where they are known already.
+    """
+    found = importance(record) if first is None else first
+    each = [found, *(importance(record, i) for i in range(1, len(record.directions)))]
     if not any(each):
         return None
     names = list(next(found for found in each if found))
@@ -242,6 +248,7 @@ def parallel(
             "showline": False,
             "ticks": "",
             "tickangle": 25,
+            "ticklabeloverflow": "allow",
         },
         yaxis={"visible": False, "range": [-0.04, 1.04], "fixedrange": True},
     )

@@ -13,7 +13,7 @@ from supermax.records import AttemptRecord, StudyRecord, TrialRecord
 from supermax.report.figures import look
 from supermax.report.text import counted, duration, moment, plot_text
 
-MOST_BARS = 1500
+MOST_BARS = 1000
 MOST_ROWS = 24
 _ENDS = {
     "COMPLETE": (look.BLUE, "", "complete"),
