@@ -12,6 +12,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax.engine.home import find_home
@@ -233,7 +234,7 @@ def write_ledgers(study: optuna.Study, ledgers: dict[int, list[dict[str, Any]]])
     return run_dir
 
 
-def agent_study(storage: str, name: str = "criteria", objectives: int = 1) -> optuna.Study:
+def agent_study(storage: str | None, name: str = "criteria", objectives: int = 1) -> optuna.Study:
     """A study as a search over an agent leaves it."""
     names = ["macro_f1", "latency"][:objectives]
     study = optuna.create_study(
@@ -244,7 +245,7 @@ def agent_study(storage: str, name: str = "criteria", objectives: int = 1) -> op
     return study
 
 
-def hostile(storage: str) -> StudyRecord:
+def hostile(storage: str | BaseStorage | None) -> StudyRecord:
     """Every name and text that a user can give, given by somebody with bad intentions."""
     script, end, image, link, plot = HOSTILE
     study = optuna.create_study(storage=storage, study_name=f"{script} {link}")

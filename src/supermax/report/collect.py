@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import platform
 import shlex
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 from supermax.engine.home import find_home
 from supermax.records import FaultRecord, StudyRecord, TrialRecord
 from supermax.report.choosing import value_of
-from supermax.report.text import clean
+from supermax.report.text import clean, real
 from supermax.space import Space, flatten, nest, space_of
 
 LIBRARIES = (
@@ -157,8 +156,7 @@ def _busy(trials: list[TrialRecord]) -> float:
     total = 0.0
     for trial in trials:
         known = [a.ended - a.started for a in trial.attempts if a.ended is not None]
-        seconds = trial.seconds
-        single = seconds if isinstance(seconds, (int, float)) and math.isfinite(seconds) else 0.0
+        single = real(trial.seconds) or 0.0
         total += sum(max(0.0, part) for part in known) if known else single
     return total
 

@@ -189,8 +189,7 @@ def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
 
 
 def _peak(trial: TrialRecord) -> str:
-    found = trial.notes.get("device_reserved") or trial.notes.get("peak_rss")
-    return size(found) if isinstance(found, (int, float)) else "–"
+    return size(trial.notes.get("device_reserved") or trial.notes.get("peak_rss"))
 
 
 def _gist(trial: TrialRecord) -> str:

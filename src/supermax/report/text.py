@@ -49,8 +49,16 @@ def plot_text(text: str, most: int = 48) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def duration(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
+def real(value: Any) -> float | None:
+    """A finite number, whatever else an attribute may hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def duration(value: Any) -> str:
+    seconds = real(value)
+    if seconds is None:
         return "–"
     if seconds < 60:
         return f"{seconds:.3g} s"
@@ -60,7 +68,8 @@ def duration(seconds: float | None) -> str:
     return f"{hours:.3g} h" if hours < 48 else f"{hours / 24:.3g} days"
 
 
-def size(count: float | None) -> str:
+def size(value: Any) -> str:
+    count = real(value)
     if count is None:
         return "–"
     for unit in ("B", "kB", "MB"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -13,7 +11,7 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.report.choosing import thinned
 from supermax.report.figures import look
 from supermax.report.figures.timeline import in_units
-from supermax.report.text import counted, duration, size
+from supermax.report.text import counted, duration, real, size
 
 MOST_POINTS = 2000
 BINS = 40
@@ -61,7 +59,7 @@ def throughput(record: StudyRecord) -> go.Figure | None:
 
 def durations(record: StudyRecord) -> go.Figure | None:
     """Seconds of each trial's last attempt, with the median of its neighbours."""
-    timed = [(t, s) for t in record.trials if (s := _number(t.seconds)) is not None]
+    timed = [(t, s) for t in record.trials if (s := real(t.seconds)) is not None]
     if not timed:
         return None
     drawn = thinned(timed, MOST_POINTS)
@@ -116,7 +114,7 @@ def speed(record: StudyRecord) -> go.Figure | None:
     found = [
         (t, rate)
         for t in record.trials
-        for rate in [_number(t.result.get("samples_per_second"))]
+        for rate in [real(t.result.get("samples_per_second"))]
         if rate is not None
     ]
     if not found:
@@ -148,7 +146,7 @@ def memory(record: StudyRecord) -> go.Figure | None:
     )
     traces = []
     for name, get, colour, symbol in kinds:
-        points = [(t, m) for t in record.trials if (m := _number(get(t))) is not None]
+        points = [(t, m) for t in record.trials if (m := real(get(t))) is not None]
         if points:
             traces.append(_peaks(thinned(points, MOST_POINTS), name, colour, symbol))
     if not traces:
@@ -170,8 +168,8 @@ def foreseen(trial: TrialRecord, where: str) -> float | None:
     """What was set aside for the trial: bytes, or bytes by place."""
     kept = trial.notes.get("reserved")
     if isinstance(kept, dict):
-        return _number(kept.get(where))
-    return _number(kept) if where == "device" else None
+        return real(kept.get(where))
+    return real(kept) if where == "device" else None
 
 
 def _peaks(
@@ -186,10 +184,3 @@ def _peaks(
         hovertext=[f"trial {t.number}, {name}: {size(m)}" for t, m in points],
         hoverinfo="text",
     )
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, whatever else an attribute may hold."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
