@@ -54,14 +54,9 @@ def page(record: StudyRecord, storage: str | None = None, made: float | None = N
 
 def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure | None]:
     """Every figure of the page by its id."""
-    try:
-        from supermax.report import figures as f
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "plotly":
-            raise
-        raise UserError(
-            "A report needs plotly, which is not installed: pip install 'supermax[report]'."
-        ) from None
+    require_plotly()
+    from supermax.report import figures as f
+
     shares = f.importance(record)
     ranked = list(shares)
     several = range(len(record.directions))
@@ -85,6 +80,15 @@ def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure |
     for i, figure in enumerate(f.slices(record, shown).values()):
         drawn[f"slice-{i}"] = figure
     return drawn
+
+
+def require_plotly() -> None:
+    try:
+        import plotly  # noqa: F401
+    except ModuleNotFoundError:
+        raise UserError(
+            "A report needs plotly, which is not installed: pip install 'supermax[report]'."
+        ) from None
 
 
 def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]:

@@ -25,7 +25,7 @@ from optuna.storages import BaseStorage
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.records import StudyRecord, read
 from supermax.report.index import index_page, message_page
-from supermax.report.page import page
+from supermax.report.page import page, require_plotly
 
 HOST = "127.0.0.1"
 _LOCAL = frozenset({"127.0.0.1", "localhost"})
@@ -176,6 +176,7 @@ def _answer(start: StartResponse, status: str, content: bytes) -> list[bytes]:
 
 def make_site(storage: BaseStorage, place: str) -> Site:
     """The reports and Optuna's dashboard of a storage."""
+    require_plotly()
     try:
         from optuna_dashboard import wsgi
     except ModuleNotFoundError:

@@ -32,7 +32,7 @@ STATES = {
 }
 # Cividis: even steps of lightness, the same for every kind of eye, and in grey.
 EVEN = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
-FONT = "system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif"
+FONT = "-apple-system, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, sans-serif"
 
 _AXIS = {
     "gridcolor": "#ecece8",
