@@ -21,8 +21,10 @@ from supermax.report import page as page_module
 from supermax.report.page import page
 from supermax.report.text import clean, duration, plot_text, size
 from supermax.report.writing import write_report
+from supermax.space import Space, open_version
 from tests.report import studies
 from tests.report.test_figures import ODD
+from tests.space.versions import BASE, changed, filled
 
 
 class Parsed(HTMLParser):
@@ -158,6 +160,20 @@ def test_a_study_without_trials_needs_no_script(empty: optuna.Study) -> None:
     assert "No trial has been drawn yet." in text
     assert "<script" not in text
     assert len(text) < 20_000
+
+
+def test_the_space_is_there_and_carried_trials_are_told_apart(tmp_path: Path) -> None:
+    url, space = f"sqlite:///{tmp_path}/s.db", Space(**BASE)
+    filled(open_version(space, storage=url, name="s").study, space, 12)
+    wider = changed(warmup={"type": "float", "low": 0.0, "high": 0.5})
+    study = open_version(wider, storage=url, name="s").study
+    parsed = Parsed(page(read(study), "s.db", 0.0))
+    assert "s@2" in parsed.text
+    assert "12 carried over" in parsed.text
+    assert "0 to 0.5" in parsed.text
+    assert "must hold: small" in parsed.text
+    assert "encoder in" in parsed.text
+    assert not re.search(r"\w@\[", parsed.text)  # names of branches stay in the storage
 
 
 def test_the_same_study_gives_the_same_page(rich: StudyRecord, hostile: StudyRecord) -> None:
