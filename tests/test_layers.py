@@ -23,6 +23,7 @@ ALLOWED = {
     "testing": set[str](),
     "records": {"engine", "errors", "naming"},
     "tracking": {"records", "engine", "study", "errors", "naming", "words"},
+    "report": {"records", "engine", "space", "errors", "naming", "words"},
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming", "words"},
     "tuning": {
@@ -48,7 +49,6 @@ ALLOWED = {
         "errors",
         "words",
     },
-    "tracking": {"records", "engine", "study", "errors", "naming", "words"},
     "frames": {"records", "errors"},
     "api": {
         "search",
@@ -71,6 +71,7 @@ ALLOWED = {
     "cli": {
         "search",
         "tracking",
+        "report",
         "supervise",
         "replaying",
         "cleaning",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from optuna.study import Study, StudyDirection
+from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.folder import StudyFolder, TrialFolder
@@ -48,6 +49,8 @@ class FaultRecord:
     peak_rss: int | None = None
     traceback: str | None = None
     log_tail: str = ""
+    signature: str = ""
+    """Equal for two faults that are the same thing again; empty where only the study is left."""
 
 
 @dataclass(frozen=True)
@@ -156,25 +159,27 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class StudyRecord:
+    """A study as it was when it was read: what follows from it is asked of the storage once."""
+
     study: Study
     run_dir: Path
     trials: list[TrialRecord]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return str(self.study.study_name)
 
-    @property
+    @cached_property
     def directions(self) -> list[str]:
         return [direction.name.lower() for direction in self.study.directions]
 
-    @property
+    @cached_property
     def experiment(self) -> dict[str, Any]:
         """For a study of an agent: agent, data, objectives, limits; {} for others."""
         kept = self.study.user_attrs.get(EXPERIMENT)
         return kept if isinstance(kept, dict) else {}
 
-    @property
+    @cached_property
     def objectives(self) -> list[str]:
         """Names of the values."""
         names = self.experiment.get("objectives")
@@ -199,7 +204,7 @@ class StudyRecord:
 
     def ranking(self) -> list[TrialRecord]:
         """Complete trials that break no constraint, best first; by the first objective."""
-        sign = -1.0 if self.study.directions[0] is StudyDirection.MAXIMIZE else 1.0
+        sign = -1.0 if self.directions[0] == "maximize" else 1.0
         complete = [trial for trial in self.of("COMPLETE") if not trial.broken]
         return sorted(complete, key=lambda t: (sign * (t.values or [0.0])[0], t.number))
 
@@ -207,8 +212,11 @@ class StudyRecord:
         """The trials no other is better than in everything; for one objective the best one."""
         if len(self.directions) == 1:
             return self.ranking()[:1]
-        best = {trial.number for trial in self.study.best_trials}
-        return [trial for trial in self.ranking() if trial.number in best]
+        candidates = self.ranking()
+        directions = [StudyDirection[direction.upper()] for direction in self.directions]
+        best = _get_pareto_front_trials_by_trials([t.trial for t in candidates], directions)
+        numbers = {trial.number for trial in best}
+        return [trial for trial in candidates if trial.number in numbers]
 
     def faults(self) -> list[FaultRecord]:
         """All faults of the study, in the order of their trials."""
@@ -265,6 +273,7 @@ def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
         peak_rss=line.get("peak_rss"),
         traceback=line.get("traceback"),
         log_tail=line.get("log_tail") or "",
+        signature=fault.signature,
     )
 
 

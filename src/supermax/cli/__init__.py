@@ -9,8 +9,10 @@ import typer
 from supermax import supervise
 from supermax.cli import study
 from supermax.cli.care import clean, doctor
+from supermax.cli.dashboard import dashboard
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
+from supermax.cli.report import report
 from supermax.cli.status import status
 from supermax.cli.track import track
 from supermax.cli.tune import tune
@@ -27,6 +29,7 @@ app = typer.Typer(
 for group in (
     (init, tune),
     (status, best, show, compare, faults, export),
+    (report, dashboard),
     (refit, predict, replay),
     (track, clean, doctor),
 ):

@@ -1,0 +1,45 @@
+"""`supermax dashboard`: reports and Optuna's dashboard in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from supermax.cli.opening import DEFAULT, Storage, find_study, opened
+from supermax.report.serving import HOST, make_site, server
+from supermax.study import without_password
+
+Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")]
+Study = Annotated[str | None, typer.Argument(help="Print the address of this study's report.")]
+
+
+def dashboard(name: Study = None, storage: Storage = DEFAULT, port: Port = 8080) -> None:
+    """Serve reports and Optuna's dashboard to browsers on this machine, until Ctrl-C.
+
+    \b
+    Example:
+      supermax dashboard --port 8080
+    """
+    backend = opened(storage)
+    study = None if name is None else find_study(backend, name)
+    site = make_site(backend, without_password(storage))
+    with server(site, port) as listening:
+        address = f"http://{HOST}:{listening.server_port}"
+        print(f"Studies: {address}/")
+        if study is not None:
+            print(f"Report of '{study.study_name}': {address}/report/{study._study_id}")
+        print(f"Optuna's dashboard: {address}/dashboard")
+        print("Ctrl-C ends it.", flush=True)
+        before = signal.signal(signal.SIGTERM, _end)
+        with contextlib.suppress(KeyboardInterrupt):
+            listening.serve_forever(poll_interval=0.1)
+        signal.signal(signal.SIGTERM, before)
+    print("Ended.")
+
+
+def _end(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,227 @@
+"""StudyRecord → what the report says in words and tables: pure data, no HTML."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from supermax.engine.home import find_home
+from supermax.records import FaultRecord, StudyRecord, TrialRecord
+from supermax.report.choosing import value_of
+from supermax.report.text import clean, real
+from supermax.space import Space, flatten, nest, space_of
+
+LIBRARIES = (
+    "supermax",
+    "optuna",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "scikit-learn",
+    "numpy",
+    "plotly",
+)
+MOST_GROUPS = 40
+MOST_EXAMPLES = 8
+TOP = 10
+
+
+@dataclass(frozen=True)
+class FaultGroup:
+    """Faults that are the same thing again, and the last of them as evidence."""
+
+    kind: str
+    culprit: str
+    count: int
+    trials: list[int]
+    """The first few."""
+    more: int
+    decisions: list[str]
+    example: FaultRecord
+    params: dict[str, Any]
+    """Of the example's trial."""
+    log: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    name: str
+    objectives: list[tuple[str, str]]
+    """Name and direction of each."""
+    states: dict[str, int]
+    carried: int
+    started: float | None
+    ended: float | None
+    busy: float
+    """Seconds that attempts took, all cells together."""
+    rate: float | None
+    """Finished trials an hour, from the first start to the last end."""
+    retries: int
+    faults: int
+    groups: list[FaultGroup]
+    groups_left_out: int
+    top: list[TrialRecord]
+    front: list[TrialRecord]
+    improvement: tuple[TrialRecord, float] | None
+    """The first trial with a value, and that value; what the best is compared with."""
+    space: Space | None
+    about: list[tuple[str, str]]
+    commands: list[str]
+    config: str
+    """The best configuration, nested as the objective sees it, as JSON."""
+    versions: list[tuple[str, str]]
+
+    @property
+    def finished(self) -> int:
+        return sum(self.states.get(state, 0) for state in ("COMPLETE", "PRUNED", "FAIL"))
+
+
+def collect(record: StudyRecord, storage: str | None = None) -> Facts:
+    """`storage`: how to name the storage, without a password; by default its address."""
+    own = [trial for trial in record.trials if trial.origin is None]
+    started = min((t.started for t in own if t.started is not None), default=None)
+    ended = max((t.ended for t in own if t.ended is not None), default=None)
+    span = (ended - started) if started is not None and ended is not None else 0.0
+    done = sum(t.trial.state.is_finished() for t in own)
+    faults = record.faults()
+    groups = fault_groups(record, faults)
+    ranking, front = record.ranking(), record.front()
+    place = clean(storage or _address(record))
+    first = next(((t, v) for t in record.trials if (v := value_of(t)) is not None), None)
+    return Facts(
+        name=record.name,
+        objectives=list(zip(record.objectives, record.directions, strict=True)),
+        states=dict(Counter(trial.state for trial in record.trials)),
+        carried=len(record.trials) - len(own),
+        started=started,
+        ended=ended,
+        busy=_busy(own),
+        rate=done / span * 3600 if span > 0 and done > 1 else None,
+        retries=sum(max(0, _attempts(trial) - 1) for trial in own),
+        faults=len(faults),
+        groups=groups[:MOST_GROUPS],
+        groups_left_out=max(0, len(groups) - MOST_GROUPS),
+        top=ranking[:TOP],
+        front=front,
+        improvement=first,
+        space=_space(record),
+        about=_about(record, place, ranking[:1]),
+        commands=_commands(record.name, place),
+        config=_config(ranking[0]) if ranking else "",
+        versions=_versions(),
+    )
+
+
+def fault_groups(record: StudyRecord, faults: list[FaultRecord]) -> list[FaultGroup]:
+    """Most frequent first."""
+    together: dict[tuple[str, str, str], list[FaultRecord]] = {}
+    for fault in faults:
+        same = fault.signature or fault.message
+        together.setdefault((fault.kind, fault.culprit, same), []).append(fault)
+    by_number = {trial.number: trial for trial in record.trials}
+    groups = [_group(by_number, found) for found in together.values()]
+    return sorted(groups, key=lambda group: (-group.count, group.trials[0]))
+
+
+def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> FaultGroup:
+    example = faults[-1]
+    numbers = list(dict.fromkeys(fault.trial for fault in faults))
+    trial = by_number[example.trial]
+    return FaultGroup(
+        kind=example.kind,
+        culprit=example.culprit,
+        count=len(faults),
+        trials=numbers[:MOST_EXAMPLES],
+        more=max(0, len(numbers) - MOST_EXAMPLES),
+        decisions=[d for d, _ in Counter(f.decision for f in faults if f.decision).most_common(3)],
+        example=example,
+        params=trial.params,
+        log=example.log_tail or trial.log,
+    )
+
+
+def _attempts(trial: TrialRecord) -> int:
+    noted = trial.notes.get("attempts")
+    return noted if isinstance(noted, int) else len(trial.attempts)
+
+
+def _busy(trials: list[TrialRecord]) -> float:
+    """Of every attempt where the ledger is there, else of the one that counted."""
+    total = 0.0
+    for trial in trials:
+        known = [a.ended - a.started for a in trial.attempts if a.ended is not None]
+        single = real(trial.seconds) or 0.0
+        total += sum(max(0.0, part) for part in known) if known else single
+    return total
+
+
+def _space(record: StudyRecord) -> Space | None:
+    with contextlib.suppress(Exception):  # of a newer version, say: the report goes without it
+        return space_of(record.study)
+    return None
+
+
+def _address(record: StudyRecord) -> str:
+    return find_home(record.study).address.split("?")[0]
+
+
+def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tuple[str, str]]:
+    experiment = record.experiment
+    seed = experiment.get("seed")
+    if seed is None and best:
+        seed = best[0].params.get("train.seed")
+    rows = [
+        ("study", record.name),
+        ("storage", place),
+        (
+            "objectives",
+            ", ".join(
+                f"{n} ({d})" for n, d in zip(record.objectives, record.directions, strict=True)
+            ),
+        ),
+        *(
+            (key, _words(experiment[key]))
+            for key in ("agent", "data", "limits")
+            if key in experiment
+        ),
+        ("seed", "not recorded" if seed is None else str(seed)),
+    ]
+    return [(key, clean(value)) for key, value in rows]
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return str(value)
+
+
+def _commands(name: str, place: str) -> list[str]:
+    # A storage that no URL or file names, one in memory say, cannot be opened by a command.
+    where = f" --storage {shlex.quote(place)}" if " " not in place and place != "memory" else ""
+    named = shlex.quote(clean(name))
+    return [
+        f"supermax study show {named}{where}",
+        f"supermax report {named} -o report.html{where}",
+    ]
+
+
+def _config(trial: TrialRecord) -> str:
+    nested = trial.params
+    with contextlib.suppress(AttributeError, TypeError):  # names that are no paths: "a", "a.b"
+        if set(flatten(nest(trial.params))) == set(trial.params):
+            nested = nest(trial.params)
+    return clean(json.dumps(nested, indent=1, ensure_ascii=False, default=str))
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("python", platform.python_version())]
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append((name, version(name)))
+    return found

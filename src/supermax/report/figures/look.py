@@ -1,0 +1,125 @@
+"""How every figure looks: colours that colour-blind people tell apart, with a symbol or a dash
+beside each, quiet axes, and a caption.
+
+Texts of users go through plot_text, and into `hovertext`, `ticktext` and `name` only: never into
+a template, in which Plotly would fill in what looks like a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from supermax.records import TrialRecord
+from supermax.report.domains import Domain
+from supermax.report.text import clipped, plot_text, shown
+
+# Okabe and Ito.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY, PALE = "#8a8a85", "#d9d9d4"
+COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK, GREY)
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "hexagon", "bowtie")
+STATES = {
+    "COMPLETE": (BLUE, "circle"),
+    "PRUNED": (ORANGE, "diamond-open"),
+    "FAIL": (VERMILLION, "x-thin-open"),
+    "RUNNING": (GREEN, "triangle-right-open"),
+    "WAITING": (GREY, "circle-open"),
+}
+# Cividis: even steps of lightness, the same for every kind of eye, and in grey.
+EVEN = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
+FONT = "-apple-system, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, sans-serif"
+
+_AXIS = {
+    "gridcolor": "#ecece8",
+    "linecolor": "#b8b8b2",
+    "zeroline": False,
+    "showline": True,
+    "ticks": "outside",
+    "tickcolor": "#b8b8b2",
+    "ticklen": 4,
+    "automargin": True,
+    "title": {"standoff": 8, "font": {"size": 12}},
+}
+_TEMPLATE = go.layout.Template(
+    layout={
+        "font": {"family": FONT, "size": 12, "color": "#33332f"},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "colorway": list(COLOURS),
+        "hoverlabel": {"align": "left", "bgcolor": "#fffefa", "font": {"family": FONT}},
+        "hovermode": "closest",
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "#a3a39c", "activecolor": "#33332f"},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+    }
+)
+
+
+def figure(*traces: Any, height: int, caption: str, **layout: Any) -> go.Figure:
+    """A figure in the common look. Its caption is in `layout.meta["caption"]`, as plain text."""
+    base: dict[str, Any] = {
+        "template": _TEMPLATE,
+        "height": height,
+        "margin": {"l": 56, "r": 16, "t": 12, "b": 44},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
+        "meta": {"caption": caption},
+    }
+    made = go.Figure(list(traces), layout={**base, **layout})
+    if sum(trace.showlegend is not False for trace in made.data) > 1:
+        made.update_layout(margin_t=40)
+    return made
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    return {"title": {"text": plot_text(title)}, **more}
+
+
+def domain_axis(domain: Domain, title: str | None = None) -> dict[str, Any]:
+    """The axis of a parameter: numbers, logarithms, or choices by name."""
+    named = axis(domain.name if title is None else title)
+    if not domain.categorical:
+        wide = domain.log and domain.high > 30 * domain.low
+        return {
+            **named,
+            "type": "log" if domain.log else "linear",
+            # No power of ten as a superscript: Plotly would give it a style of its own, which the
+            # page's policy refuses.
+            "exponentformat": "e",
+            **({"dtick": 1} if wide else {"nticks": 6}),
+        }
+    most = 16
+    every = -(-len(domain.choices) // most)
+    at = range(0, len(domain.choices), every)
+    return {
+        **named,
+        "type": "linear",
+        "tickmode": "array",
+        "tickvals": list(at),
+        "ticktext": [plot_text(domain.choices[i], 22) for i in at],
+        "range": [-0.5, len(domain.choices) - 0.5],
+        "showgrid": False,
+    }
+
+
+def about(trial: TrialRecord, names: Sequence[str], most: int = 12) -> str:
+    """What the pointer sees of a trial."""
+    lines = [f"trial {trial.number}, {trial.state.lower()}"]
+    for name, value in zip(names, trial.values or (), strict=False):
+        lines.append(f"{clipped(name, 30)} = {shown(value)}")
+    params = list(trial.params.items())
+    lines += [f"{clipped(name, 36)}: {shown(value, 40)}" for name, value in params[:most]]
+    if len(params) > most:
+        lines.append(f"… and {len(params) - most} more")
+    if trial.origin is not None:
+        lines.append("carried over from an earlier version")
+    return "<br>".join(plot_text(line, 90) for line in lines)
+
+
+def rounded(value: float) -> float:
+    """Six digits are more than a screen shows, and half the bytes."""
+    return float(f"{value:.6g}")

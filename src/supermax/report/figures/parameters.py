@@ -1,0 +1,344 @@
+"""What the parameters did: importances, slices, parallel coordinates."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import plotly.graph_objects as go
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+from optuna.study import Study, StudyDirection
+
+from supermax.naming import under_plain_names
+from supermax.records import StudyRecord, TrialRecord
+from supermax.report.choosing import best_first, focus, maximizes, measured, thinned, value_of
+from supermax.report.domains import Domain, domains
+from supermax.report.figures import look
+from supermax.report.text import counted, number, plot_text
+
+FEWEST = 4
+"""Complete trials below which importances would be noise."""
+MOST_TRIALS = 2000
+MOST_BARS = 20
+MOST_SLICED = 400
+MOST_LINES = 300
+MOST_AXES = 10
+
+
+def importance(record: StudyRecord, objective: int = 0) -> dict[str, float]:
+    """How much each parameter matters for a good value, by Optuna's evaluator; the sum is 1.
+
+    By plain names: a parameter with another domain in another branch is one parameter. Empty
+    where there is too little to tell.
+    """
+    trials = thinned(measured(record, objective), MOST_TRIALS)
+    names = sorted(domains(trials))
+    if len(trials) < FEWEST or not names:
+        return {}
+    sign = -1.0 if maximizes(record, objective) else 1.0
+    study = _minimized(trials, sign, objective)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few trials in a branch: the caption says so
+        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
+    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
+    return {name: share for name, share in ranked if math.isfinite(share)}
+
+
+def _minimized(trials: Sequence[TrialRecord], sign: float, objective: int) -> Study:
+    """The trials under plain names as a study that minimizes one value: as much of a study as the
+    evaluator asks for, since a real one would log and copy."""
+    plain = []
+    for trial in trials:
+        one = copy.copy(under_plain_names(trial.trial))
+        one.values = [sign * (value_of(trial, objective) or 0.0)]
+        plain.append(one)
+    stand_in = SimpleNamespace(
+        get_trials=lambda **_: plain,
+        directions=[StudyDirection.MINIMIZE],
+        _is_multi_objective=lambda: False,
+    )
+    return cast(Study, stand_in)
+
+
+def importances(record: StudyRecord, first: dict[str, float] | None = None) -> go.Figure | None:
+    """Bars of importances; for several objectives, a bar for each.
+
+    `first`: those for the first objective, where they are known already.
+    """
+    found = importance(record) if first is None else first
+    each = [found, *(importance(record, i) for i in range(1, len(record.directions)))]
+    if not any(each):
+        return None
+    names = list(next(found for found in each if found))
+    shown = names[:MOST_BARS][::-1]
+    several = len(each) > 1
+    traces = [
+        go.Bar(
+            y=list(range(len(shown))),
+            x=[look.rounded(found.get(name, 0.0)) for name in shown],
+            orientation="h",
+            name=plot_text(record.objectives[i]),
+            marker={
+                "color": look.COLOURS[i % len(look.COLOURS)],
+                "pattern": {"shape": ("", "/", ".", "x")[i % 4]} if several else {},
+            },
+            text=[f"{found.get(name, 0.0):.0%}" for name in shown],
+            textposition="outside",
+            cliponaxis=False,
+            hovertext=[f"{plot_text(n)}: {found.get(n, 0.0):.1%}" for n in shown],
+            hoverinfo="text",
+        )
+        for i, found in enumerate(each)
+        if found
+    ]
+    counts = counted(len(measured(record)), "complete trial")
+    caption = (
+        f"How much each parameter decides whether a trial is among the best tenth (PED-ANOVA, "
+        f"{counts}). Parameters of some branches only count where they are drawn."
+    )
+    if len(names) > MOST_BARS:
+        caption += f" The first {MOST_BARS} of {len(names)}."
+    if len(measured(record)) < 20:
+        caption += " With so few trials, take it as a hint."
+    return look.figure(
+        *traces,
+        height=70 + len(shown) * (24 if not several else 16 + 12 * len(traces)),
+        caption=caption,
+        barmode="group",
+        bargap=0.35,
+        xaxis=look.axis("share", tickformat=".0%", rangemode="tozero"),
+        yaxis={
+            "tickvals": list(range(len(shown))),
+            "ticktext": [plot_text(name) for name in shown],
+            "showgrid": False,
+            "ticks": "",
+        },
+    )
+
+
+def slice_plot(record: StudyRecord, parameter: str, objective: int = 0) -> go.Figure | None:
+    """The values of the best trials against one parameter."""
+    ranked = [t for t in best_first(record, objective) if parameter in t.params]
+    domain = domains(measured(record, objective)).get(parameter)
+    if domain is None or not ranked:
+        return None
+    return _slice(record, ranked, domain, objective)
+
+
+def slices(
+    record: StudyRecord, parameters: Sequence[str], objective: int = 0
+) -> dict[str, go.Figure]:
+    """A slice for each of the parameters that there is something to show of."""
+    known = domains(measured(record, objective))
+    ranked = best_first(record, objective)
+    return {
+        name: _slice(record, [t for t in ranked if name in t.params], known[name], objective)
+        for name in parameters
+        if name in known
+    }
+
+
+def _slice(
+    record: StudyRecord, ranked: list[TrialRecord], domain: Domain, objective: int
+) -> go.Figure:
+    drawn = ranked[:MOST_SLICED]
+    placed = [
+        (t, at, v)
+        for t in drawn
+        if (at := domain.at(t.params[domain.name])) is not None
+        and (v := value_of(t, objective)) is not None
+    ]
+    window = focus([v for _, _, v in placed], maximizes(record, objective))
+    caption = "" if len(drawn) == len(ranked) else f"The best {len(drawn)} of {len(ranked):,}."
+    return look.figure(
+        go.Scatter(
+            x=[_spread(t, at, domain) for t, at, _ in placed],
+            y=[look.rounded(v) for _, _, v in placed],
+            mode="markers",
+            marker={
+                "color": [t.number for t, _, _ in placed],
+                "colorscale": [[i / 5, c] for i, c in enumerate(reversed(look.EVEN))],
+                "cmin": 0,
+                "cmax": max(record.trials[-1].number, 1),
+                "size": 6,
+                "line": {"width": 0.5, "color": "#ffffff"},
+            },
+            hovertext=[
+                f"trial {t.number}: {number(v)}<br>{plot_text(str(t.params[domain.name]))}"
+                for t, _, v in placed
+            ],
+            hoverinfo="text",
+            showlegend=False,
+        ),
+        height=230,
+        caption=caption,
+        margin={"l": 48, "r": 8, "t": 8, "b": 40},
+        xaxis=look.domain_axis(domain),
+        yaxis={"range": window, "nticks": 5},
+    )
+
+
+def _spread(trial: TrialRecord, at: float, domain: Domain) -> float:
+    """Trials of one choice beside each other, each always in the same place."""
+    if not domain.categorical:
+        return look.rounded(at)
+    return round(at + ((trial.number * 0.618034) % 1 - 0.5) * 0.5, 3)
+
+
+def parallel(
+    record: StudyRecord, parameters: Sequence[str] | None = None, objective: int = 0
+) -> go.Figure | None:
+    """Each trial a line across its parameters, in five bands from worst to best."""
+    everything = measured(record, objective)
+    known = domains(everything)
+    order = list(parameters if parameters is not None else importance(record, objective) or known)
+    chosen = [known[name] for name in order if name in known][:MOST_AXES]
+    ranked = best_first(record, objective)[:MOST_LINES]
+    if len(chosen) < 2 or len(ranked) < 2:
+        return None
+    values = [v for t in ranked if (v := value_of(t, objective)) is not None]
+    result = Domain(record.objectives[objective], low=min(values), high=max(values))
+    scales = [*map(_Scale, chosen), _Scale(result, objective)]
+    bands = [band for band in _bands(ranked) if band]
+    traces = [_band(band, scales, i, objective) for i, band in enumerate(bands)]
+    all_ = len(ranked) == len(everything)
+    which = f"All {len(ranked)}" if all_ else f"The {len(ranked)} best of {len(everything):,}"
+    caption = (
+        f"Each line is a trial, from the best fifth (darkest, drawn last) to the worst. {which} "
+        f"complete trials"
+    )
+    caption += f", the {len(chosen)} most important parameters" if len(order) > len(chosen) else ""
+    caption += (
+        "; a line breaks where a parameter is not drawn. A click on the legend hides a band."
+    )
+    return look.figure(
+        *reversed(traces),
+        height=400,
+        caption=caption,
+        margin={"l": 40, "r": 40, "t": 64, "b": 64},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.06,
+            "yanchor": "bottom",
+            "traceorder": "reversed",
+        },
+        annotations=[a for i, scale in enumerate(scales) for a in scale.ticks(i)],
+        shapes=[
+            {
+                "type": "line",
+                "x0": i,
+                "x1": i,
+                "y0": 0,
+                "y1": 1,
+                "layer": "above",
+                "line": {"color": "#77776f", "width": 1},
+            }
+            for i, _ in enumerate(scales)
+        ],
+        xaxis={
+            "tickvals": list(range(len(scales))),
+            "ticktext": [plot_text(s.domain.name, 24) for s in scales],
+            "range": [-0.15, len(scales) - 0.55],
+            "showgrid": False,
+            "showline": False,
+            "ticks": "",
+            "tickangle": 25,
+            "ticklabeloverflow": "allow",
+        },
+        yaxis={"visible": False, "range": [-0.04, 1.04], "fixedrange": True},
+    )
+
+
+class _Scale:
+    """A parameter, or the objective, from 0 to 1 and what to write beside it."""
+
+    def __init__(self, domain: Domain, objective: int | None = None) -> None:
+        self.domain = domain
+        self._objective = objective
+        ends = (domain.low, domain.high)
+        self.low, self.high = (math.log10(end) for end in ends) if domain.log else ends
+
+    def at(self, trial: TrialRecord) -> float | None:
+        """Where the trial's line meets the axis; None where it has no such parameter."""
+        if self._objective is not None:
+            at = value_of(trial, self._objective)
+        elif self.domain.name in trial.params:
+            at = self.domain.at(trial.params[self.domain.name])
+        else:
+            at = None
+        if at is None:
+            return None
+        span = self.high - self.low
+        share = ((math.log10(at) if self.domain.log else at) - self.low) / span if span else 0.5
+        return round(share + self._shift(trial), 4)
+
+    def _shift(self, trial: TrialRecord) -> float:
+        """Lines through one choice a little apart."""
+        if not self.domain.categorical:
+            return 0.0
+        return ((trial.number * 0.618034) % 1 - 0.5) * min(0.06, 0.4 / len(self.domain.choices))
+
+    def ticks(self, x: int) -> list[dict[str, object]]:
+        if self.domain.categorical:
+            count = len(self.domain.choices)
+            places = thinned(range(count), 8)
+            marks = [
+                (i / max(count - 1, 1), plot_text(self.domain.choices[i], 16)) for i in places
+            ]
+        else:
+            raw = [self.low + (self.high - self.low) * f for f in (0.0, 0.5, 1.0)]
+            values = [10**r if self.domain.log else r for r in raw]
+            marks = [(f, number(v, 3)) for f, v in zip((0.0, 0.5, 1.0), values, strict=True)]
+        return [
+            {
+                "x": x,
+                "y": y,
+                "text": text,
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 4,
+                "font": {"size": 10},
+                "bgcolor": "rgba(255,255,255,0.8)",
+                "borderpad": 1,
+            }
+            for y, text in marks
+        ]
+
+
+def _bands(ranked: list[TrialRecord]) -> list[list[TrialRecord]]:
+    """Best fifth first."""
+    count = len(ranked)
+    return [ranked[count * i // 5 : count * (i + 1) // 5] for i in range(5)]
+
+
+def _band(trials: list[TrialRecord], scales: list[_Scale], i: int, objective: int) -> go.Scatter:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    texts: list[str | None] = []
+    for trial in trials:
+        text = f"trial {trial.number}: {number(value_of(trial, objective))}"
+        for j, scale in enumerate(scales):
+            x.append(j)
+            y.append(scale.at(trial))
+            texts.append(text)
+        x.append(None)
+        y.append(None)
+        texts.append(None)
+    values = [value_of(trial, objective) or 0.0 for trial in trials]
+    return go.Scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        name=f"{number(min(values))} to {number(max(values))}",
+        line={"color": look.EVEN[i], "width": 1.8 if i == 0 else 1},
+        marker={"size": 3, "color": look.EVEN[i]},
+        opacity=0.9 if i == 0 else 0.55,
+        hovertext=texts,
+        hoverinfo="text",
+        showlegend=True,
+    )

@@ -1,0 +1,170 @@
+"""The report and the dashboard in a real browser: all is drawn, nothing runs that must not.
+
+Screenshots go to the folder in SUPERMAX_SCREENSHOTS, otherwise to the test's own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from supermax.records import StudyRecord
+from supermax.report.serving import make_site, server
+from supermax.report.writing import write_report
+from tests.conftest import eventually
+from tests.report import studies
+
+webdriver = pytest.importorskip("selenium.webdriver")
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"
+)
+OPTIONS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--window-size=1200,1400",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = CHROMIUM or ""
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.set_script_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = os.environ.get("SUPERMAX_SCREENSHOTS")
+    path = Path(folder) if folder else tmp_path_factory.mktemp("screenshots")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def opened(browser: Any, url: str) -> None:
+    browser.get_log("browser")  # of the page before
+    browser.get(url)
+    script = "return document.documentElement.dataset.drawn === 'all'"
+    assert eventually(lambda: bool(browser.execute_script(script)), within=60)
+
+
+def check(browser: Any) -> None:
+    """Every plot is there, within the page; no foreign script ran; the console is silent."""
+    plots = browser.execute_script(
+        "return [...document.querySelectorAll('.plot')].map("
+        "p => [p.id, !!p.querySelector('svg.main-svg'), p.scrollWidth <= innerWidth])"
+    )
+    assert len(plots) >= 10
+    assert [plot for plot in plots if not plot[1] or not plot[2]] == []
+    assert browser.execute_script("return window.ran") is None
+    assert (
+        browser.execute_script("return document.querySelectorAll('img, b, a[href^=java]').length")
+        == 0
+    )
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def hover_everywhere(browser: Any) -> str:
+    """Make every plot show the label of one of its points; what the labels say."""
+    text: str = browser.execute_script(
+        """
+        const said = [];
+        for (const place of document.querySelectorAll(".plot")) {
+          place.data.forEach((trace, i) => {
+            if (!trace.hovertext) return;
+            const at = [{curveNumber: i, pointNumber: 0}];
+            Plotly.Fx.hover(place, at, trace.yaxis === "y2" ? "xy2" : "xy");
+            said.push(place.querySelector(".hoverlayer").textContent);
+          });
+        }
+        return said.join("\\n");
+        """
+    )
+    return text
+
+
+def test_a_hostile_report_is_drawn_and_nothing_of_it_runs(
+    browser: Any, hostile: StudyRecord, tmp_path: Path, pictures: Path
+) -> None:
+    path = write_report(hostile, tmp_path / "report.html", storage="study.db")
+    opened(browser, path.as_uri())
+    said = hover_everywhere(browser)
+    assert "<img src=x" in said
+    assert '<a href="javascript' in said
+    check(browser)
+    assert studies.HOSTILE[0] in browser.find_element("tag name", "h1").text
+    browser.save_screenshot(str(pictures / "hostile.png"))
+    browser.execute_script(
+        "const s = document.createElement('script'); s.textContent = 'window.ran = 1';"
+        "document.body.append(s)"
+    )
+    assert browser.execute_script("return window.ran") is None  # the policy holds
+
+
+def test_a_rich_report_on_a_desk_a_telephone_and_paper(
+    browser: Any, tmp_path: Path, pictures: Path
+) -> None:
+    record = studies.rich(studies.agent_study(None, "small"), trials=40)
+    path = write_report(record, tmp_path / "report.html", storage="study.db")
+    opened(browser, path.as_uri())
+    check(browser)
+    browser.save_screenshot(str(pictures / "report.png"))
+    paper = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    assert len(paper["data"]) > 50_000
+    narrow = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
+    try:
+        width = "return document.documentElement.scrollWidth"
+        assert eventually(lambda: browser.execute_script(width) == 390)
+        check(browser)
+        browser.save_screenshot(str(pictures / "narrow.png"))
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_dashboard_of_a_hostile_study(browser: Any, tmp_path: Path, pictures: Path) -> None:
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/s.db")
+    record = studies.hostile(storage)
+    with server(make_site(storage, "s.db"), 0) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            address = f"http://127.0.0.1:{listening.server_port}"
+            browser.get(address)
+            assert studies.HOSTILE[0] in browser.find_element("tag name", "table").text
+            browser.save_screenshot(str(pictures / "studies.png"))
+            opened(browser, f"{address}/report/{record.study._study_id}")
+            check(browser)
+            browser.get(f"{address}/dashboard/studies/{record.study._study_id}")
+            body = "return document.body.innerText"
+            assert eventually(lambda: "Best Trial" in browser.execute_script(body), within=60)
+            assert browser.execute_script("return window.ran") is None
+            browser.save_screenshot(str(pictures / "dashboard.png"))
+            browser.get("about:blank")
+        finally:
+            listening.shutdown()
+            thread.join()
