@@ -20,7 +20,7 @@ from supermax.settings import Resolved, Settings, resolve
 from supermax.settings.resolving import Value, flattened
 from supermax.space.presets import presets
 from supermax.space.versions import find_versions
-from supermax.study import existing
+from supermax.study import existing, without_password
 from supermax.training.refit import Refit
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
@@ -109,15 +109,17 @@ class Study:
 
     def figures(self) -> dict[str, Figure]:
         """All pictures of the report that make sense for this study, by name."""
-        from supermax.report import figures
+        from supermax.report.page import draw
 
-        return figures(self.record)
+        drawn = draw(self.record)
+        return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def report(self, path: str | Path) -> Path:
         """One HTML file with everything."""
-        from supermax.report import write_report
+        from supermax.report.writing import write_report
 
-        return write_report(self.record, Path(path))
+        storage = without_password(search.storage_of(self.settings))
+        return write_report(self.record, path, storage=storage)
 
     def refit(
         self, folder: str | Path, *, seeds: Sequence[int] = (1, 2, 3), trial: int | None = None
