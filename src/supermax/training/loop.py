@@ -207,7 +207,7 @@ def _epoch(
             reporter.stop()
     state.loss += float(losses)  # the only synchronisation of the epoch
     if pace is not None:
-        pace.end(state.epoch + 1)
+        pace.end(float(state.epoch + 1))
 
 
 def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:
