@@ -8,10 +8,14 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench chaos slow clean
+AGENTS := criteria evidence share joint all
+TUNES := $(foreach agent,$(AGENTS),tune-$(agent)-supermax tune-$(agent)-max)
+.PHONY: help demo test lint format bench chaos slow clean $(TUNES)
 
 help:
 	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
+	@echo "make tune-AGENT-PRESET   search; AGENT: $(AGENTS); PRESET: max supermax."
+	@echo "                         DATA=folder or file, PAR=workers, FLAGS='--timeout 8h', HPO_* as ever"
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
@@ -22,6 +26,11 @@ help:
 
 demo: $(DEMO)
 	$(BIN)/python examples/demo.py
+
+# make tune-criteria-supermax DATA=redsm5 runs supermax tune criteria --preset supermax
+$(TUNES): tune-%: $(DEMO)
+	$(BIN)/supermax tune $(firstword $(subst -, ,$*)) --preset $(lastword $(subst -, ,$*)) \
+	  $(if $(DATA),--data $(DATA)) $(FLAGS)
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -48,7 +48,7 @@ class Study:
         file = Path(config).expanduser() if isinstance(config, (str, Path)) else None
         given: dict[str, Any] = {**(config if isinstance(config, Mapping) else {}), **settings}
         agent = given.pop("agent", None)
-        values = {key: Value(value, key) for key, value, _ in flattened(given)}
+        values = {key: Value(value, f"{key} of from_config") for key, value, _ in flattened(given)}
         return cls(resolve(agent, file=file, flags=values, presets=presets(), parameters={}))
 
     @property

@@ -12,25 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helping import inside, make_playground, sm
+from tests.cli.helping import inside, sm
 
-pytestmark = [pytest.mark.usefixtures("quick"), pytest.mark.xdist_group("commands")]
+pytestmark = pytest.mark.usefixtures("quick")
 SMALL = ("--set", "data.posts=60", "--set", "epochs=2", "--set", "seed=1", "--no-supervisor")
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("playground")
-    make_playground(folder)
-    return folder
-
-
-@pytest.fixture
-def playground(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "here"
-    shutil.copytree(made, folder)
-    monkeypatch.chdir(folder)
-    return folder
 
 
 def finished(folder: Path) -> int:

@@ -149,6 +149,7 @@ def summary(prepared: Prepared, result: Result) -> dict[str, Any]:
         "untrained": [source.name for source in prepared.sources if not source.trained],
         "threshold": result.evaluation.threshold,
         "train_loss": [round(row["train_loss"], 6) for row in result.curve],
+        "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
         "micro_batch": prepared.execution.micro_batch,
     }
 

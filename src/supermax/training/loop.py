@@ -78,6 +78,8 @@ class Result:
     evaluation: Evaluation
     weights: dict[str, torch.Tensor]
     seconds: float
+    samples_per_second: float | None
+    """Of this attempt, while it trained."""
 
 
 def train(
@@ -133,6 +135,7 @@ def train(
         evaluation=final,
         weights=best,
         seconds=clock() - started,
+        samples_per_second=pace.overall,
     )
 
 

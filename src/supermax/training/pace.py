@@ -28,6 +28,7 @@ class Pace:
         self._samples = 0
         self._seconds = 0.0
         self._rate: float | None = None
+        self._all, self._all_seconds = 0, 0.0
 
     def begin(self) -> None:
         """An epoch, or the rest of one, begins."""
@@ -36,6 +37,7 @@ class Pace:
     def step(self, samples: int, epoch: float) -> None:
         """So many samples more; `epoch` is how many are done, with the share of this one."""
         self._samples += samples
+        self._all += samples
         now = self._clock()
         if now - self._last_told >= EVERY:
             self._tell(now, epoch)
@@ -44,8 +46,14 @@ class Pace:
         """The epoch is trained."""
         self._tell(self._clock(), epoch)
 
+    @property
+    def overall(self) -> float | None:
+        """Samples a second since it was made; None where that was too short to tell."""
+        return self._all / self._all_seconds if self._all_seconds >= _LITTLE else None
+
     def _tell(self, now: float, epoch: float) -> None:
         self._seconds += now - self._since
+        self._all_seconds += now - self._since
         self._since = self._last_told = now
         if self._seconds >= (_LITTLE if self._rate is None else EVERY):
             self._rate = self._samples / self._seconds
