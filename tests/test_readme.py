@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -88,13 +89,15 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
 
 
 def test_the_agents_of_the_readme_are_searched(tmp_path: Path) -> None:
-    few = BLOCKS[3].replace("trials=8", "trials=2").replace("posts=300", "posts=60")
-    said = run(few + BLOCKS[4].replace("(1, 2, 3)", "(1, 2)"), tmp_path).strip()
-    assert "not pretrained: tiny" in said
-    *_, first, second, interval, labels = said.splitlines()
-    assert [line.split()[-2] for line in (first, second)] == ["tiny", "tiny"]
+    shutil.copy(ROOT / "examples" / "notes.csv", tmp_path)
+    supermax_init = [sys.executable, "-m", "supermax", "init", "notes.csv"]
+    subprocess.run(supermax_init, cwd=tmp_path, check=True, capture_output=True)
+    few = BLOCKS[3].replace("trials=4", "trials=2, epochs=1")
+    said = run(few + BLOCKS[4].replace("[1, 2]", "[1]"), tmp_path).strip()
+    *_, interval, labels = said.splitlines()
     assert "Estimate" in interval
-    assert set(ast.literal_eval(labels)) <= {"absent", "present"}
+    assert set(ast.literal_eval(labels)) <= {"no", "yes"}
+    assert (tmp_path / "history.html").exists()
 
 
 def test_the_space_file_of_the_documentation_is_sound() -> None:
@@ -138,9 +141,18 @@ def test_the_checkpoint_program_runs_to_its_end(tmp_path: Path) -> None:
 
 
 def test_every_target_the_readme_names_exists() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    targets = re.findall(r"\bmake ([a-z-]+)", (ROOT / "README.md").read_text())
+    assert "tune-criteria-supermax" in targets
+    for agent in ("criteria", "evidence", "share", "joint", "all"):
+        targets += [f"tune-{agent}-max", f"tune-{agent}-supermax"]
+    for target in targets:
+        done = subprocess.run(
+            ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        if target.startswith("tune-"):
+            _, agent, preset = target.split("-")
+            assert f"supermax tune {agent} --preset {preset}" in done.stdout
 
 
 def test_the_python_space_of_the_documentation_is_sound() -> None:

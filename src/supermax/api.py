@@ -21,6 +21,7 @@ from supermax.settings.resolving import Value, flattened
 from supermax.space.presets import presets
 from supermax.space.versions import find_versions
 from supermax.study import existing, without_password
+from supermax.training.data.splits import Splits
 from supermax.training.refit import Refit
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
@@ -69,6 +70,13 @@ class Study:
         if self._search is None:
             self._search = search.prepared(self._resolved, tell=lambda _: None)
         return self._search
+
+    @property
+    def splits(self) -> Splits:
+        """The data, as it is learnt from, judged by and tested on."""
+        splits = self._prepared().tuning.splits
+        assert splits is not None
+        return splits
 
     # What it came to.
 
@@ -128,11 +136,9 @@ class Study:
         record = self.record
         chosen = self.best() if trial is None else record.trial(trial)
         config = search.config_of(record, chosen)
-        splits = self._prepared().tuning.splits
-        assert splits is not None
         return train_again(
             config,
-            splits,
+            self.splits,
             seeds=seeds,
             cache=search.cache_of(self.settings),
             execution=here(Execution(device="auto", precision="auto")),

@@ -98,6 +98,9 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
         label or next(iter(classes), None),
         "by its name" if label else "few values, each of them often",
     )
+    if "group" not in {guess.role for guess in found}:
+        repeated = [name for name, own in left.items() if _are_groups(own)]
+        take("group", next(iter(repeated), None), "its values stand for several rows each")
     if "answer" not in {guess.role for guess in found}:
         found = [guess for guess in found if guess.role != "answer_start"]
     own = next((guess.column for guess in found if guess.role == "label"), None)
@@ -141,6 +144,13 @@ def _are_classes(own: Sequence[str]) -> bool:
     filled = [cell.strip() for cell in own if cell.strip()]
     kinds = set(filled)
     return 2 <= len(kinds) <= min(_MOST_LABELS, len(filled) // 2)
+
+
+def _are_groups(own: Sequence[str]) -> bool:
+    """Names that several rows share, too many to be classes."""
+    kinds = set(own)
+    names = all(cell.strip() and " " not in cell.strip() for cell in own)
+    return names and len(kinds) > _MOST_LABELS and len(kinds) < 0.9 * len(own)
 
 
 def _are_parts_of_data(own: Sequence[str]) -> bool:

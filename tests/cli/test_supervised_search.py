@@ -1,0 +1,82 @@
+"""A real search whose run is killed again and again, paused and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cli.helping import sm
+from tests.conftest import eventually
+
+KILLS = 4
+SMALL = ("--set", "epochs=2", "--set", "seed=1", "--set", "name=supervised")
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "supermax", "tune", "notes.yaml", *SMALL, *more],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def run_of(supervisor: subprocess.Popen[str]) -> psutil.Process | None:
+    children = psutil.Process(supervisor.pid).children()
+    return children[0] if children else None
+
+
+def finished() -> int:
+    try:
+        return int(json.loads(sm("study", "show", "supervised", "--json"))["finished"])
+    except AssertionError:  # not there yet
+        return 0
+
+
+def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(playground: Path) -> None:
+    supervisor = start(playground, "--trials", "6", "--workers", "2")
+    for kill in range(1, KILLS + 1):
+        assert eventually(lambda kill=kill: finished() >= kill, within=90)
+        run = run_of(supervisor)
+        assert run is not None
+        run.kill()
+        assert eventually(lambda run=run: run_of(supervisor) not in (run, None), within=20)
+    said = supervisor.communicate(timeout=120)[0]
+    assert supervisor.returncode == 0, said
+    assert said.count("The run died (SIGKILL)") == KILLS
+    assert said.count("texts to classify") == 1  # what is about to be done is said once
+    facts = json.loads(sm("study", "show", "supervised", "--json"))
+    assert facts["finished"] == 6
+    assert set(facts["states"]) <= {"COMPLETE", "PRUNED"}
+    assert "6 finished trials in the study" in said
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
+def test_ctrl_c_pauses_and_the_same_command_goes_on(
+    playground: Path, signals: tuple[int, ...]
+) -> None:
+    supervisor = start(playground, "--trials", "2", "--set", "epochs=200", "--set", "patience=200")
+    trials = playground / "supermax.db.supermax" / "supervised" / "trials"
+    assert eventually(lambda: any(trials.glob("*/curve.jsonl")), within=60)
+    for signum in signals:
+        supervisor.send_signal(signum)
+        time.sleep(0.05)
+    said = supervisor.communicate(timeout=60)[0]
+    assert supervisor.returncode == 130, said
+    if len(signals) == 1:
+        assert "Run again to go on" in said
+        state = trials / "00000" / "checkpoint" / "state.pt"
+        assert state.exists()
+    facts = json.loads(sm("study", "show", "supervised", "--json"))
+    assert facts["states"].get("RUNNING") == 1
+    assert facts["finished"] == 0

@@ -1,0 +1,146 @@
+"""The tutorial, the how-to pages, the reference and the notebook, held to what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from supermax.cli import app
+from supermax.settings import resolve
+from supermax.space.presets import presets
+from supermax.space.reading import load
+from supermax.supervise import BUG, ENVIRONMENT, HALTED, INTERRUPTED, PAUSED, REACHED, USER
+from tests.cli.helping import sm
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def shell_lines(text: str) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def in_order(page: Path, folder: Path) -> None:
+    """Every shell line of a page, one after the other."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    shutil.copy(ROOT / "examples" / "notes.csv", folder)
+    for line in shell_lines(page.read_text()):
+        if line.startswith("make "):
+            continue  # test_readme.py looks after these
+        if line.startswith("supermax "):
+            args = shlex.split(line)[1:]
+            sm(*args, *(["--no-supervisor"] if args[0] == "tune" else []))
+        else:
+            subprocess.run(line, shell=True, check=True, cwd=folder)
+
+
+def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_order(ROOT / "docs" / "tutorial.md", tmp_path)
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 241
+    assert json.loads(sm("study", "show", "notes", "--json"))["finished"] == 8
+
+
+def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    in_order(ROOT / "README.md", tmp_path)
+    assert (tmp_path / "report.html").stat().st_size > 1_000_000
+    assert (tmp_path / "answers.csv").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_every_command_of_every_page_is_one_that_exists(page: Path) -> None:
+    text = page.read_text()
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if re.match(r"^(    |nohup )?(nohup )?supermax [a-z]", line)
+    ]
+    lines += re.findall(r"`(supermax [a-z][^`]*)`", text)
+    for line in lines:
+        words = shlex.split(re.split(r"  #| > |…| \|| FILE| NAME", line)[0])
+        words = words[words.index("supermax") + 1 :]
+        if "[OPTIONS]" not in words:
+            parses(words, line)
+
+
+def parses(words: list[str], line: str) -> None:
+    command: Any = typer.main.get_command(app)
+    context = click.Context(command, info_name="supermax")
+    while getattr(command, "commands", None) and words:
+        assert words[0] in command.commands, line
+        command, words = command.commands[words[0]], words[1:]
+    options = {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
+    for word in words:
+        if word.startswith("-") and not re.match(r"^-\d", word):
+            assert word in options, f"{line}: {word} of {context.info_name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    script = ROOT / "scripts" / "reference.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_exit_codes_are_all_there() -> None:
+    text = (ROOT / "docs" / "howto" / "unattended.md").read_text()
+    for code in (REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED):
+        assert re.search(rf"^\| {code}\b", text, re.MULTILINE), code
+
+
+def test_the_yaml_of_the_pages_is_sound(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "change-the-space.md").read_text()
+    settings, space = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "settings.yaml").write_text(settings)
+    (tmp_path / "space.yaml").write_text(space)
+    found = resolve(None, file=tmp_path / "settings.yaml", presets=presets()).settings
+    assert found.narrow["optim.lr"] == {"low": 1e-5, "high": 1e-4}
+    assert "head.depth" not in load(tmp_path / "space.yaml").parameters
+
+
+def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "own-objective.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    few = block.replace("n_trials=20", "n_trials=4") + "\nprint(len(study.trials))"
+    assert run(few, tmp_path).split()[-1] == "4"
+
+
+def test_the_notebook_runs(tmp_path: Path) -> None:
+    """Cell by cell, in a process of its own; the last line of a cell is shown, as there."""
+    cells = json.loads((ROOT / "examples" / "search.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert all(not cell.get("outputs") for cell in cells)
+    said = run("\n".join(code) + "\nprint(frame.shape, sorted(figures), result.folder)", tmp_path)
+    assert "(4," in said
+    assert "history-0" in said
+    assert (tmp_path / "notebook-report.html").exists()
+    assert (tmp_path / "notebook-model").is_dir()
+
+
+def run(program: str, folder: Path) -> str:
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
