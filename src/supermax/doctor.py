@@ -125,7 +125,7 @@ def _others_on_the_gpu() -> Iterator[Finding]:
         ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
     )
     for line in done.stdout.splitlines():
-        if line.strip():
+        if line.strip() and line.split(",")[0].strip() != str(os.getpid()):  # it looked itself
             yield Finding("device", WARNING, f"in use by {line.strip()}")
 
 

@@ -10,6 +10,7 @@ import torch
 
 from supermax.agents.objective import here
 from supermax.training import architectures
+from supermax.training.limits import hold_to
 from supermax.training.loop import train
 from supermax.training.optimizers import unavailable
 from supermax.training.prepare import prepare
@@ -101,3 +102,17 @@ def test_the_device_is_found() -> None:
     found = here(Execution(device="auto", precision="auto"))
     assert found.device == "cuda"
     assert found.precision == best_precision("cuda") == "bf16"
+
+
+def test_a_budget_of_memory_is_kept_and_lifted() -> None:
+    """What needs more than a smaller card has fails as there, though this one has room."""
+    budget = 1 << 30
+    hold_to(replace(GPU, memory=budget))
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2 * budget, dtype=torch.uint8, device="cuda")
+        assert torch.empty(budget // 4, dtype=torch.uint8, device="cuda").numel() == budget // 4
+    finally:
+        torch.cuda.empty_cache()
+        hold_to(GPU)
+    assert torch.empty(2 * budget, dtype=torch.uint8, device="cuda").numel() == 2 * budget
