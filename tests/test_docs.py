@@ -53,6 +53,7 @@ def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert json.loads(sm("study", "show", "notes", "--json"))["finished"] == 8
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     in_order(ROOT / "README.md", tmp_path)
@@ -115,7 +116,7 @@ def test_the_yaml_of_the_pages_is_sound(tmp_path: Path) -> None:
     (tmp_path / "space.yaml").write_text(space)
     found = resolve(None, file=tmp_path / "settings.yaml", presets=presets()).settings
     assert found.narrow["optim.lr"] == {"low": 1e-5, "high": 1e-4}
-    assert "head.depth" not in load(tmp_path / "space.yaml").parameters
+    assert "head.dropout" not in load(tmp_path / "space.yaml").parameters
 
 
 def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
@@ -125,6 +126,7 @@ def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
     assert run(few, tmp_path).split()[-1] == "4"
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Cell by cell, in a process of its own; the last line of a cell is shown, as there."""
     cells = json.loads((ROOT / "examples" / "search.ipynb").read_text())["cells"]

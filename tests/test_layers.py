@@ -131,6 +131,14 @@ def test_importing_supermax_does_not_import_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_a_keeper_loads_nothing_of_what_a_coordinator_does() -> None:
+    """It is started for every run, and so is a cell where none can be forked."""
+    code = "import supermax.engine.keeper, sys; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in ("sqlalchemy", "rich", "supermax.engine.coordinator", "supermax.run"):
+        assert f"'{name}'" not in done.stdout
+
+
 def test_no_file_grows_out_of_hand() -> None:
     long = {
         path.name: n for path in SOURCE.rglob("*.py") if (n := path.read_text().count("\n")) > 500

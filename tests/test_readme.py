@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import supermax
 from supermax.agents.measures import COSTS
 from supermax.training.data.columns import Columns
@@ -106,6 +108,7 @@ def test_the_space_file_of_the_documentation_is_sound() -> None:
     assert supermax.space.loads(yaml).name == "criteria"
 
 
+@pytest.mark.slow
 def test_the_demo_goes_from_data_to_a_prediction(tmp_path: Path) -> None:
     program = (ROOT / "examples" / "demo.py").read_text()
     few = re.sub(r"(\"(?:criteria|evidence|share|joint)\": )\d+", r"\g<1>1", program)

@@ -6,7 +6,8 @@ Layers, each importing only what stands below it:
       │      └─────▶ run ───▶ display ─▶ engine ─▶ errors, naming, words
       └────────────▶ study ─▶ space, engine ─────▶ errors, naming, words
 
-`import supermax` and the engine never import torch; the space is imported when it is asked for.
+The engine never imports torch. Everything is imported when it is asked for: a keeper and its cells
+load what a trial needs, and nothing of what a coordinator does.
 """
 
 from __future__ import annotations
@@ -21,10 +22,6 @@ if sys.platform == "win32":
         "and signals that Windows does not have."
     )
 
-from supermax.engine.remote_trial import RemoteTrial as Trial
-from supermax.engine.remote_trial import TrialInterrupted
-from supermax.engine.repeat import retry
-from supermax.engine.summary import Summary
 from supermax.errors import (
     EnvironmentFault,
     Infeasible,
@@ -32,11 +29,15 @@ from supermax.errors import (
     SupermaxError,
     UserError,
 )
-from supermax.run import optimize
 
 if TYPE_CHECKING:
     from supermax import space
     from supermax.api import Study
+    from supermax.engine.remote_trial import RemoteTrial as Trial
+    from supermax.engine.remote_trial import TrialInterrupted
+    from supermax.engine.repeat import retry
+    from supermax.engine.summary import Summary
+    from supermax.run import optimize
     from supermax.space import Space
     from supermax.study import open_study
 
@@ -58,9 +59,14 @@ __all__ = [
     "space",
 ]
 _LATER = {
-    "Space": "supermax.space",
-    "Study": "supermax.api",
-    "open_study": "supermax.study",
+    "Space": "supermax.space:Space",
+    "Study": "supermax.api:Study",
+    "Summary": "supermax.engine.summary:Summary",
+    "Trial": "supermax.engine.remote_trial:RemoteTrial",
+    "TrialInterrupted": "supermax.engine.remote_trial:TrialInterrupted",
+    "open_study": "supermax.study:open_study",
+    "optimize": "supermax.run:optimize",
+    "retry": "supermax.engine.repeat:retry",
 }
 
 
@@ -68,5 +74,11 @@ def __getattr__(name: str) -> Any:
     if name == "space":
         return importlib.import_module("supermax.space")
     if name in _LATER:
-        return getattr(importlib.import_module(_LATER[name]), name)
+        module, attribute = _LATER[name].split(":")
+        found = globals()[name] = getattr(importlib.import_module(module), attribute)
+        return found
     raise AttributeError(f"module 'supermax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

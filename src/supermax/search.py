@@ -19,6 +19,7 @@ from optuna.pruners import BasePruner
 
 from supermax.agents.fitting import fitted
 from supermax.agents.objective import configured
+from supermax.agents.starting import weaknesses
 from supermax.errors import UserError
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
@@ -56,7 +57,8 @@ class Search:
 
 
 def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
-    """Read the data and the space. Raises UserError."""
+    """Read the data and the space. `tell` hears what a tracker could not send. Raises
+    UserError."""
     settings = resolved.settings
     check_gpus(settings.gpus)
     splits = data_of(settings)
@@ -80,7 +82,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         execution=Execution(device="auto", precision="auto", memory=_share(settings)),
         settings=noted(settings),
         around=tracker_of(settings, tell),
-        tell=tell,
+        tell=lambda _: None,  # the plan says it
     )
     options = {
         "workers": settings.workers,
@@ -264,6 +266,8 @@ def plan(search: Search) -> list[str]:
         f"pruner {settings.pruner}",
         f"Disk        up to {size_text(needed)} of weights and states",
     ]
+    assert tuning.splits is not None
+    lines += _aligned("Beware", weaknesses(tuning.splits))
     if settings.gpu_memory is not None:
         lines.append(
             f"Memory      {size_text(settings.gpu_memory)} for a device, "

@@ -40,7 +40,7 @@ from supermax.study import in_words, make_storage, open_study, without_password
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
-from supermax.training.encoders import size_of
+from supermax.training.encoders import rough_size
 from supermax.training.prepare import examples_for
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
@@ -212,7 +212,7 @@ def _with_commas(models: str | Sequence[str] | None) -> str | None:
 def bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:
     """For the weights that are kept, and the states of running trials: weights, the best ones,
     and two moments; twice for two encoders."""
-    return 2 * max(map(size_of, sources.values())) * (top + 4 * workers)
+    return 2 * max(map(rough_size, sources.values())) * (top + 4 * workers)
 
 
 def has_cuda(execution: Execution) -> bool:

@@ -13,14 +13,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
 import yaml
 
+from supermax.naming import SETTINGS
 from supermax.space import load, narrowed
 from tests.cli.helping import commands, examples, inside, sm
 
 pytestmark = pytest.mark.usefixtures("quick")
-EXAMPLES = [(name, line) for name, command in commands().items() for line in examples(command)]
+EXAMPLES = [
+    pytest.param(
+        name,
+        line,
+        id=line,
+        marks=[pytest.mark.slow] if line.startswith("supermax tune all") else [],
+    )
+    for name, command in commands().items()
+    for line in examples(command)
+]
 
 
 def test_every_command_has_an_example() -> None:
@@ -28,7 +39,7 @@ def test_every_command_has_an_example() -> None:
     assert without == []
 
 
-@pytest.mark.parametrize(("name", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+@pytest.mark.parametrize(("name", "line"), EXAMPLES)
 def test_every_example_of_every_help_runs(name: str, line: str, playground: Path) -> None:
     prepare(name, playground)
     args = shlex.split(line)[1:]
@@ -194,16 +205,16 @@ def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> N
         "Best so far: trial",
     ):
         assert words in said
-    again = sm("tune", "notes.yaml", "--no-supervisor", "--trials", "3")
-    assert "3 finished trials" in again
-    assert json.loads(sm("study", "show", "notes", "--json"))["finished"] == 3
+    again = sm("tune", "notes.yaml", "--no-supervisor")
+    assert "2 finished trials in the study (2 COMPLETE). This run: 0" in again
 
 
 def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
-    sm("tune", "notes.yaml", "--no-supervisor", "--trials", "1")
-    with (playground / "notes.csv").open("a") as file:
-        file.write("p99,slept at last,Does the person sleep badly?,no\n")
-    assert "is not what it was" in sm("refit", "notes", code=2)
+    study = optuna.load_study(study_name="criteria", storage="sqlite:///supermax.db")
+    kept = study.user_attrs[SETTINGS]
+    kept["data"]["posts"] += 1
+    study.set_user_attr(SETTINGS, kept)
+    assert "is not what it was" in sm("refit", "criteria", code=2)
 
 
 def test_a_budget_of_memory_is_kept(playground: Path) -> None:

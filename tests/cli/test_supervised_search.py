@@ -16,7 +16,6 @@ import pytest
 from tests.cli.helping import sm
 from tests.conftest import eventually
 
-KILLS = 4
 SMALL = ("--set", "epochs=2", "--set", "seed=1", "--set", "name=supervised")
 
 
@@ -43,9 +42,12 @@ def finished() -> int:
         return 0
 
 
-def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(playground: Path) -> None:
-    supervisor = start(playground, "--trials", "6", "--workers", "2")
-    for kill in range(1, KILLS + 1):
+@pytest.mark.parametrize(("kills", "trials"), [(1, 2), pytest.param(5, 8, marks=pytest.mark.slow)])
+def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(
+    playground: Path, kills: int, trials: int
+) -> None:
+    supervisor = start(playground, "--trials", str(trials), "--workers", "2")
+    for kill in range(1, kills + 1):
         assert eventually(lambda kill=kill: finished() >= kill, within=90)
         run = run_of(supervisor)
         assert run is not None
@@ -53,15 +55,18 @@ def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(playground: Pa
         assert eventually(lambda run=run: run_of(supervisor) not in (run, None), within=20)
     said = supervisor.communicate(timeout=120)[0]
     assert supervisor.returncode == 0, said
-    assert said.count("The run died (SIGKILL)") == KILLS
+    assert said.count("The run died (SIGKILL)") == kills
     assert said.count("texts to classify") == 1  # what is about to be done is said once
     facts = json.loads(sm("study", "show", "supervised", "--json"))
-    assert facts["finished"] == 6
+    assert facts["finished"] == trials
     assert set(facts["states"]) <= {"COMPLETE", "PRUNED"}
-    assert "6 finished trials in the study" in said
+    assert f"{trials} finished trials in the study" in said
 
 
-@pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGINT, signal.SIGINT)])
+@pytest.mark.parametrize(
+    "signals",
+    [(signal.SIGINT,), pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.slow)],
+)
 def test_ctrl_c_pauses_and_the_same_command_goes_on(
     playground: Path, signals: tuple[int, ...]
 ) -> None:

@@ -225,7 +225,9 @@ class TestCommand:
 
         def under_way() -> bool:
             fields = read(run_dir) or {"finished": 0, "running": []}
-            return fields["finished"] == 2 and any(t["memory"] for t in fields["running"])
+            return fields["finished"] == 2 and any(
+                t["memory"] and t["encoder"] and t["samples_per_second"] for t in fields["running"]
+            )
 
         assert eventually(under_way, 30)
         seen = facts("watched", "--storage", db)

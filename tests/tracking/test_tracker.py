@@ -109,6 +109,7 @@ def hostile() -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_hostile_names_and_values_from_the_command_line(
     server: MlflowServer, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def filled(study: optuna.Study, count: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_tracker_killed_again_and_again_doubles_nothing(
     study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from supermax.agents.objective import ENCODERS
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
 from supermax.training.optimizers import unavailable
 from supermax.training.sources import Source, find_all
 from supermax.words import listed
-
-ENCODERS = ("encoder.name", "evidence_encoder.name")
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,19 @@ from safetensors.torch import save_file
 
 from supermax.agents.measures import values_of
 from supermax.engine.remote_trial import TrialInterrupted
-from supermax.space import Space
+from supermax.space import Space, choices
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
+from supermax.training.encoders import import_model
 from supermax.training.limits import hold_to
 from supermax.training.loop import SAVE_EVERY, Result, train
 from supermax.training.models import count
 from supermax.training.prepare import Prepared, prepare
+from supermax.training.sources import find
 from supermax.training.steps import Execution, best_precision
 
 WEIGHTS = "weights.safetensors"
+ENCODERS = ("encoder.name", "evidence_encoder.name")
 RESULT = "result"
 
 
@@ -83,6 +86,12 @@ class AgentObjective:
         trial.set_user_attr(RESULT, summary(prepared, result))
         keep(result, trial.checkpoint_dir.parent / WEIGHTS)
         return values[0] if len(values) == 1 else tuple(values)
+
+    def preload(self) -> None:
+        """Called once, where cells are forked from: the encoders' code, which takes seconds."""
+        for key in ENCODERS:
+            for name in choices(self.space, key) if key in self.space.parameters else ():
+                import_model(find(str(name)))
 
     def config(self, sampled: dict[str, Any]) -> Config:
         return configured(self.agent, sampled, self.limits)

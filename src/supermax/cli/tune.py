@@ -73,7 +73,7 @@ def tune(
 
     \b
     Examples:
-      supermax tune criteria --trials 2 --set epochs=1
+      supermax tune criteria --trials 2 --set epochs=1 --set data.posts=100
       supermax tune notes.yaml --workers 2 --timeout 8h
       supermax tune all --trials 1 --set epochs=1 --set data.posts=60 --set optim.lr=1e-3
     """

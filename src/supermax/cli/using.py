@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from supermax.training.data.splits import Splits
 
 _FAILED = 1
+_BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def refit(
@@ -162,7 +165,6 @@ def replay(
       supermax replay 0
       supermax replay 1 --storage study.db --objective program.py:objective
     """
-    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     record = read(the_study(storage, study))
     found = record.trial(trial)
     if not found.params:
@@ -170,12 +172,26 @@ def replay(
     run = load_objective(objective) if objective else _objective(record)
     print(f"Trial {trial} of '{record.name}', which was {found.state.lower()}, again:")
     try:
-        values = run_again(run, found, _say_step)
+        with _blocking_launches():
+            values = run_again(run, found, _say_step)
     except Exception:
         traceback.print_exc()
         raise typer.Exit(_FAILED) from None
     was = f" (it was {found.values})" if found.values else ""
     print(f"It came to {values}{was}." if values else "It pruned itself.")
+
+
+@contextlib.contextmanager
+def _blocking_launches() -> Iterator[None]:
+    """CUDA reads it when the first tensor goes to the device, which is later than this."""
+    before = os.environ.get(_BLOCKING)
+    os.environ[_BLOCKING] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BLOCKING]
+        if before is not None:
+            os.environ[_BLOCKING] = before
 
 
 def _say_step(step: int, value: float) -> None:

@@ -99,6 +99,7 @@ class Keeper:
         del os.environ[LOADING]
         if self.setup.fresh:
             _import_what_comes_late()
+        _preload(self.objective)
         self.own = set(kernel.children())  # helpers that the user's modules have started
         why_not = _why_not_fork()
         self.forks = why_not is None
@@ -292,6 +293,13 @@ def _import_what_comes_late() -> None:
     if "torch" in sys.modules:
         with contextlib.suppress(Exception):
             importlib.import_module("torch._dynamo")
+
+
+def _preload(objective: Any) -> None:
+    """An objective may have a method of this name, for what all its trials import: it is done
+    once, in the process that they are forked from. What goes wrong here goes wrong there."""
+    with contextlib.suppress(Exception):
+        objective.preload()
 
 
 def _threads() -> int:

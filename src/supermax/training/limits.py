@@ -16,8 +16,8 @@ def hold_to(execution: Execution) -> None:
     """From here on this process gets no more than `execution.memory`; what asks for more fails as
     it would on a machine of that size. Without a budget an earlier one is lifted."""
     if execution.device.startswith("cuda"):
-        device = torch.device(execution.device).index
-        device = torch.cuda.current_device() if device is None else device
+        named = execution.device.partition(":")[2]
+        device = int(named) if named else torch.cuda.current_device()
         total = torch.cuda.get_device_properties(device).total_memory
         share = 1.0 if execution.memory is None else min(1.0, execution.memory / total)
         torch.cuda.set_per_process_memory_fraction(share, device)
