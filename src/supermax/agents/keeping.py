@@ -26,16 +26,14 @@ class Keeper:
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         forget_state(self.folder(trial.number))
-        ranked = ranking(study)
-        allowed = {best.number for best in ranked[: self.top]}
+        best = [trial.number for trial in ranking(study)[: self.top]]
         room = self.budget
-        for number in [best.number for best in ranked] + self._others(ranked):
+        for number in best + self._others(study, set(best)):
             path = self.folder(number) / WEIGHTS
             if not path.exists():
                 continue
             size = path.stat().st_size
-            fits = room is None or size <= room
-            if number in allowed and fits:
+            if number in best and (room is None or size <= room):
                 room = None if room is None else room - size
             else:
                 path.unlink(missing_ok=True)
@@ -43,10 +41,13 @@ class Keeper:
     def folder(self, number: int) -> Path:
         return self.run_dir / "trials" / f"{number:05}"
 
-    def _others(self, ranked: list[FrozenTrial]) -> list[int]:
-        known = {trial.number for trial in ranked}
+    def _others(self, study: Study, best: set[int]) -> list[int]:
+        """Trials that have ended without being among the complete. One that still runs may have
+        written its weights a moment ago: they are its own."""
+        trials = study.get_trials(deepcopy=False)
+        over = {t.number for t in trials if t.state.is_finished()} - best
         found = (int(p.parent.name) for p in self.run_dir.glob(f"trials/*/{WEIGHTS}"))
-        return [number for number in found if number not in known]
+        return [number for number in found if number in over]
 
 
 def forget_state(folder: Path) -> None:

@@ -27,17 +27,16 @@ def dashboard(name: Study = None, storage: Storage = DEFAULT, port: Port = 8080)
     backend = opened(storage)
     study = None if name is None else find_study(backend, name)
     site = make_site(backend, without_password(storage))
-    with server(site, port) as listening:
+    before = signal.signal(signal.SIGTERM, _end)
+    with contextlib.suppress(KeyboardInterrupt), server(site, port) as listening:
         address = f"http://{HOST}:{listening.server_port}"
         print(f"Studies: {address}/")
         if study is not None:
             print(f"Report of '{study.study_name}': {address}/report/{study._study_id}")
         print(f"Optuna's dashboard: {address}/dashboard")
         print("Ctrl-C ends it.", flush=True)
-        before = signal.signal(signal.SIGTERM, _end)
-        with contextlib.suppress(KeyboardInterrupt):
-            listening.serve_forever(poll_interval=0.1)
-        signal.signal(signal.SIGTERM, before)
+        listening.serve_forever(poll_interval=0.1)
+    signal.signal(signal.SIGTERM, before)
     print("Ended.")
 
 
