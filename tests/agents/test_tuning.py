@@ -196,11 +196,12 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     assert not (tmp_path / "trials" / "00000" / "checkpoint" / "state.pt").exists()
     Keeper(tmp_path, top=3, budget=250)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
-    running = tmp_path / "trials" / f"{study.ask().number:05}"  # it has just written its own
-    running.mkdir()
+    number = study.ask().number  # it runs, and has just written its own
+    running = tmp_path / "trials" / f"{number:05}"
+    running.mkdir(exist_ok=True)
     (running / WEIGHTS).write_bytes(b"x")
     Keeper(tmp_path, top=1)(study, study.trials[0])
-    assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 4]
+    assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
 
 
 def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:
