@@ -42,12 +42,12 @@ class Keeper:
         return self.run_dir / "trials" / f"{number:05}"
 
     def _others(self, study: Study, best: set[int]) -> list[int]:
-        """Trials that have ended without being among the complete. One that still runs may have
-        written its weights a moment ago: they are its own."""
+        """All that are not among the best and have ended. One that still runs may have written
+        its weights a moment ago: they are its own."""
         trials = study.get_trials(deepcopy=False)
-        over = {t.number for t in trials if t.state.is_finished()} - best
+        kept = best | {trial.number for trial in trials if not trial.state.is_finished()}
         found = (int(p.parent.name) for p in self.run_dir.glob(f"trials/*/{WEIGHTS}"))
-        return [number for number in found if number in over]
+        return [number for number in found if number not in kept]
 
 
 def forget_state(folder: Path) -> None:
