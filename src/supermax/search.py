@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import optuna
@@ -20,12 +21,12 @@ from optuna.pruners import BasePruner
 from supermax.agents.fitting import fitted
 from supermax.agents.objective import configured
 from supermax.agents.starting import weaknesses
-from supermax.errors import UserError
-from supermax.records import StudyRecord, TrialRecord
+from supermax.errors import SupermaxError, UserError
+from supermax.records import StudyRecord, TrialRecord, finished, read
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.settings.units import size_text
-from supermax.space import Space, load, narrowed, nest, preset
-from supermax.study import without_password
+from supermax.space import Space, find_versions, load, narrowed, nest, preset
+from supermax.study import existing, without_password
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
@@ -267,6 +268,7 @@ def plan(search: Search) -> list[str]:
         f"Disk        up to {size_text(needed)} of weights and states",
     ]
     assert tuning.splits is not None
+    lines += _aligned("Time", _pace(settings))
     lines += _aligned("Beware", weaknesses(tuning.splits))
     if settings.gpu_memory is not None:
         lines.append(
@@ -274,6 +276,22 @@ def plan(search: Search) -> list[str]:
             f"{size_text(_share(settings) or 0)} for each trial"
         )
     return [*lines, *origins(search.resolved)]
+
+
+def _pace(settings: Settings) -> list[str]:
+    """What the trials so far took, and what that makes of those to come."""
+    try:
+        versions = find_versions(existing(storage_of(settings)), settings.study)
+    except SupermaxError:  # there is none yet; what is wrong with it is told when it is opened
+        return []
+    trials = read(versions[-1]).trials if versions else []
+    took = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
+    left = settings.trials - finished(trials)
+    if not took or left <= 0:
+        return []
+    each = median(took)
+    hours = each * left / settings.workers / 3600
+    return [f"{each:.3g} s a trial so far: some {hours:.1f} h for the {left} to come"]
 
 
 def _aligned(head: str, lines: list[str]) -> list[str]:

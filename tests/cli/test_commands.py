@@ -17,7 +17,10 @@ import optuna
 import pytest
 import yaml
 
+from supermax.cli.tune import resolved
 from supermax.naming import SETTINGS
+from supermax.search import _pace
+from supermax.settings.resolving import Value
 from supermax.space import load, narrowed
 from tests.cli.helping import commands, examples, inside, sm
 
@@ -207,6 +210,9 @@ def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> N
         assert words in said
     again = sm("tune", "notes.yaml", "--no-supervisor")
     assert "2 finished trials in the study (2 COMPLETE). This run: 0" in again
+    settings = resolved("notes.yaml", {"trials": Value(102, "here")})[0].settings
+    assert "s a trial so far" in _pace(settings)[0]
+    assert "for the 100 to come" in _pace(settings)[0]
 
 
 def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
