@@ -66,7 +66,7 @@ ALLOWED = {
     },
     "cleaning": {"records", "engine"},
     "doctor": {"study", "training", "settings", "engine", "errors", "words"},
-    "replaying": {"records", "errors", "words"},
+    "replaying": {"records", "engine", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {
         "search",

@@ -49,6 +49,8 @@ class Study:
         file = Path(config).expanduser() if isinstance(config, (str, Path)) else None
         given: dict[str, Any] = {**(config if isinstance(config, Mapping) else {}), **settings}
         agent = given.pop("agent", None)
+        if isinstance(given.get("data"), Path):
+            given["data"] = str(given["data"])
         values = {key: Value(value, f"{key} of from_config") for key, value, _ in flattened(given)}
         return cls(resolve(agent, file=file, flags=values, presets=presets(), parameters={}))
 

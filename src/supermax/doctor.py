@@ -181,8 +181,10 @@ def models(names: list[str]) -> Iterator[Finding]:
             yield Finding("models", GOOD, f"{name} is here")
         else:
             yield Finding("models", WARNING, f"{name} is made from its configuration, untrained")
-    for name, why in missing.items():
-        yield Finding("models", WARNING, f"{name} is missing", why)
+    if missing:
+        yield Finding(
+            "models", WARNING, f"missing: {', '.join(missing)}", next(iter(missing.values()))
+        )
 
 
 def exit_code(found: list[Finding]) -> int:

@@ -6,6 +6,7 @@ TrialRecord ──ReplayedTrial──▶ objective, here and now ──▶ value
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import optuna
 from optuna.trial import FixedTrial
 
+from supermax.engine.keeper import LOADING
 from supermax.errors import UserError
 from supermax.records import TrialRecord
 from supermax.words import ended, in_short, nearest
@@ -63,7 +65,7 @@ def load_objective(where: str) -> Objective:
     module, colon, name = where.rpartition(":")
     if not colon or not name:
         raise UserError(f"Name the objective as FILE.py:FUNCTION, not {where!r}.")
-    found = _module(module)
+    found = _module(module, name)
     if not hasattr(found, name):
         near = nearest(name, [key for key in vars(found) if not key.startswith("_")])
         raise UserError(ended(f"{module} has no {name!r}{near}"))
@@ -71,7 +73,7 @@ def load_objective(where: str) -> Objective:
     return objective
 
 
-def _module(name: str) -> Any:
+def _module(name: str, wanted: str) -> Any:
     path = Path(name).expanduser()
     try:
         if path.suffix != ".py":
@@ -84,7 +86,14 @@ def _module(name: str) -> Any:
         module = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = module
         sys.path.insert(0, str(path.absolute().parent))
-        spec.loader.exec_module(module)
+        os.environ[LOADING] = "1"  # a program that searches when it is run does not search now
+        try:
+            spec.loader.exec_module(module)
+        except UserError:
+            if not hasattr(module, wanted):
+                raise
+        finally:
+            del os.environ[LOADING]
         return module
     except UserError:
         raise

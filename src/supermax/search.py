@@ -258,7 +258,7 @@ def plan(search: Search) -> list[str]:
     lines = [
         f"Search      {settings.agent} into the study '{settings.study}' in "
         f"{without_password(str(tuning.storage))}",
-        f"How far     {settings.trials} trials of up to {settings.epochs} epochs, "
+        f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
         f"{settings.workers} at a time, {device}",
         *_aligned("Data", described(search)),
         f"Encoders    {encoders}",
@@ -334,7 +334,9 @@ def described(search: Search) -> list[str]:
         len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
     ]
     lines.append(
-        "split into {:,} to learn from, {:,} to judge trials by, {:,} for a refit".format(*parts)
+        "split into {:,} to learn from, {:,} to judge trials by, {:,} to test a refit on".format(
+            *parts
+        )
     )
     if corpus.skipped:
         lines.append(f"{corpus.skipped} bad rows were skipped")

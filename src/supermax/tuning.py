@@ -24,6 +24,7 @@ from supermax.agents.starting import (
     all_of,
     check_corpus,
     check_counts,
+    check_known,
     check_limits,
     check_questions,
     check_space,
@@ -41,7 +42,6 @@ from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.encoders import rough_size
-from supermax.training.prepare import examples_for
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
 
@@ -140,7 +140,7 @@ class Tuning:
             "The search cannot start:",
             lambda: check_objectives(self.agent, names, classes),
             lambda: fitted(space, device),
-            lambda: examples_for(self.agent, self.corpus),
+            lambda: check_known(self.agent, self.corpus),
             lambda: check_limits(limits, space),
             lambda: check_space(self.agent, space),
             lambda: check_counts(trials=self.trials, top=self.top),

@@ -221,7 +221,7 @@ def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:
     for words in (
         "did you mean 'token_f1'",
         "named twice",
-        "needs spans (map the column of the answers), which 'mine' does not have",
+        "learns from answers (map the column of the answers: data.columns.answer), and 'mine' has",
         "there is no such folder",
         "did you mean 'epochs'",
         "patience",

@@ -200,7 +200,7 @@ def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> N
     for words in (
         "60 texts to classify: no 40 (67%), yes 20 (33%)",
         "tiny (not pretrained)",
-        "2 trials of up to 1 epochs, 2 at a time",
+        "trials: 2, epochs: up to 1, 2 at a time",
         "of weights and states",
         "workers = 2 (--workers)",
         "epochs = 1 (notes.yaml, line",
@@ -230,3 +230,19 @@ def test_a_budget_of_memory_is_kept(playground: Path) -> None:
            "--gpu-memory", "8MB", "--set", "retries=0")  # fmt: skip
     (fault,) = json.loads(sm("faults", "small", "--json"))
     assert fault["kind"] == "host out of memory"
+
+
+def test_a_program_that_searches_when_it_is_run_does_not_search_when_it_is_replayed(
+    playground: Path,
+) -> None:
+    program = (playground / "program.py").read_text()
+    (playground / "program.py").write_text(
+        "import optuna, supermax\n" + program + "\nstudy = optuna.load_study(study_name='plain', "
+        "storage='sqlite:///study.db')\nsupermax.optimize(study, objective, n_trials=9)\n"
+    )
+    said = sm("replay", "0", "--storage", "study.db", "--objective", "program.py:objective")
+    assert "It came to" in said
+    assert (
+        json.loads(sm("study", "show", "plain", "--storage", "study.db", "--json"))["finished"]
+        == 4
+    )

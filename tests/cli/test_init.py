@@ -99,3 +99,24 @@ def test_what_cannot_be_begun_with_is_a_sentence(
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     with inside(tmp_path):
         assert words in sm("init", *args, code=2)
+
+
+def test_a_table_without_labels_is_told_and_not_searched(tmp_path: Path) -> None:
+    table(tmp_path / "notes.csv")
+    rows = [line.rsplit(",", 1)[0] for line in (tmp_path / "notes.csv").read_text().splitlines()]
+    (tmp_path / "notes.csv").write_text("\n".join(rows) + "\n")
+    with inside(tmp_path):
+        assert "No column looks like labels" in sm("init", "notes.csv")
+        assert "learns from labels" in sm("tune", "notes.yaml", "--no-supervisor", code=2)
+
+
+def test_a_few_rows_with_a_column_named_label_have_labels() -> None:
+    cells = {"text": ["a b c", "d e f", "g h i"], "outcome": ["x", "y", "x"]}
+    assert roles(cells)["label"] == "outcome"
+
+
+def test_a_file_in_another_encoding_is_told_as_that(tmp_path: Path) -> None:
+    text = "text,label\n" + "\n".join(f"un café froid {i},{i % 2}" for i in range(9))
+    (tmp_path / "latin.csv").write_bytes(text.encode("latin-1"))
+    with inside(tmp_path):
+        assert "UTF-8" in sm("init", "latin.csv", code=2)

@@ -159,7 +159,7 @@ def test_the_file_that_init_writes_is_sound_and_names_every_key(tmp_path: Path) 
         "\n".join(
             line.removeprefix("# ") if ":" in line.split("#")[1 if line[0] == "#" else 0] else ""
             for line in text.splitlines()
-            if line and not line.startswith(("# What", "# Paths", "# Everything"))
+            if line and not line.startswith(("# What", "# Paths", "# All else"))
         ),
     )
     assert set(Settings.model_fields) <= set(tree(whole.read_text(), whole).data)

@@ -73,6 +73,19 @@ def check_corpus(corpus: object) -> None:
         )
 
 
+def check_known(agent: str, corpus: Corpus) -> None:
+    """Rows of which nothing is known can be predicted, and not learnt from."""
+    lacks = []
+    if agent != "evidence" and not any(e.label is not None for e in corpus.classes):
+        lacks.append("labels (map the column of the labels: data.columns.label)")
+    if agent != "criteria" and not any(e.spans is not None for e in corpus.spans):
+        lacks.append("answers (map the column of the answers: data.columns.answer)")
+    if lacks:
+        raise UserError(
+            f"The agent '{agent}' learns from {' and '.join(lacks)}, and '{corpus.name}' has none."
+        )
+
+
 def check_counts(**counts: object) -> None:
     """What is not a number, or not enough."""
     wrong = [

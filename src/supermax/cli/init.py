@@ -10,6 +10,7 @@ import typer
 from supermax.errors import UserError
 from supermax.settings.model import AGENTS
 from supermax.settings.writing import written
+from supermax.space.presets import preset
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.words import is_name
 from supermax.words import ended, nearest
@@ -39,7 +40,7 @@ def init(
     if agent is not None and agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     if target in AGENTS:
-        text, said = written(agent or target, head=_HEAD), list[str]()
+        text, said = written(agent or target, head=_HEAD, size=_size(agent or target)), list[str]()
         place = out or Path(f"{target}.yaml")
     else:
         path = _table(target)
@@ -54,6 +55,11 @@ def init(
 
 _HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on where it stopped.
 Paths are meant from where this file is."""
+
+
+def _size(agent: str) -> dict[str, int]:
+    demo = preset(agent, "demo")
+    return {"trials": demo.trials, "epochs": demo.epochs, "patience": demo.patience}
 
 
 def _table(target: str) -> Path:
@@ -77,7 +83,12 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
     if guessed.unused:
         said.append(f"  not used     {', '.join(guessed.unused)}")
     said += [f"  agent        {agent}"]
-    text = written(agent, name=_name(path), data=data, head=_HEAD, notes=why)
+    if not guessed.role("label") and not guessed.role("answer"):
+        said.append(
+            f"No column looks like labels or answers, without which nothing can be learnt: set "
+            f"data.columns.label in {place}."
+        )
+    text = written(agent, name=_name(path), data=data, head=_HEAD, notes=why, size=_size(agent))
     return text, said
 
 

@@ -47,15 +47,17 @@ def best(
     if not ranked:
         print(_nothing(record))
         return
-    table = Table("trial", *record.objectives, "encoder", "best epoch", "time")
+    agents = any(trial.encoder for trial in ranked)
+    table = Table(
+        "trial", *record.objectives, *(["encoder", "best epoch"] if agents else []), "time"
+    )
     for trial in ranked[:top]:
         values = [f"{value:.5g}" for value in trial.values or ()]
         epoch = trial.result.get("best_epoch")
         table.add_row(
             str(trial.number),
             *values,
-            _text(trial.encoder or "–"),
-            "–" if epoch is None else str(epoch),
+            *([printable(trial.encoder or "–"), str(epoch or "–")] if agents else []),
             _time(trial.seconds),
         )
     console = _console()

@@ -58,7 +58,10 @@ def the_study(storage: str, name: str | None) -> Study:
     shown = without_password(storage)
     if not names:
         raise UserError(f"There is no study in {shown} yet.")
-    raise UserError(f"There are several studies in {shown}: say which of {', '.join(names)}.")
+    raise UserError(
+        f"There are several studies in {shown}: {', '.join(names)}. Name one (`show`, `compare` "
+        f"and `replay` take it as --study NAME)."
+    )
 
 
 def load_study(storage: BaseStorage, name: str) -> Study:

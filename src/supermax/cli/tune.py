@@ -182,8 +182,10 @@ def run_one(each: Resolved, beat: Callable[[], None], *, say_plan: bool) -> int:
     tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **prepared.options)
     print("\n".join(outcome(prepared, tuned)))
     stopped = tuned.summary.stopped_by
+    trials = tuned.summary.trials
+    failed = trials["FAIL"] and not trials["COMPLETE"] and not trials["PRUNED"]
     return {"timeout": supervise.PAUSED, "interrupt": supervise.INTERRUPTED}.get(
-        stopped or "", supervise.REACHED
+        stopped or "", supervise.HALTED if failed else supervise.REACHED
     )
 
 
@@ -192,13 +194,16 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     settings = prepared.settings
     where = "" if settings.storage is None and settings.outdir == "." else " --storage …"
     rows = tuned.best(1)
+    paused = "Paused: the same command goes on." if tuned.summary.stopped_by else ""
     if not rows:
-        return [f"No trial of '{settings.study}' has come to a value. `supermax faults` says why."]
+        why = paused or f"`supermax faults {settings.study}` says why."
+        return [f"No trial of '{settings.study}' has come to a value yet. {why}"]
     best = rows[0]
     values = ", ".join(
         f"{name} {value:.4f}" for name, value in zip(tuned.objectives, best["values"], strict=True)
     )
     return [
+        *([paused] if paused else []),
         f"Best so far: trial {best['trial']} ({best['encoder']}), {values}.",
         f"Look at it: supermax best {settings.study}{where}   "
         f"Train it for good: supermax refit {settings.study}{where}",

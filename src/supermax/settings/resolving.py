@@ -167,7 +167,9 @@ def _flags(
     source = ""
     for key, value in flags.items():
         bare = key.removeprefix("narrow.")
-        if key in keys():
+        if key == "data":
+            found["data.path"] = value
+        elif key in keys():
             found[key] = value
         elif bare in parameters:
             narrow[bare], source = value.value, value.source
@@ -227,9 +229,14 @@ def _wrong(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
         return ended(f"{source}there is no {key} {detail['input']!r:.60}{near}")
     said = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else detail["msg"]
     said = _PLAIN.get(detail["type"], said)
+    if detail["type"] in ("greater_than_equal", "less_than_equal"):
+        least = detail["type"] == "greater_than_equal"
+        limit = detail["ctx"]["ge" if least else "le"]
+        said = f"it must be at {'least' if least else 'most'} {limit}"
     given = layers[key].value if key in layers else detail["input"]
     shown = "" if detail["type"] == "value_error" else f" ({given!r:.60})"
-    return f"{source}{key}: {said[:1].lower()}{said[1:]}{shown}."
+    named = "" if source.startswith("--") else f"{key}: "
+    return f"{source}{named}{said[:1].lower()}{said[1:]}{shown}."
 
 
 _PLAIN = {

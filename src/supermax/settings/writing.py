@@ -6,8 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from supermax.settings.model import Settings, keys
+from pydantic_core import PydanticUndefined
 
+from supermax.settings.model import DataSettings, Settings, keys
+
+Data = DataSettings.model_fields
+_DATA = ("on_bad", "validation", "test", "split_seed")
 _MOST_ASKED = ("epochs", "patience", "models", "workers", "timeout", "objectives", "gpu_memory")
 
 
@@ -19,8 +23,10 @@ def written(
     data: Mapping[str, Any] | None = None,
     head: str = "",
     notes: Mapping[str, str] | None = None,
+    size: Mapping[str, Any] | None = None,
 ) -> str:
-    """YAML. `data` is the part of that name; `notes` are comments to its keys."""
+    """YAML. `data` is the part of that name; `notes` are comments to its keys; `size` is what the
+    preset makes of trials, epochs and patience."""
     about = keys()
     lines = [f"# {line}" for line in head.splitlines()]
     lines += [
@@ -31,12 +37,20 @@ def written(
         "",
         "data:",
         *_part(data or {"path": "synthetic"}, "  ", notes or {}, "data."),
+        *(f"  # {key}: {_text(Data[key].default)}  # {about[f'data.{key}']}" for key in _DATA),
         "",
-        "# Everything below has a value already; take the # away to set another.",
+        "# All else that can be set: the value it has, or an example where it has none.",
     ]
     given = {"agent", "name", "preset", "data", "narrow"}
     rest = dict.fromkeys(("trials", *_MOST_ASKED, *Settings.model_fields))
-    lines += [f"# {key}: {_example(key)}  # {about[key]}" for key in rest if key not in given]
+    for key in rest:
+        if key in given:
+            continue
+        default = Settings.model_fields[key].default
+        known = (size or {}).get(key, default)
+        none = known in (None, [], {}, PydanticUndefined)
+        text = _EXAMPLES[key] if none else _text(known)
+        lines.append(f"# {key}: {text}  # {'an example; ' if none else ''}{about[key]}")
     lines += [
         f"# narrow:  # {about['narrow']}",
         "#   encoder.name: [bert-base-uncased, roberta-base]",
@@ -85,8 +99,3 @@ _EXAMPLES = {
     "keep": "20GiB",
     "track": "mlflow",
 }
-
-
-def _example(key: str) -> str:
-    default = Settings.model_fields[key].default
-    return _EXAMPLES.get(key) or _text(default)

@@ -180,6 +180,8 @@ def _as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
         if prediction.spans is not None:
             row |= {"spans": prediction.spans, "score": prediction.score}
+            if texts is not None:
+                row["answers"] = [texts[i].text[a:b] for a, b in prediction.spans]
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 
@@ -195,8 +197,10 @@ def _as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) 
             row["label"] = prediction.label
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
         if prediction.spans is not None:
-            start, end = prediction.spans[0] if prediction.spans else ("", "")
+            start, end = prediction.spans[0] if prediction.spans else (None, None)
             row |= {"start": start, "end": end, "score": prediction.score}
+            if texts is not None:
+                row["answer"] = texts[i].text[start:end] if prediction.spans else ""
         rows.append(row)
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -55,7 +55,10 @@ class Guessed:
 
 def guess_file(path: Path) -> Guessed:
     """Raises UserError where the file cannot be read, or holds no text."""
-    table = read_rows(path.expanduser(), BadRows())
+    bad = BadRows()
+    table = read_rows(path.expanduser(), bad)
+    if not table.rows:
+        bad.settle("stop", 0, table.file)
     cells = {
         name: [plain(row.values.get(name)) or "" for row in table.rows[:_LOOKED_AT]]
         for name in table.columns
@@ -91,7 +94,7 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
         question or next(iter(asked), None),
         "by its name" if question else "it holds questions",
     )
-    label = _named("label", left, _are_classes)
+    label = _named("label", left, _could_be_classes)
     classes = [name for name, own in left.items() if _are_classes(own)]
     take(
         "label",
@@ -144,6 +147,11 @@ def _are_classes(own: Sequence[str]) -> bool:
     filled = [cell.strip() for cell in own if cell.strip()]
     kinds = set(filled)
     return 2 <= len(kinds) <= min(_MOST_LABELS, len(filled) // 2)
+
+
+def _could_be_classes(own: Sequence[str]) -> bool:
+    """For a column that is named as one."""
+    return 2 <= len({cell.strip() for cell in own if cell.strip()}) <= _MOST_LABELS
 
 
 def _are_groups(own: Sequence[str]) -> bool:
