@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import optuna
 
 from supermax import search
-from supermax.agents.objective import here
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.records import StudyRecord, TrialRecord, read
@@ -23,8 +22,6 @@ from supermax.space.versions import find_versions
 from supermax.study import existing, without_password
 from supermax.training.data.splits import Splits
 from supermax.training.refit import Refit
-from supermax.training.refit import refit as train_again
-from supermax.training.steps import Execution
 from supermax.tuning import Tuned
 
 if TYPE_CHECKING:
@@ -106,10 +103,7 @@ class Study:
         return read(self.study)
 
     def best(self) -> TrialRecord:
-        ranked = self.record.ranking()
-        if not ranked:
-            raise UserError(f"No trial of '{self.settings.study}' has come to a value yet.")
-        return ranked[0]
+        return self.record.best()
 
     def frame(self) -> pandas.DataFrame:
         """A row for each trial: state, values, parameters, metrics, time and memory."""
@@ -135,16 +129,7 @@ class Study:
         self, folder: str | Path, *, seeds: Sequence[int] = (1, 2, 3), trial: int | None = None
     ) -> Refit:
         """Train the best trial, or another, for good and export it to the folder."""
-        record = self.record
-        chosen = self.best() if trial is None else record.trial(trial)
-        config = search.config_of(record, chosen)
-        return train_again(
-            config,
-            self.splits,
-            seeds=seeds,
-            cache=search.cache_of(self.settings),
-            execution=here(Execution(device="auto", precision="auto")),
-            epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
-            objective=record.objectives[0],
-            folder=folder,
-        )
+        done: Refit = search.refit(self.record, trial, self.settings, seeds=seeds, folder=folder)[
+            1
+        ]
+        return done

@@ -22,6 +22,8 @@ from supermax.records import StudyRecord, read
 
 WEIGHTS = "weights.safetensors"
 STATE = "checkpoint/state.pt"
+MADE_ANEW = ("tokens", "tokenizers")
+"""Of a cache; the refits in it are hours of work."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ def leftovers(storage: BaseStorage, *, top: int, cache: Path | None) -> list[Lef
         found += _of_study(read(study), top)
     if root is not None:
         found += _of_deleted(root, homes)
-    if cache is not None and cache.is_dir():
-        found += [_leftover("cache, made anew when it is needed", cache)]
+    for place in [cache / name for name in MADE_ANEW] if cache is not None else []:
+        if place.is_dir() and not place.is_symlink():
+            found.append(_leftover(f"{place}: made anew when it is needed", place))
     return [item for item in found if item.size]
 
 

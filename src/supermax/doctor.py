@@ -23,7 +23,7 @@ import psutil
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.settings.units import size_text
-from supermax.study import connect, existing, without_password
+from supermax.study import existing, without_password
 from supermax.words import in_short
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
@@ -136,7 +136,7 @@ def storage(where: str) -> Iterator[Finding]:
         yield from folder("storage", file.absolute().parent)
         yield Finding("storage", GOOD, f"{shown} is not there yet; it will be made")
         return
-    backend = existing(where) if file is not None else connect(where)
+    backend = existing(where)
     studies = backend.get_all_studies()
     yield Finding("storage", GOOD, f"{shown} holds {len(studies)} studies")
     if file is not None:

@@ -6,7 +6,8 @@ study, run folder ──read()──▶ StudyRecord ──▶ TrialRecord ──
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -100,13 +101,17 @@ class TrialRecord:
     def notes(self) -> dict[str, Any]:
         """What the engine keeps of the trial: attempts, seconds, peaks, short faults."""
         kept = self.trial.user_attrs.get(RECORD)
-        return kept if isinstance(kept, dict) else {}
+        return _sound(kept, _NOTES) if isinstance(kept, dict) else {}
 
     @property
     def result(self) -> dict[str, Any]:
         """What an agent's trial came to: metrics, best epoch, parameters; {} for others."""
         kept = self.trial.user_attrs.get(RESULT)
-        return kept if isinstance(kept, dict) else {}
+        if not isinstance(kept, dict):
+            return {}
+        found = _sound(kept, _RESULT)
+        metrics = found.get("metrics", {})
+        return found | {"metrics": {str(k): v for k, v in metrics.items() if _is_number(v)}}
 
     @property
     def started(self) -> float | None:
@@ -208,6 +213,15 @@ class StudyRecord:
         complete = [trial for trial in self.of("COMPLETE") if not trial.broken]
         return sorted(complete, key=lambda t: (sign * (t.values or [0.0])[0], t.number))
 
+    def best(self) -> TrialRecord:
+        """The first of the ranking. Raises UserError where there is none."""
+        ranked = self.ranking()
+        if not ranked:
+            states = Counter(trial.state.lower() for trial in self.trials)
+            shown = ", ".join(f"{n} {state}" for state, n in states.items()) or "no trials"
+            raise UserError(f"No trial of '{self.name}' has come to a value yet ({shown}).")
+        return ranked[0]
+
     def front(self) -> list[TrialRecord]:
         """The trials no other is better than in everything; for one objective the best one."""
         if len(self.directions) == 1:
@@ -275,6 +289,32 @@ def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
         log_tail=line.get("log_tail") or "",
         signature=fault.signature,
     )
+
+
+_NOTES = {
+    "seconds": (int, float),
+    "attempts": (int,),
+    "peak_rss": (int, float),
+    "device_allocated": (int, float),
+    "device_reserved": (int, float),
+    "faults": (list,),
+}
+_RESULT: dict[str, tuple[type, ...]] = {
+    "metrics": (dict,),
+    "best_epoch": (int,),
+    "epochs": (int,),
+    "samples_per_second": (int, float),
+    "train_loss": (list,),
+}
+
+
+def _sound(kept: dict[str, Any], kinds: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
+    """Without what is not of its kind: anybody may set an attribute of that name."""
+    return {k: v for k, v in kept.items() if k not in kinds or isinstance(v, kinds[k])}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _texts(short: dict[str, Any]) -> dict[str, Any]:

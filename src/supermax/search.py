@@ -6,7 +6,7 @@ Resolved ──prepared()──▶ Search(tuning, options) ──plan()──▶
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,10 @@ from typing import Any
 import optuna
 import torch
 from optuna.pruners import BasePruner
+from pydantic import ValidationError
 
 from supermax.agents.fitting import fitted
-from supermax.agents.objective import configured
+from supermax.agents.objective import configured, here
 from supermax.agents.starting import weaknesses
 from supermax.errors import SupermaxError, UserError
 from supermax.records import StudyRecord, TrialRecord, finished, read
@@ -36,6 +37,8 @@ from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
 from supermax.training.prepare import examples_for
+from supermax.training.refit import Progress, Refit
+from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning, bytes_needed, has_cuda
 
@@ -129,13 +132,58 @@ def remembered(kept: object, name: str) -> Settings:
             f"The study '{name}' was not made by `supermax tune`, so which data and encoders it "
             f"is about is not known."
         )
-    return Settings.model_validate(kept)
+    try:
+        return Settings.model_validate(kept)
+    except ValidationError:
+        raise UserError(
+            f"The settings that the study '{name}' was searched with cannot be read: another "
+            f"version of Supermax wrote them. Tune it once more, which notes them anew."
+        ) from None
 
 
 def config_of(record: StudyRecord, trial: TrialRecord) -> Config:
     """The configuration of a trial, to train it again."""
     experiment = record.experiment
     return configured(experiment["agent"], nest(trial.params), experiment["limits"])
+
+
+def refit(
+    record: StudyRecord,
+    trial: int | None,
+    settings: Settings,
+    *,
+    seeds: Sequence[int],
+    folder: str | Path,
+    progress: Progress | None = None,
+) -> tuple[TrialRecord, Refit]:
+    """The best trial, or another, trained for good on the data it was searched on."""
+    chosen = record.best() if trial is None else record.trial(trial)
+    splits = same_data(record, settings)
+    config = config_of(record, chosen)
+    done = train_again(
+        config,
+        splits,
+        seeds=seeds,
+        cache=cache_of(settings),
+        execution=here(Execution(device="auto", precision="auto")),
+        epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
+        objective=record.objectives[0],
+        folder=folder,
+        progress=progress,
+    )
+    return chosen, done
+
+
+def same_data(record: StudyRecord, settings: Settings) -> Splits:
+    """The data, which must be what the study was searched on: a test split of other data may
+    hold what trials have learnt from."""
+    splits = data_of(settings)
+    if record.experiment.get("data") != whole(splits).fingerprint:
+        raise UserError(
+            f"The data of the study '{record.name}' is not what it was ({settings.data.path}). "
+            f"Put back what was searched, or tune on what is there under another name."
+        )
+    return splits
 
 
 def storage_of(settings: Settings) -> str:

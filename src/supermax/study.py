@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import re
+import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -217,7 +218,22 @@ def existing(storage: str) -> BaseStorage:
                     f"There is no file {file}. Name the studies' file or URL with --storage, or "
                     f"in SUPERMAX_STORAGE."
                 )
+            if file and not _holds_studies(file):
+                raise UserError(
+                    f"{file} holds no studies: it is empty, or some other program's. Name the "
+                    f"studies' file or URL with --storage."
+                )
     return connect(where)
+
+
+def _holds_studies(file: str) -> bool:
+    """Asked without writing: Optuna would make its tables in whatever database it is shown."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{Path(file).as_uri()}?mode=ro", uri=True)) as db:
+            query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'studies'"
+            return db.execute(query).fetchone() is not None
+    except (sqlite3.Error, ValueError):
+        return True  # connect will say what is wrong with it
 
 
 def make_storage(storage: Storage) -> BaseStorage:
@@ -226,7 +242,12 @@ def make_storage(storage: Storage) -> BaseStorage:
     if isinstance(where, str) and where.startswith("sqlite"):
         with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
             _make_folder(make_url(where).database)
-    return connect(where)
+    try:
+        return connect(where)
+    except EnvironmentFault as error:
+        if "already exists" not in str(error):  # another program has made it at the same time
+            raise
+        return connect(where)
 
 
 def _make_folder(database: str | None) -> None:
@@ -256,7 +277,7 @@ def without_password(url: str) -> str:
         shown = make_url(url).render_as_string(hide_password=True)
     except (ArgumentError, ValueError):
         shown = re.sub(r"(?<=://).*@", "***@", url)
-    return re.sub(r"(?i)((?:password|passwd|pwd)=)[^&]*", r"\1***", shown)
+    return re.sub(r"(?i)((?:\w*password|passwd|pwd|token|secret|\w*key)=)[^&]*", r"\1***", shown)
 
 
 def refuse_while_running(study: Study, what: str = "change its space") -> None:

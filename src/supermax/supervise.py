@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from supermax.engine.faults import signal_name
 REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 """What a run's exit code says; 128 + N: ended by signal N."""
 PARENT, BEAT = "SUPERMAX_SUPERVISOR", "SUPERMAX_BEAT"
-RESTART = "SUPERMAX_RESTART"
+RESTART, BEGAN = "SUPERMAX_RESTART", "SUPERMAX_BEGAN"
 _MOST_DEATHS = 10
 _LONGEST_PAUSE = 60.0
 _FIRST_PAUSE = 1.0
@@ -64,6 +65,8 @@ class Supervisor:
         self._environment = dict(environment if environment is not None else os.environ)
         self._child: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
+        self._asked: int = 0
+        self._began = time.time()
 
     def run(self) -> int:
         """Until the run has come to an end of its own; gives the exit code."""
@@ -95,7 +98,7 @@ class Supervisor:
                 f"finished trials are safe, running ones go on from their checkpoints."
             )
             if self._stop.wait(decision.delay):
-                return INTERRUPTED
+                return 128 + self._asked
 
     def _once(self, restarts: int) -> tuple[int, bool]:
         """Start it, wait for its end: how it ended, and whether a trial was finished."""
@@ -110,10 +113,13 @@ class Supervisor:
                     PARENT: str(os.getpid()),
                     BEAT: str(beat),
                     RESTART: str(restarts),
+                    BEGAN: str(self._began),
                 },
                 pass_fds=(beat,),
                 process_group=0,  # Ctrl-C is for this process, which passes it on once
             )
+            if self._asked:  # while it was being started
+                self._child.send_signal(self._asked)
             code = self._child.wait()
             self._child = None
             with contextlib.suppress(BlockingIOError):
@@ -124,11 +130,11 @@ class Supervisor:
             os.close(beat)
 
     def _pass_on(self, signum: int, _: object) -> None:
+        # A terminal that was closed is no reason to lose what runs: it pauses as for TERM.
+        self._asked = signal.SIGTERM if signum == signal.SIGHUP else signum
         self._stop.set()
-        child = self._child
-        if child is not None:
-            # A terminal that was closed is no reason to lose what runs: it pauses as for TERM.
-            child.send_signal(signal.SIGTERM if signum == signal.SIGHUP else signum)
+        if self._child is not None:
+            self._child.send_signal(self._asked)
 
 
 def _handled() -> list[int]:
@@ -153,11 +159,17 @@ def restarts(environment: Mapping[str, str] = os.environ) -> int:
     return int(environment.get(RESTART) or 0)
 
 
+def spent(environment: Mapping[str, str] = os.environ) -> float:
+    """Seconds since the command was given, however often it was started again meanwhile."""
+    return max(0.0, time.time() - float(environment.get(BEGAN) or time.time()))
+
+
 def follow() -> Callable[[], None]:
     """In a supervised child: pause when the supervisor is gone. Gives what is to be called after
     each finished trial. Programs that this one starts are not supervised."""
     parent, beat = int(os.environ.pop(PARENT)), int(os.environ.pop(BEAT))
-    os.environ.pop(RESTART, None)
+    for name in (RESTART, BEGAN):
+        os.environ.pop(name, None)
     os.set_inheritable(beat, False)
     kernel.die_with_parent(parent, signal.SIGTERM)
 

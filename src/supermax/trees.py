@@ -48,6 +48,8 @@ def tree(text: str, path: File) -> Tree:
     """Raises UserError where it is no YAML at all; `data` is None where there is nothing."""
     try:
         node = yaml.compose(text, Loader=_Loader)
+    except RecursionError:
+        raise UserError(f"{path.name}: it goes too deep.") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark else 1
@@ -61,7 +63,10 @@ def tree(text: str, path: File) -> Tree:
 
 def scalar(text: str) -> Any:
     """A value as a file would have it: 3 is a number, [a, b] a list, word a word."""
-    return tree(text, File("the value")).data
+    found = tree(text, File("the value"))
+    if found.problems:
+        raise UserError(f"{text[:60]!r} cannot be read: {found.problems[0][2]}.")
+    return found.data
 
 
 class _Loader(yaml.SafeLoader):

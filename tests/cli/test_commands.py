@@ -179,9 +179,16 @@ def test_what_could_go_is_said_and_goes_only_on_agreement(playground: Path) -> N
     assert len(list(trials.glob("*/weights.safetensors"))) == 3
     assert "freed" in sm("clean", "--top", "1", "--yes")
     assert [int(p.parent.name) for p in trials.glob("*/weights.safetensors")] == [best]
-    assert not (playground / "supermax-cache").exists()
+    assert not (playground / "supermax-cache" / "tokens").exists()
     assert len(json.loads(sm("best", "--json"))) == 3
     assert "Nothing could go" in sm("clean", "--top", "1", "--yes")
+    mine = playground / "mine"
+    (mine / "refits" / "abc" / "1").mkdir(parents=True)
+    for name in ("thesis.tex", "refits/abc/1/done.pt"):
+        (mine / name).write_text("hours of work")
+    assert "Nothing could go" in sm("clean", "--top", "1", "--cache", str(mine), "--yes")
+    assert (mine / "thesis.tex").exists()
+    assert (mine / "refits" / "abc" / "1" / "done.pt").exists()
 
 
 def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -181,7 +182,7 @@ def test_a_signal_in_a_pause_ends_it(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert "started again" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(5) == 130
+    assert process.wait(5) == 143
     process.stderr.close()
 
 
@@ -198,3 +199,20 @@ def test_what_the_run_starts_is_not_supervised(
     assert run(BARE)[0] == 0
     assert not supervise.is_supervised({})
     assert os.environ.get(supervise.PARENT) is None
+
+
+def test_a_signal_while_the_run_is_being_started_is_not_lost(
+    tmp_path: Path,
+    run: Callable[[str], tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = subprocess.Popen
+
+    def slow(*args: Any, **options: Any) -> Any:
+        child = real(*args, **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        return child
+
+    monkeypatch.setattr("supermax.supervise.subprocess.Popen", slow)
+    assert run("time.sleep(60)")[0] == 143

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
 
+import supermax
+from supermax.errors import UserError
 from tests.cli.helping import inside, sm
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -122,3 +128,81 @@ def test_a_disk_that_cannot_be_written(made: Path, small_disk: Path) -> None:
         assert "ead-only" in said
     subprocess.run([part.format("rw") for part in remount], check=True)
     assert finished(folder) == 3
+
+
+def test_output_that_cannot_be_written_costs_the_text_alone(playground: Path) -> None:
+    command = [sys.executable, "-m", "supermax"]
+    search = [*command, "tune", "criteria", "--trials", "3", *SMALL]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(search, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        best = [*command, "best"]
+        done = subprocess.run(best, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3
+    assert "The output cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_looking_leaves_other_peoples_databases_alone(playground: Path) -> None:
+    with contextlib.closing(sqlite3.connect("other.db")) as other:
+        other.execute("CREATE TABLE mine (x)")
+        other.commit()
+    (playground / "empty.db").touch()
+    before = (playground / "other.db").read_bytes()
+    for command in (("best",), ("status",), ("study", "list"), ("report", "x")):
+        for name in ("other.db", "empty.db"):
+            assert "holds no studies" in sm(*command, "--storage", name, code=2)
+    assert (playground / "other.db").read_bytes() == before
+    assert (playground / "empty.db").stat().st_size == 0
+
+
+def test_nobodys_file_is_written_over(playground: Path) -> None:
+    (playground / "mine.csv").write_text("mine")
+    assert "--force" in sm("export", "-o", "mine.csv", code=2)
+    assert "--force" in sm("predict", "criteria-model", "notes.csv", "-o", "mine.csv", code=2)
+    os.mkfifo("pipe.html")
+    assert "is no report" in sm("report", "criteria", "-o", "pipe.html", code=2)
+    assert (playground / "mine.csv").read_text() == "mine"
+
+
+def test_a_supervised_run_does_not_import_what_lies_about(
+    playground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    class Supervisor:
+        def __init__(self, command: list[str], tell: object) -> None:
+            started.append(command)
+
+        def run(self) -> int:
+            return 0
+
+    monkeypatch.setattr("supermax.supervise.Supervisor", Supervisor)
+    sm("tune", "criteria", "--trials", "3")
+    assert started[0][1:4] == ["-P", "-m", "supermax"]
+
+
+def test_values_that_cannot_be_meant_are_not_dropped(playground: Path) -> None:
+    assert "cannot be read" in sm("tune", "criteria", "--set", f"patience={'9' * 50}", code=2)
+    assert "the command says" in sm("tune", "criteria", "--set", "agent=joint", code=2)
+    assert "cannot share one study" in sm("tune", "all", "--set", "name=x", code=2)
+
+
+def test_attributes_of_other_peoples_are_no_trouble(playground: Path) -> None:
+    study = optuna.create_study(storage="sqlite:///odd.db", study_name="odd")
+    for kept in ({"metrics": {"a": "x"}}, {"metrics": None}, "words"):
+        trial = study.ask()
+        trial.set_user_attr("result", kept)
+        trial.set_user_attr("supermax", {"seconds": "abc", "faults": None, "peak_rss": "big"})
+        study.tell(trial, 1.0)
+    for command in (("best",), ("show", "0"), ("show", "1"), ("faults",), ("export",)):
+        sm(*command, "--storage", "odd.db")
+    sm("report", "odd", "--storage", "odd.db", "-o", "odd.html")
+
+
+def test_a_study_is_not_refitted_on_other_data(playground: Path) -> None:
+    other = supermax.Study.from_config(
+        agent="criteria", data={"posts": 61}, epochs=2, storage="supermax.db"
+    )
+    with pytest.raises(UserError, match="is not what it was"):
+        other.refit("elsewhere", seeds=[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import typer
@@ -14,6 +15,7 @@ from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
 from supermax.cli.report import report
 from supermax.cli.status import status
+from supermax.cli.stdio import let_go_of_output, mend_streams
 from supermax.cli.track import track
 from supermax.cli.tune import tune
 from supermax.cli.using import predict, refit, replay
@@ -45,14 +47,23 @@ def _root() -> None:
 
 def main() -> None:
     """Whoever's fault it is, a sentence on standard error and an exit code that says so."""
+    mend_streams()
     try:
         app()
+    except BrokenPipeError:  # `| head`: it has read enough
+        let_go_of_output()
     except KeyboardInterrupt as interrupt:
         print(str(interrupt) or "Interrupted.", file=sys.stderr)
         raise SystemExit(supervise.INTERRUPTED) from None
     except SupermaxError as error:
         print(error, file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+            raise
+        let_go_of_output()
+        print(f"The output cannot be written: {error.strerror}.", file=sys.stderr)
+        raise SystemExit(supervise.ENVIRONMENT) from None
 
 
 def exit_code(error: SupermaxError) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
+from supermax.cli.opening import (
+    DEFAULT,
+    AsJson,
+    Storage,
+    Which,
+    as_json_text,
+    print_json,
+    the_study,
+)
 from supermax.engine.folder import write_atomically
 from supermax.errors import EnvironmentFault, UserError
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
@@ -202,6 +209,7 @@ def export(
     ] = None,
     top: Top = 5,
     storage: Storage = DEFAULT,
+    force: Annotated[bool, typer.Option("--force", help="Write over files.")] = False,
 ) -> None:
     """Write the best trials, with all their parameters and metrics, as JSON and CSV.
 
@@ -215,17 +223,20 @@ def export(
     if not ranked:
         raise UserError(_nothing(record))
     if out is None:
-        stem = "".join(c if c.isalnum() or c in "-_." else "-" for c in record.name)
+        stem = file_stem(record.name)
         places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
     elif out.suffix.lower() in (".json", ".csv"):
         places = [out.expanduser()]
     else:
         raise UserError(f"{out} is neither JSON nor CSV by its name; name it .json or .csv.")
+    if there := [str(place) for place in places if place.exists() and not force]:
+        raise UserError(f"{' and '.join(there)}: there already. Use -o, or add --force.")
     for place in places:
         rows = [_facts(record, trial) for trial in ranked]
-        text = _as_csv(rows) if place.suffix.lower() == ".csv" else json.dumps(rows, indent=1)
+        text = _as_csv(rows) if place.suffix.lower() == ".csv" else as_json_text(rows)
         try:
             write_atomically(place, text + "\n")
+            place.chmod(0o644)  # to be shared, unlike the files of a run
         except OSError as error:
             raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
         print(f"{len(ranked)} trials of '{record.name}' written to {place}")
@@ -364,6 +375,17 @@ def _text(said: str) -> Text:
     return Text(printable(said))
 
 
+class _Console(Console):
+    """What is printed is meant as it stands: nobody's text is markup, or moves the cursor."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(_text(o) if isinstance(o, str) else o for o in objects), **options)
+
+
 def _console() -> Console:
-    """What is printed is meant as it stands: nobody's text is markup."""
-    return Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+    return _Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def file_stem(name: str) -> str:
+    """A study's name as the beginning of a file's."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"

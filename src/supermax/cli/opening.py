@@ -69,7 +69,11 @@ def load_study(storage: BaseStorage, name: str) -> Study:
 
 
 def print_json(data: Any) -> None:
-    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, default=str))
+    print(as_json_text(data))
+
+
+def as_json_text(data: Any) -> str:
+    return json.dumps(_finite(data), indent=1, ensure_ascii=False, default=str)
 
 
 def _finite(data: Any) -> Any:

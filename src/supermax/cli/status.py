@@ -28,6 +28,7 @@ from supermax.display.view import draw
 from supermax.engine.folder import holder
 from supermax.engine.home import find_home
 from supermax.errors import UserError
+from supermax.study import without_password
 
 PAUSE = 1.0  # seconds between two looks
 ALIVE = (file.RUNNING, file.ELSEWHERE)
@@ -127,7 +128,13 @@ def look(study: Study, run_dir: Path | None = None) -> Seen:
     at_work = stands not in ALIVE and holder(lock) is not None  # and has written nothing here
     if fields is None or at_work or fields["study"] != study.study_name:
         return Seen(_from_study(study), file.RUNNING if at_work else NEVER, None)
-    return Seen(file.restore(fields, stands), stands, fields)
+    try:
+        seen = Seen(file.restore(fields, stands), stands, fields)
+        seen.line()
+        draw(seen.state, 24).lines(80)
+    except Exception:  # a file that is not what a run writes
+        return Seen(_from_study(study), NEVER, None)
+    return seen
 
 
 def _from_study(study: Study) -> RunState:
@@ -157,7 +164,10 @@ def _only_one(storage: BaseStorage, where: str) -> str:
     studies = _studies(storage)
     running = [study for study in studies if look(study).alive] or studies
     if len(running) != 1:
-        names = ", ".join(study.study_name for study in running) or f"none in {where}"
+        names = (
+            ", ".join(study.study_name for study in running)
+            or f"none in {without_password(where)}"
+        )
         raise UserError(f"--watch is for one study. Name it: {names}.")
     return str(running[0].study_name)
 
@@ -167,7 +177,7 @@ def _list(rows: list[Seen], storage: str, as_json: bool) -> None:
         print(json.dumps([seen.data() for seen in rows], indent=1))
         return
     if not rows:
-        print(f"No study in {storage}.")
+        print(f"No study in {without_password(storage)}.")
         return
     table = Table("", "study", "stands", "finished", "best", "left", box=None, pad_edge=False)
     for seen in rows:

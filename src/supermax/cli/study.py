@@ -31,8 +31,8 @@ from supermax.naming import FROM, ORIGIN, plain_params
 from supermax.space import Space, changes, load, space_of
 from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
-from supermax.study import open_with_care, refuse_while_running
-from supermax.words import ended, nearest
+from supermax.study import open_with_care, refuse_while_running, without_password
+from supermax.words import ended, nearest, printable
 
 app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
 app.info.no_args_is_help = True
@@ -57,14 +57,14 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
         print_json(rows)
         return
     if not rows:
-        print(f"No study in {storage}.")
+        print(f"No study in {without_password(storage)}.")
         return
     table = Table("study", "finished", "best value", "space")
     for row in rows:
         best = "–" if row["best"] is None else f"{row['best']['value']:g}"
         space = row["space"]
         remembered = f"{len(space['parameters'])} parameters" if space else "not remembered"
-        table.add_row(escape(row["name"]), str(row["finished"]), best, remembered)
+        table.add_row(escape(printable(row["name"])), str(row["finished"]), best, remembered)
     Console().print(table)
 
 
@@ -82,7 +82,7 @@ def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> Non
         print_json(facts)
         return
     states = ", ".join(f"{n} {state.lower()}" for state, n in facts["states"].items())
-    print(f"{facts['name']}: {', '.join(facts['directions'])}; {states or 'no trials'}")
+    print(f"{printable(facts['name'])}: {', '.join(facts['directions'])}; {states or 'no trials'}")
     if facts["versions"] != [facts["name"]]:
         print(f"versions: {', '.join(facts['versions'])}")
     if facts["carried"]:
@@ -92,7 +92,7 @@ def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> Non
         best = facts["best"]
         print(f"best: trial {best['number']}, {best['value']:g}")
         for key, value in best["params"].items():
-            print(f"  {key} = {value}")
+            print(printable(f"  {key} = {value}"))
     space = space_of(study)
     if space is None:
         print("It does not remember a space: it was made by Optuna alone.")

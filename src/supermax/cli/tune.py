@@ -5,8 +5,10 @@ target, flags ──resolve()──▶ Search ──supervisor──▶ run, age
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ import optuna
 import typer
 
 from supermax import supervise
+from supermax.cli.stdio import Surviving
 from supermax.errors import UserError
 from supermax.settings import Resolved, resolve
 from supermax.settings.model import AGENTS
@@ -22,7 +25,7 @@ from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
 from supermax.trees import scalar
-from supermax.words import ended, nearest
+from supermax.words import ended, nearest, printable
 
 if TYPE_CHECKING:
     from supermax.search import Search
@@ -95,7 +98,7 @@ def tune(
     flags = {k: Value(v, f"--{_flag(k)}") for k, v in given.items() if v is not None}
     searches = resolved(target, flags | assigned(assign or []))
     if supervisor and not supervise.is_supervised():
-        command = [sys.executable, "-m", "supermax", *sys.argv[1:]]
+        command = [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]]
         raise typer.Exit(supervise.Supervisor(command, _say).run())
     raise typer.Exit(run_all(searches))
 
@@ -106,6 +109,8 @@ def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
     agents: list[str | None] = [target]
     if target == ALL:
         agents = list(AGENTS)
+        if "name" in flags:
+            raise UserError("Four agents cannot share one study: leave out --set name=….")
     elif target not in AGENTS:
         file, agents = _file(target), [None]
     return [
@@ -123,8 +128,9 @@ def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
 
 def _file(target: str) -> Path:
     path = Path(target).expanduser()
-    if path.is_file():
-        return path
+    with contextlib.suppress(OSError):  # a name that is too long for a file
+        if path.is_file():
+            return path
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
         raise UserError(f"There is no file {path}. `supermax init` writes one to begin with.")
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
@@ -162,24 +168,30 @@ def _say(text: str) -> None:
 
 def run_all(searches: list[Resolved]) -> int:
     """One search after the other, until one is paused."""
-    first = supervise.restarts() == 0
+    sys.stdout = Surviving(sys.stdout)
+    first, began = supervise.restarts() == 0, time.monotonic() - supervise.spent()
     beat = supervise.follow() if supervise.is_supervised() else lambda: None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     code = supervise.REACHED
     for each in searches:
-        code = run_one(each, beat, say_plan=first)
+        code = run_one(each, beat, say_plan=first, spent=time.monotonic() - began)
         if code != supervise.REACHED:
             break
     return code
 
 
-def run_one(each: Resolved, beat: Callable[[], None], *, say_plan: bool) -> int:
+def run_one(
+    each: Resolved, beat: Callable[[], None], *, say_plan: bool, spent: float = 0.0
+) -> int:
     from supermax import search  # torch is heavy, and wrong settings are told without it
 
     prepared = search.prepared(each, tell=_say)
     if say_plan:
-        print("\n".join(search.plan(prepared)), flush=True)
-    tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **prepared.options)
+        print(printable("\n".join(search.plan(prepared))), flush=True)
+    options = dict(prepared.options)
+    if options["timeout"] is not None:  # of the command, whatever it has done so far
+        options["timeout"] = max(0.001, options["timeout"] - spent)
+    tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **options)
     print("\n".join(outcome(prepared, tuned)))
     stopped = tuned.summary.stopped_by
     trials = tuned.summary.trials

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from supermax.cli.looking import Study
+from supermax.cli.looking import Study, file_stem
 from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
 from supermax.errors import UserError
 from supermax.naming import SETTINGS
-from supermax.records import StudyRecord, TrialRecord, read
+from supermax.records import StudyRecord, read
 from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
@@ -25,8 +25,6 @@ from supermax.training.data.guessing import guess_file
 
 if TYPE_CHECKING:
     from supermax.agents.objective import AgentObjective
-    from supermax.settings import Settings
-    from supermax.training.data.splits import Splits
 
 _FAILED = 1
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
@@ -55,32 +53,18 @@ def refit(
       supermax refit criteria --seeds 2
       supermax refit criteria --trial 0 --seeds 1, -o first-model
     """
-    from supermax.agents.objective import here
-    from supermax.search import cache_of, config_of
-    from supermax.training.refit import refit as train_again
-    from supermax.training.steps import Execution
+    from supermax import search
 
     record = read(the_study(storage, study))
-    chosen = _chosen(record, trial)
-    settings, splits = _data(record)
-    folder = out or Path(f"{record.name}-model")
-    config = config_of(record, chosen)
-    epochs = int(chosen.result.get("best_epoch") or config.train.epochs)
+    settings = search.remembered(record.study.user_attrs.get(SETTINGS), record.name)
+    folder = out or Path(f"{file_stem(record.name)}-model")
 
     def progress(seed: int, epoch: int, loss: float) -> None:
         if not as_json:
-            print(f"seed {seed}: epoch {epoch} of {epochs}, loss {loss:.4f}", flush=True)
+            print(f"seed {seed}: epoch {epoch}, loss {loss:.4f}", flush=True)
 
-    result = train_again(
-        config,
-        splits,
-        seeds=_seeds(seeds),
-        cache=cache_of(settings),
-        execution=here(Execution(device="auto", precision="auto")),
-        epochs=epochs,
-        objective=record.objectives[0],
-        folder=folder,
-        progress=progress,
+    chosen, result = search.refit(
+        record, trial, settings, seeds=_seeds(seeds), folder=folder, progress=progress
     )
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
@@ -108,6 +92,7 @@ def predict(
         bool, typer.Option("--with-text", help="Write texts and questions too.")
     ] = False,
     on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
+    force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
     """Ask an exported model about the rows of a file.
 
@@ -127,12 +112,16 @@ def predict(
     if on_bad not in ("stop", "skip"):
         raise UserError(f"--on-bad is stop or skip, not {on_bad!r}.")
     asks = load_exported(model).asks
-    guessed = guess_file(file)
-    columns = Columns(
-        text=text or guessed.role("text") or "text",
-        question=(question or guessed.role("question")) if asks or question else None,
-        id=row_id or guessed.role("id"),
-    )
+    if out.exists() and not force:
+        raise UserError(f"{out} is there already. Name another with -o, or add --force.")
+    columns = Columns(text=text or "", question=question, id=row_id)
+    if text is None or (asks and question is None):
+        guessed = guess_file(file)
+        columns = Columns(
+            text=text or guessed.role("text") or "text",
+            question=(question or guessed.role("question")) if asks else question,
+            id=row_id or guessed.role("id"),
+        )
     done = predict_file(
         model,
         file,
@@ -201,37 +190,14 @@ def _say_step(step: int, value: float) -> None:
 # What a study of an agent is about.
 
 
-def _chosen(record: StudyRecord, number: int | None) -> TrialRecord:
-    if number is not None:
-        return record.trial(number)
-    ranked = record.ranking()
-    if not ranked:
-        raise UserError(f"No trial of '{record.name}' has come to a value yet; tune it further.")
-    return ranked[0]
-
-
-def _data(record: StudyRecord) -> tuple[Settings, Splits]:
-    """The settings it was searched with, and the same data, split in the same way."""
-    from supermax.search import data_of, remembered, whole
-
-    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
-    splits = data_of(settings)
-    known, now = record.experiment.get("data"), whole(splits).fingerprint
-    if known != now:
-        raise UserError(
-            f"The data of the study '{record.name}' is not what it was ({settings.data.path}). "
-            f"Put back what was searched, or tune on what is there under another name."
-        )
-    return settings, splits
-
-
 def _objective(record: StudyRecord) -> AgentObjective:
     from supermax.agents.objective import AgentObjective
-    from supermax.search import cache_of
+    from supermax.search import cache_of, remembered, same_data
     from supermax.space import space_of
     from supermax.training.steps import Execution
 
-    settings, splits = _data(record)
+    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
+    splits = same_data(record, settings)
     space = space_of(record.study)
     if space is None:
         raise UserError(f"The study '{record.name}' does not remember its space.")

@@ -204,7 +204,7 @@ def read(run_dir: Path) -> dict[str, Any] | None:
     try:
         fields = json.loads(StudyFolder(run_dir).status.read_text())
         restore(fields)
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError, RecursionError, TypeError, KeyError):
         return None
     return fields if fields["format"] == FORMAT else None
 

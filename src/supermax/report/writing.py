@@ -20,6 +20,7 @@ def write_report(
     """Make the report of a study and write it to `path`; an older report is replaced."""
     target = Path(path).expanduser()
     check_target(target)
+    target = target.resolve()  # a link stays one
     content = page(record, storage, time.time()).encode(errors="replace")
     try:
         _write(target, content)
@@ -40,7 +41,7 @@ def check_target(target: Path) -> None:
             )
         if not target.parent.is_dir():
             raise UserError(f"There is no folder {target.parent}. Make it, or name another file.")
-        if target.exists() and not _is_page(target):
+        if target.exists() and not (target.is_file() and _is_page(target)):
             raise UserError(
                 f"{target} is there already and is no report, so it is left alone. Name another "
                 f"file with -o, or remove it."

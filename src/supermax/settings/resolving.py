@@ -73,6 +73,8 @@ def resolve(
     layers |= _from_environment(environment or {}, chosen)
     layers |= _flags(flags or {}, parameters or {}, layers, problems)
     if agent is not None:
+        if "agent" in layers and layers["agent"].value != agent:
+            problems.append(f"{layers['agent'].source}: the command says '{agent}'.")
         layers["agent"] = Value(agent, "the command")
     layers = _from_preset(layers, chosen, presets, problems) | layers
     settings = _validated(layers, problems)
@@ -169,6 +171,8 @@ def _flags(
         bare = key.removeprefix("narrow.")
         if key == "data":
             found["data.path"] = value
+        elif key == "narrow" and isinstance(value.value, dict):
+            narrow, source = {**narrow, **value.value}, value.source
         elif key in keys():
             found[key] = value
         elif bare in parameters:

@@ -77,7 +77,8 @@ def _text(value: Any) -> str:
     if isinstance(value, str) and value and value.replace("-", "").replace("_", "").isalpha():
         reserved = ("true", "false", "null", "yes", "no", "on", "off")
         return json.dumps(value) if value.lower() in reserved else value
-    return json.dumps(value, ensure_ascii=False)
+    shown = json.dumps(value, ensure_ascii=False)
+    return shown if shown.isprintable() else json.dumps(value)
 
 
 _EXAMPLES = {

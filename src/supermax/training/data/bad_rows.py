@@ -69,7 +69,8 @@ class BadRows:
 
     def report(self) -> str:
         """What is wrong and what to do, on one screen."""
-        if self.fatal:
+        what_to_do = "Correct the file or the columns; leaving rows out would not be enough."
+        if not self.fatal:
             skip = 'on_bad="skip" (--set data.on_bad=skip)'
             what_to_do = f"Correct these rows, or leave them out with {skip}."
         many = counted(len(self.found), "mistake", "mistakes")
