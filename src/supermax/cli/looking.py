@@ -22,6 +22,7 @@ from supermax.cli.opening import (
     print_json,
     the_study,
 )
+from supermax.display.strokes import spark
 from supermax.engine.folder import write_atomically
 from supermax.errors import EnvironmentFault, UserError
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
@@ -32,7 +33,7 @@ Study = Annotated[
     str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")
 ]
 Top = Annotated[int, typer.Option(min=1, help="How many.")]
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_CURVE = 24  # characters
 _MOST_TRIALS = 8
 
 
@@ -52,8 +53,7 @@ def best(
         print_json([_facts(record, trial) for trial in ranked[:top]])
         return
     if not ranked:
-        print(_nothing(record))
-        return
+        record.best()  # says so
     agents = any(trial.encoder for trial in ranked)
     table = Table(
         "trial", *record.objectives, *(["encoder", "best epoch"] if agents else []), "time"
@@ -105,7 +105,7 @@ def show(
         console.print(f"It breaks {broken}.")
     _print_params(console, found)
     if found.curve:
-        console.print(f"Curve: {sparkline(list(found.curve.values()))}  {_ends(found.curve)}")
+        console.print(f"Curve: {spark(list(found.curve.values()), _CURVE)}  {_ends(found.curve)}")
     for line in (*_memory(found), *_metrics(found), *_attempts(found)):
         console.print(line)
     for fault in found.faults:
@@ -148,7 +148,7 @@ def compare(
             same.append(f"{name} = {_value(values[0])}")
         else:
             table.add_row(_text(name), *(_text(_value(value)) for value in values))
-    table.add_row("curve", *(sparkline(list(trial.curve.values())) for trial in found))
+    table.add_row("curve", *(spark(list(trial.curve.values()), _CURVE) for trial in found))
     table.add_row("time", *(_time(trial.seconds) for trial in found))
     table.add_row("memory", *(_peak(trial) for trial in found))
     console = _console()
@@ -219,9 +219,8 @@ def export(
       supermax export criteria -o best.csv
     """
     record = read(the_study(storage, study))
-    ranked = record.ranking()[:top]
-    if not ranked:
-        raise UserError(_nothing(record))
+    record.best()  # or it says that there is none
+    ranked = (record.front() if len(record.directions) > 1 else record.ranking())[:top]
     if out is None:
         stem = file_stem(record.name)
         places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
@@ -284,27 +283,9 @@ def _as_csv(rows: list[dict[str, Any]]) -> str:
     return file.getvalue().rstrip("\n")
 
 
-def sparkline(values: list[float], width: int = 24) -> str:
-    finite = [value for value in values if value == value and abs(value) != float("inf")]
-    if not finite:
-        return "–"
-    if len(finite) > width:
-        step = len(finite) / width
-        finite = [finite[int(i * step)] for i in range(width - 1)] + [finite[-1]]
-    low, high = min(finite), max(finite)
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((value - low) * scale)] for value in finite)
-
-
 def _ends(curve: dict[int, float]) -> str:
     steps = list(curve)
     return f"from {curve[steps[0]]:.4g} (step {steps[0]}) to {curve[steps[-1]]:.4g} ({steps[-1]})"
-
-
-def _nothing(record: StudyRecord) -> str:
-    how = Counter(trial.state.lower() for trial in record.trials)
-    states = ", ".join(f"{n} {state}" for state, n in how.items()) or "no trials"
-    return f"No trial of '{record.name}' has come to a value yet ({states})."
 
 
 def _print_params(console: Console, trial: TrialRecord) -> None:

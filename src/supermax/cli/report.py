@@ -7,15 +7,17 @@ from typing import Annotated
 
 import typer
 
-from supermax.cli.opening import DEFAULT, Name, Storage, find_study, opened
+from supermax.cli.opening import DEFAULT, Storage, Which, the_study
 from supermax.records import read
 from supermax.report.writing import check_target, write_report
 from supermax.study import without_password
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write.")]
+Output = Annotated[Path, typer.Option("--out", "--output", "-o", help="The file to write.")]
 
 
-def report(name: Name, output: Output = Path("report.html"), storage: Storage = DEFAULT) -> None:
+def report(
+    study: Which = None, output: Output = Path("report.html"), storage: Storage = DEFAULT
+) -> None:
     """Write a study's report: one HTML file that needs no network and no other file.
 
     \b
@@ -23,6 +25,6 @@ def report(name: Name, output: Output = Path("report.html"), storage: Storage = 
       supermax report criteria -o report.html
     """
     check_target(output.expanduser())
-    study = find_study(opened(storage), name)
-    path = write_report(read(study), output, storage=without_password(storage))
-    print(f"The report of '{study.study_name}' is in {path} ({path.stat().st_size / 1e6:.1f} MB).")
+    record = read(the_study(storage, study))
+    path = write_report(record, output, storage=without_password(storage))
+    print(f"The report of '{record.name}' is in {path} ({path.stat().st_size / 1e6:.1f} MB).")

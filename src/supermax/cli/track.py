@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from supermax.cli.opening import DEFAULT, Name, Storage, find_study, opened
+from supermax.cli.opening import DEFAULT, Storage, Which, the_study
 from supermax.tracking import send_missing
 
 
 def track(
-    name: Name,
+    name: Which = None,
     uri: Annotated[
         str | None,
         typer.Option(
@@ -38,7 +38,7 @@ def track(
       supermax track criteria
       supermax track criteria --uri tracking.db
     """
-    study = find_study(opened(storage), name)
+    study = the_study(storage, name)
     standing, shown = send_missing(study, uri, run_dir=run_dir, patience=patience)
     print(f"{_trials(standing.sent)} of '{study.study_name}' sent to {shown}.")
     if standing.trouble:
