@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 
-from supermax import search
+from supermax import planning, search
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.records import StudyRecord, TrialRecord, read
@@ -57,7 +57,7 @@ class Study:
 
     def plan(self) -> list[str]:
         """What is about to be done, as `supermax tune` prints it."""
-        return search.plan(self._prepared())
+        return planning.plan(self._prepared())
 
     def run(self, **options: Any) -> Study:
         """Search to the settings' number of trials. `options` go to supermax.optimize."""

@@ -22,9 +22,8 @@ import psutil
 
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
-from supermax.settings.units import size_text
 from supermax.study import existing, without_password
-from supermax.words import in_short
+from supermax.words import in_short, size_text
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
 _LEAST_DISK = 2 * 1024**3

@@ -1,17 +1,15 @@
-"""From settings to a search: data, space and budget, and what is about to be done in words.
+"""From settings to a search, and from what it found to a model: data, space and budget.
 
-Resolved ──prepared()──▶ Search(tuning, options) ──plan()──▶ lines for a person
+Resolved ──prepared()──▶ Search(tuning, options);  StudyRecord ──refit()──▶ an exported model
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import optuna
@@ -19,15 +17,11 @@ import torch
 from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
-from supermax.agents.fitting import fitted
 from supermax.agents.objective import configured, here
-from supermax.agents.starting import weaknesses
-from supermax.errors import SupermaxError, UserError
-from supermax.records import StudyRecord, TrialRecord, finished, read
+from supermax.errors import UserError
+from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
-from supermax.settings.units import size_text
-from supermax.space import Space, find_versions, load, narrowed, nest, preset
-from supermax.study import existing, without_password
+from supermax.space import Space, load, narrowed, nest, preset
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
@@ -36,11 +30,10 @@ from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
-from supermax.training.prepare import examples_for
 from supermax.training.refit import Progress, Refit
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
-from supermax.tuning import Tuning, bytes_needed, has_cuda
+from supermax.tuning import Tuning
 
 STORAGE = "supermax.db"
 CACHE = "supermax-cache"
@@ -83,7 +76,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         splits=splits,
         top=settings.top,
         budget=settings.keep,
-        execution=Execution(device="auto", precision="auto", memory=_share(settings)),
+        execution=Execution(device="auto", precision="auto", memory=share_of(settings)),
         settings=noted(settings),
         around=tracker_of(settings, tell),
         tell=lambda _: None,  # the plan says it
@@ -228,7 +221,7 @@ def pruner_of(settings: Settings) -> BasePruner:
     return made[settings.pruner]()
 
 
-def _share(settings: Settings) -> int | None:
+def share_of(settings: Settings) -> int | None:
     """What each of the trials that run side by side on a device may take of it."""
     if settings.gpu_memory is None:
         return None
@@ -289,103 +282,3 @@ def whole(splits: Splits) -> Corpus:
         sum((part.spans for part in parts), ()),
         splits.train.skipped,
     )
-
-
-# What is about to be done, in words.
-
-
-def plan(search: Search) -> list[str]:
-    """What a person should know before the first trial."""
-    settings, tuning = search.settings, search.tuning
-    cuda = has_cuda(tuning.execution)
-    fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
-    needed = bytes_needed(fit.sources, settings.top, settings.workers)
-    untrained = [name for name, source in fit.sources.items() if not source.trained]
-    encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
-    device = "on the GPU" if cuda else "on the CPU"
-    lines = [
-        f"Search      {settings.agent} into the study '{settings.study}' in "
-        f"{without_password(str(tuning.storage))}",
-        f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
-        f"{settings.workers} at a time, {device}",
-        *_aligned("Data", described(search)),
-        f"Encoders    {encoders}",
-        *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
-        f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
-        f"pruner {settings.pruner}",
-        f"Disk        up to {size_text(needed)} of weights and states",
-    ]
-    assert tuning.splits is not None
-    lines += _aligned("Time", _pace(settings))
-    lines += _aligned("Beware", weaknesses(tuning.splits))
-    if settings.gpu_memory is not None:
-        lines.append(
-            f"Memory      {size_text(settings.gpu_memory)} for a device, "
-            f"{size_text(_share(settings) or 0)} for each trial"
-        )
-    return [*lines, *origins(search.resolved)]
-
-
-def _pace(settings: Settings) -> list[str]:
-    """What the trials so far took, and what that makes of those to come."""
-    try:
-        versions = find_versions(existing(storage_of(settings)), settings.study)
-    except SupermaxError:  # there is none yet; what is wrong with it is told when it is opened
-        return []
-    trials = read(versions[-1]).trials if versions else []
-    took = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
-    left = settings.trials - finished(trials)
-    if not took or left <= 0:
-        return []
-    each = median(took)
-    hours = each * left / settings.workers / 3600
-    return [f"{each:.3g} s a trial so far: some {hours:.1f} h for the {left} to come"]
-
-
-def _aligned(head: str, lines: list[str]) -> list[str]:
-    return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
-
-
-def origins(resolved: Resolved) -> list[str]:
-    """Where each value came from that is no default."""
-    rows = [
-        (key, _shown(key, value), source)
-        for key, value, source in resolved.origins()
-        if not source.startswith("the command")
-    ]
-    return _aligned("Settings", [f"{key} = {value} ({source})" for key, value, source in rows])
-
-
-def _shown(key: str, value: Any) -> str:
-    if key in ("storage", "track"):
-        return without_password(str(value))
-    return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
-
-
-def described(search: Search) -> list[str]:
-    """The data, without a word of it."""
-    corpus, splits, agent = search.tuning.corpus, search.tuning.splits, search.settings.agent
-    assert splits is not None
-    lines = []
-    if corpus.classes and agent != "evidence":
-        counts = Counter(example.label for example in corpus.classes)
-        total = len(corpus.classes)
-        balance = ", ".join(
-            f"{name} {counts[i]} ({counts[i] / total:.0%})"
-            for i, name in enumerate(corpus.label_names)
-        )
-        lines.append(f"{total:,} texts to classify: {balance}")
-    if corpus.spans and agent != "criteria":
-        answers = sum(bool(example.spans) for example in corpus.spans)
-        lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
-    parts = [
-        len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
-    ]
-    lines.append(
-        "split into {:,} to learn from, {:,} to judge trials by, {:,} to test a refit on".format(
-            *parts
-        )
-    )
-    if corpus.skipped:
-        lines.append(f"{corpus.skipped} bad rows were skipped")
-    return [f"{corpus.name}: {lines[0]}", *lines[1:]]

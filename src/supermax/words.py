@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
 
 
 def listed(head: str, items: Iterable[str]) -> str:
@@ -34,6 +36,28 @@ def in_short(error: object, most: int = 200) -> str:
 def printable(text: str) -> str:
     """Without what could move a terminal's cursor or change its colours."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def finite(data: Any) -> Any:
+    """As JSON can have it, which knows no infinity: such values become text."""
+    if isinstance(data, dict):
+        return {key: finite(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [finite(value) for value in data]
+    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+
+
+def counted(n: int, one: str, many: str | None = None) -> str:
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def size_text(n: float) -> str:
+    """Bytes, in a unit that people read."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.0f} {unit}" if n >= 100 or unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
 
 
 def mistakes(count: int) -> str:

@@ -19,7 +19,7 @@ import yaml
 
 from supermax.cli.tune import resolved
 from supermax.naming import SETTINGS
-from supermax.search import _pace
+from supermax.planning import _pace
 from supermax.settings.resolving import Value
 from supermax.space import load, narrowed
 from tests.cli.helping import commands, examples, inside, sm

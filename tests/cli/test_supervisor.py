@@ -211,7 +211,6 @@ def test_a_signal_while_the_run_is_being_started_is_not_lost(
     def slow(*args: Any, **options: Any) -> Any:
         child = real(*args, **options)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.01)
         return child
 
     monkeypatch.setattr("supermax.supervise.subprocess.Popen", slow)

@@ -245,4 +245,4 @@ def test_texts() -> None:
         "2 h",
         "2.31 days",
     ]
-    assert size(1_500_000) == "1.5 MB"
+    assert size(1_500_000) == "1.4 MiB"

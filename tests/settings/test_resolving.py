@@ -13,10 +13,11 @@ from supermax.errors import UserError
 from supermax.settings import Resolved, resolve
 from supermax.settings.model import Settings, keys
 from supermax.settings.resolving import ENVIRONMENT, Value
-from supermax.settings.units import seconds, size, size_text
+from supermax.settings.units import seconds, size
 from supermax.settings.writing import written
 from supermax.space.presets import presets
 from supermax.trees import tree
+from supermax.words import size_text
 
 PARAMETERS: dict[str, Any] = {"optim.lr": None, "text.max_length": None}
 

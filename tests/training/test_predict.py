@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from supermax import files
 from supermax.errors import UserError
 from supermax.training import predict as module
 from supermax.training.data.columns import Columns
@@ -232,7 +233,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", full)
+    monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
         predict_file(shared, table(tmp_path), COLUMNS, out)
     assert out.read_text() == "old"

@@ -8,19 +8,17 @@ from typing import Annotated
 
 import optuna
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from supermax import cleaning
 from supermax import doctor as checks
 from supermax.cli.opening import DEFAULT, AsJson, Storage, opened, print_json
+from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
 from supermax.settings.model import AGENTS
-from supermax.settings.units import size_text
 from supermax.space import choices
 from supermax.space.presets import preset as preset_of
 from supermax.study import refuse_while_running
-from supermax.words import ended, listed, nearest
+from supermax.words import ended, listed, nearest, size_text
 
 _MARKS = {checks.GOOD: ("✓", "green"), checks.WARNING: ("!", "yellow"), checks.BAD: ("✗", "red")}
 
@@ -109,21 +107,22 @@ def doctor(
     if as_json:
         print_json([vars(finding) for finding in found])
         raise typer.Exit(checks.exit_code(found))
-    console = Console(markup=False, highlight=False, emoji=False)
+    screen = console()
     for finding in found:
         mark, colour = _MARKS[finding.state]
-        line = Text(f"{mark} ", style=colour) + Text(f"{finding.about:<9}{finding.text}")
-        console.print(line)
+        line = literal(f"{mark} ", colour) + literal(f"{finding.about:<9}{finding.text}")
+        screen.print(line)
         if finding.advice:
-            console.print(Text(f"           → {finding.advice}", style="dim"))
+            screen.print(literal(f"           → {finding.advice}", "dim"))
     bad = sum(finding.state == checks.BAD for finding in found)
-    console.print("A run can start." if not bad else f"A run cannot start: {bad} thing(s) above.")
+    screen.print("A run cannot start: see ✗ above." if bad else "A run can start.")
     raise typer.Exit(checks.exit_code(found))
 
 
 def _data(path: Path) -> list[checks.Finding]:
     from supermax.cli.tune import resolved
-    from supermax.search import described, prepared
+    from supermax.planning import described
+    from supermax.search import prepared
 
     found = []
     for each in resolved(str(path), {}):

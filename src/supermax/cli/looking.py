@@ -22,12 +22,12 @@ from supermax.cli.opening import (
     print_json,
     the_study,
 )
+from supermax.cli.printing import console, file_stem, literal, took
 from supermax.display.strokes import spark
-from supermax.engine.folder import write_atomically
 from supermax.errors import EnvironmentFault, UserError
+from supermax.files import write_whole
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
-from supermax.settings.units import size_text
-from supermax.words import ended, listed, nearest, printable
+from supermax.words import ended, listed, nearest, printable, size_text
 
 Study = Annotated[
     str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")
@@ -65,15 +65,15 @@ def best(
             str(trial.number),
             *values,
             *([printable(trial.encoder or "–"), str(epoch or "–")] if agents else []),
-            _time(trial.seconds),
+            took(trial.seconds),
         )
-    console = _console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     first = ranked[0]
     if len(record.directions) > 1:
-        console.print("No trial is better than any of these in everything.")
-    console.print(f"Trial {first.number}:")
-    _print_params(console, first)
+        screen.print("No trial is better than any of these in everything.")
+    screen.print(f"Trial {first.number}:")
+    _print_params(screen, first)
 
 
 def show(
@@ -94,25 +94,25 @@ def show(
     if as_json:
         print_json(_facts(record, found) | {"log": found.log})
         return
-    console = _console()
+    screen = console()
     values = ", ".join(
         f"{name} {value:.6g}"
         for name, value in zip(record.objectives, found.values or (), strict=False)
     )
-    console.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
+    screen.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
     if found.broken:
         broken = ", ".join(f"{name} by {by:.3g}" for name, by in found.broken.items())
-        console.print(f"It breaks {broken}.")
-    _print_params(console, found)
+        screen.print(f"It breaks {broken}.")
+    _print_params(screen, found)
     if found.curve:
-        console.print(f"Curve: {spark(list(found.curve.values()), _CURVE)}  {_ends(found.curve)}")
+        screen.print(f"Curve: {spark(list(found.curve.values()), _CURVE)}  {_ends(found.curve)}")
     for line in (*_memory(found), *_metrics(found), *_attempts(found)):
-        console.print(line)
+        screen.print(line)
     for fault in found.faults:
-        _print_fault(console, fault)
+        _print_fault(screen, fault)
     if found.log.strip():
-        console.print("The end of its log:")
-        console.print(_set_in(found.log))
+        screen.print("The end of its log:")
+        screen.print(_set_in(found.log))
 
 
 def compare(
@@ -139,7 +139,7 @@ def compare(
     table.add_row("state", *(trial.state.lower() for trial in found))
     for i, name in enumerate(record.objectives):
         shown = [f"{t.values[i]:.6g}" if t.values else "–" for t in found]
-        table.add_row(_text(name), *shown)
+        table.add_row(literal(name), *shown)
     names = dict.fromkeys(name for trial in found for name in trial.params)
     same = []
     for name in names:
@@ -147,14 +147,14 @@ def compare(
         if all(value == values[0] for value in values):
             same.append(f"{name} = {_value(values[0])}")
         else:
-            table.add_row(_text(name), *(_text(_value(value)) for value in values))
+            table.add_row(literal(name), *(literal(_value(value)) for value in values))
     table.add_row("curve", *(spark(list(trial.curve.values()), _CURVE) for trial in found))
-    table.add_row("time", *(_time(trial.seconds) for trial in found))
+    table.add_row("time", *(took(trial.seconds) for trial in found))
     table.add_row("memory", *(_peak(trial) for trial in found))
-    console = _console()
-    console.print(table)
+    screen = console()
+    screen.print(table)
     if same:
-        console.print(_text("The same in all: " + ", ".join(same)))
+        screen.print(literal("The same in all: " + ", ".join(same)))
 
 
 def faults(
@@ -181,9 +181,9 @@ def faults(
     if as_json:
         print_json([vars(f) | {"params": record.trial(f.trial).params} for f in found])
         return
-    console = _console()
+    screen = console()
     if not found:
-        console.print(f"'{record.name}' has no fault among {len(record.trials)} trials.")
+        screen.print(f"'{record.name}' has no fault among {len(record.trials)} trials.")
         return
     groups: dict[tuple[str, str], list[FaultRecord]] = {}
     for fault in found:
@@ -194,12 +194,12 @@ def faults(
         trials = ", ".join(numbers[:5]) + (" …" if len(numbers) > 5 else "")
         ends = Counter(record.trial(int(n)).state.lower() for n in numbers)
         became = ", ".join(f"{n} {state}" for state, n in ends.items())
-        table.add_row(_text(name), culprit, str(len(some)), trials, became)
-    console.print(table)
+        table.add_row(literal(name), culprit, str(len(some)), trials, became)
+    screen.print(table)
     for some in groups.values():
         last = some[-1]
-        _print_fault(console, last, whole=len(groups) == 1 or trial is not None)
-        _print_params(console, record.trial(last.trial))
+        _print_fault(screen, last, whole=len(groups) == 1 or trial is not None)
+        _print_params(screen, record.trial(last.trial))
 
 
 def export(
@@ -234,8 +234,7 @@ def export(
         rows = [_facts(record, trial) for trial in ranked]
         text = _as_csv(rows) if place.suffix.lower() == ".csv" else as_json_text(rows)
         try:
-            write_atomically(place, text + "\n")
-            place.chmod(0o644)  # to be shared, unlike the files of a run
+            write_whole(place, text + "\n", shared=True)
         except OSError as error:
             raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
         print(f"{len(ranked)} trials of '{record.name}' written to {place}")
@@ -288,9 +287,9 @@ def _ends(curve: dict[int, float]) -> str:
     return f"from {curve[steps[0]]:.4g} (step {steps[0]}) to {curve[steps[-1]]:.4g} ({steps[-1]})"
 
 
-def _print_params(console: Console, trial: TrialRecord) -> None:
+def _print_params(screen: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
-        console.print(_text(f"  {name} = {_value(value)}"))
+        screen.print(literal(f"  {name} = {_value(value)}"))
 
 
 def _value(value: Any) -> str:
@@ -318,55 +317,24 @@ def _metrics(trial: TrialRecord) -> list[str]:
 def _attempts(trial: TrialRecord) -> list[str]:
     return [
         f"Attempt {a.number} in cell {a.cell}: {a.how.lower()}"
-        + (f" after {_time(a.ended - a.started)}" if a.ended is not None else "")
+        + (f" after {took(a.ended - a.started)}" if a.ended is not None else "")
         for a in trial.attempts
     ]
 
 
-def _print_fault(console: Console, fault: FaultRecord, *, whole: bool = True) -> None:
+def _print_fault(screen: Console, fault: FaultRecord, *, whole: bool = True) -> None:
     points = [fault.message, f"Whose fault: {fault.culprit}. Then: {fault.decision or '–'}."]
     if fault.advice:
         points.append(f"What to do: {fault.advice}")
     head = f"Trial {fault.trial}, attempt {fault.attempt}: {fault.kind}"
-    console.print(_text(listed(head, points)))
+    screen.print(literal(listed(head, points)))
     for what, text in (("Traceback", fault.traceback), ("Log", fault.log_tail)):
         if text and text.strip():
             lines = text.strip().splitlines()
             shown = lines if whole else lines[-6:]
-            console.print(f"    {what}{'' if len(shown) == len(lines) else ', its end'}:")
-            console.print(_set_in("\n".join(shown)))
+            screen.print(f"    {what}{'' if len(shown) == len(lines) else ', its end'}:")
+            screen.print(_set_in("\n".join(shown)))
 
 
 def _set_in(text: str) -> Text:
-    return _text("\n".join(f"    {line}" for line in text.strip().splitlines()))
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _text(said: str) -> Text:
-    """As it stands, less what would move the cursor."""
-    return Text(printable(said))
-
-
-class _Console(Console):
-    """What is printed is meant as it stands: nobody's text is markup, or moves the cursor."""
-
-    def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(_text(o) if isinstance(o, str) else o for o in objects), **options)
-
-
-def _console() -> Console:
-    return _Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def file_stem(name: str) -> str:
-    """A study's name as the beginning of a file's."""
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"
+    return literal("\n".join(f"    {line}" for line in text.strip().splitlines()))

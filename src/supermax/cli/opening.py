@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Annotated, Any
 
 import optuna
@@ -14,7 +13,7 @@ from optuna.study import Study
 from supermax.errors import UserError
 from supermax.space.versions import base_name, find_versions, version_of
 from supermax.study import existing, without_password
-from supermax.words import ended, nearest
+from supermax.words import ended, finite, nearest
 
 Storage = Annotated[
     str,
@@ -73,13 +72,4 @@ def print_json(data: Any) -> None:
 
 
 def as_json_text(data: Any) -> str:
-    return json.dumps(_finite(data), indent=1, ensure_ascii=False, default=str)
-
-
-def _finite(data: Any) -> Any:
-    """JSON has no infinity: such values become text."""
-    if isinstance(data, dict):
-        return {key: _finite(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return str(data) if isinstance(data, float) and not math.isfinite(data) else data
+    return json.dumps(finite(data), indent=1, ensure_ascii=False, default=str)

@@ -16,11 +16,11 @@ import typer
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import TrialState
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from supermax.cli.opening import DEFAULT, AsJson, Storage, find_study, opened
+from supermax.cli.printing import console
 from supermax.display import status as file
 from supermax.display import text
 from supermax.display.state import RunState
@@ -194,7 +194,7 @@ def _list(rows: list[Seen], storage: str, as_json: bool) -> None:
             best,
             "" if eta is None else text.duration(eta),
         )
-    Console().print(table)
+    console().print(table)
 
 
 def _show(seen: Seen, as_json: bool) -> None:
@@ -204,7 +204,7 @@ def _show(seen: Seen, as_json: bool) -> None:
         print(_in_words(seen))
     else:
         height = shutil.get_terminal_size().lines if sys.stdout.isatty() else 1000
-        Console(markup=False, highlight=False).print(draw(seen.state, height))
+        console().print(draw(seen.state, height))
 
 
 def _in_words(seen: Seen) -> str:

@@ -10,8 +10,6 @@ import optuna
 import typer
 from optuna.study import Study
 from optuna.trial import TrialState
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from supermax.cli.opening import (
@@ -24,6 +22,7 @@ from supermax.cli.opening import (
     opened,
     print_json,
 )
+from supermax.cli.printing import console, literal
 from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
@@ -64,8 +63,8 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
         best = "–" if row["best"] is None else f"{row['best']['value']:g}"
         space = row["space"]
         remembered = f"{len(space['parameters'])} parameters" if space else "not remembered"
-        table.add_row(escape(printable(row["name"])), str(row["finished"]), best, remembered)
-    Console().print(table)
+        table.add_row(literal(row["name"]), str(row["finished"]), best, remembered)
+    console().print(table)
 
 
 @app.command()

@@ -8,6 +8,7 @@ import typer
 
 from supermax.cli.opening import DEFAULT, Storage, Which, the_study
 from supermax.tracking import send_missing
+from supermax.words import counted
 
 
 def track(
@@ -40,13 +41,9 @@ def track(
     """
     study = the_study(storage, name)
     standing, shown = send_missing(study, uri, run_dir=run_dir, patience=patience)
-    print(f"{_trials(standing.sent)} of '{study.study_name}' sent to {shown}.")
+    print(f"{counted(standing.sent, 'trial')} of '{study.study_name}' sent to {shown}.")
     if standing.trouble:
         print(standing.trouble)
     if standing.left:
-        print(f"{_trials(standing.left)} left. Call again to go on.")
+        print(f"{counted(standing.left, 'trial')} left. Call again to go on.")
         raise typer.Exit(1)
-
-
-def _trials(count: int) -> str:
-    return "1 trial" if count == 1 else f"{count} trials"

@@ -183,11 +183,11 @@ def run_all(searches: list[Resolved]) -> int:
 def run_one(
     each: Resolved, beat: Callable[[], None], *, say_plan: bool, spent: float = 0.0
 ) -> int:
-    from supermax import search  # torch is heavy, and wrong settings are told without it
+    from supermax import planning, search  # torch is heavy, and wrong settings are told without it
 
     prepared = search.prepared(each, tell=_say)
     if say_plan:
-        print(printable("\n".join(search.plan(prepared))), flush=True)
+        print(printable("\n".join(planning.plan(prepared))), flush=True)
     options = dict(prepared.options)
     if options["timeout"] is not None:  # of the command, whatever it has done so far
         options["timeout"] = max(0.001, options["timeout"] - spent)

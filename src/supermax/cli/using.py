@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from supermax.cli.looking import Study, file_stem
+from supermax.cli.looking import Study
 from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
+from supermax.cli.printing import console, file_stem
 from supermax.errors import UserError
 from supermax.naming import SETTINGS
 from supermax.records import StudyRecord, read
@@ -73,7 +73,7 @@ def refit(
     table = Table("on the test split", "mean", "95 % interval")
     for name, estimate in result.metrics.items():
         table.add_row(name, f"{estimate.mean:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
-    Console().print(table)
+    console().print(table)
     print(
         f"Trial {chosen.number}, trained with {len(result.runs)} seeds; that of seed "
         f"{result.chosen} is exported to {folder}. "

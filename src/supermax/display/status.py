@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import platform
 import threading
@@ -33,6 +32,7 @@ from supermax.display.state import HAPPENINGS_KEPT, Happening, RunningTrial, Run
 from supermax.engine import events as ev
 from supermax.engine.folder import StudyFolder, holder
 from supermax.engine.notes import readable
+from supermax.words import finite
 
 FORMAT = 1
 INTERVAL = 1.0  # seconds between two writings
@@ -81,7 +81,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "gpus": [asdict(gpu) for gpu in state.readings.gpus],
         "finish_times": [when(moment) for moment in state.finish_times],
     }
-    return {key: _finite(value) for key, value in fields.items()}
+    return {key: finite(value) for key, value in fields.items()}
 
 
 def _trial(
@@ -105,15 +105,6 @@ def _trial(
         "device_memory": state.readings.on_device.get(pid),
         "reserved": trial.reserved,
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: such values become text."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def restore(

@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 import uuid
 import weakref
@@ -33,6 +32,7 @@ import psutil
 
 from supermax.engine.outcome import Outcome
 from supermax.errors import EnvironmentFault, UserError
+from supermax.files import write_whole
 
 FORMAT = 1
 
@@ -76,7 +76,7 @@ class TrialFolder:
         return curve
 
     def write_outcome(self, outcome: Outcome) -> None:
-        write_atomically(self._outcome, json.dumps(outcome.to_json()))
+        write_whole(self._outcome, json.dumps(outcome.to_json()))
 
     def outcome(self) -> Outcome | None:
         """The outcome on disk, or None when there is none that can be read."""
@@ -88,7 +88,7 @@ class TrialFolder:
     def write_drawn(self, drawn: dict[str, Any]) -> None:
         with _clear_words(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._drawn, json.dumps(drawn))
+            write_whole(self._drawn, json.dumps(drawn))
 
     def drawn(self) -> dict[str, Any] | None:
         try:
@@ -139,7 +139,7 @@ class StudyFolder:
             known = self._known() or {}
             claim = known.get("claim") or _claim_of(identity, self.path)
             content = {"format": FORMAT, "identity": identity, "claim": claim, **about}
-            write_atomically(self._run, json.dumps(content, indent=1))
+            write_whole(self._run, json.dumps(content, indent=1))
             return str(claim)
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
@@ -267,20 +267,6 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of it or nothing, whenever this process or the machine stops."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:

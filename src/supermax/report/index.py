@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from supermax.report.html import Html, join, tag
 from supermax.report.page import policy, raw, resource
-from supermax.report.text import counted
+from supermax.words import counted
 
 
 def index_page(place: str, studies: Sequence[tuple[int, str, int]]) -> str:

@@ -10,7 +10,8 @@ from supermax.records import FaultRecord, TrialRecord
 from supermax.report.choosing import value_of
 from supermax.report.collect import Facts, FaultGroup
 from supermax.report.html import Html, join, tag
-from supermax.report.text import clean, clipped, counted, duration, moment, number, shown, size
+from supermax.report.text import clean, clipped, duration, moment, number, shown, size
+from supermax.words import counted
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -7,6 +7,8 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from supermax.words import size_text
+
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ud800-\udfff]")
 _CREDENTIALS = re.compile(r"(?<=://)([^\s/:@\'\"]*):[^\s\'\"]*@")
@@ -70,13 +72,7 @@ def duration(value: Any) -> str:
 
 def size(value: Any) -> str:
     count = real(value)
-    if count is None:
-        return "–"
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
+    return "–" if count is None else size_text(count)
 
 
 def moment(at: float | None) -> str:
@@ -84,7 +80,3 @@ def moment(at: float | None) -> str:
     if at is None:
         return "–"
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def counted(count: int, one: str, many: str | None = None) -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

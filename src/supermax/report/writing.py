@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 
 from supermax.errors import EnvironmentFault, UserError
+from supermax.files import write_whole
 from supermax.records import StudyRecord
 from supermax.report.page import page
 
@@ -23,7 +23,7 @@ def write_report(
     target = target.resolve()  # a link stays one
     content = page(record, storage, time.time()).encode(errors="replace")
     try:
-        _write(target, content)
+        write_whole(target, content, shared=True)
     except OSError as error:
         raise EnvironmentFault(
             f"The report cannot be written to {target} ({error.strerror or error}). Name another "
@@ -54,24 +54,3 @@ def _is_page(target: Path) -> bool:
     with target.open("rb") as file:
         start = file.read(len(_START))
     return not start or start.lower() == _START
-
-
-def _write(target: Path, content: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(_mode())
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _mode() -> int:
-    """As for any file that a program makes: a report is there to be shown."""
-    umask = os.umask(0o022)
-    os.umask(umask)
-    return 0o666 & ~umask

@@ -38,15 +38,6 @@ def size(text: str | int) -> int:
     return int(_positive(float(match[1]) * units[match[2].lower()], text))
 
 
-def size_text(n: float) -> str:
-    """Bytes, in a unit that people read."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if n >= 100 or unit == "B" else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} TiB"
-
-
 def _positive(value: float, text: object) -> float:
     if not 0 < value < float("inf"):
         raise ValueError(f"{text!r:.40} must be more than 0")

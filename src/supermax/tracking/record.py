@@ -22,8 +22,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial
 
-from supermax.engine.folder import append_line, read_lines, write_atomically
+from supermax.engine.folder import append_line, read_lines
 from supermax.errors import EnvironmentFault, UserError
+from supermax.files import write_whole
 
 
 @dataclass
@@ -123,7 +124,7 @@ class TrackingFolder:
     def write_standing(self, standing: Standing) -> None:
         text = json.dumps({**asdict(standing), "at": round(time.time(), 1)})
         with contextlib.suppress(OSError):  # a full disk: nothing is lost but this
-            write_atomically(self.path / f"{self.name}.json", text)
+            write_whole(self.path / f"{self.name}.json", text)
 
     def standing(self) -> Standing:
         try:

@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import math
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from supermax.errors import Infeasible, UserError
+from supermax.files import write_whole
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
@@ -30,7 +30,7 @@ from supermax.training.prepare import tokenise
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
 from supermax.training.tokens import check_room
-from supermax.training.words import counted
+from supermax.words import counted
 
 _AT_ONCE = 4096  # examples whose logits are in memory together
 
@@ -214,13 +214,7 @@ def _text(example: Example) -> dict[str, str]:
 
 
 def _write(out: Path, text: str) -> None:
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(out)
+        write_whole(out, text, shared=True)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"{out} cannot be written: {error.strerror}.") from None

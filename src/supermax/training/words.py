@@ -18,7 +18,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def is_name(value: str) -> bool:
     """Whether a value is a name, which may be shown, and not possibly a person's text."""
     return 0 < len(value) <= _LONGEST_NAME and not any(c.isspace() for c in value)
-
-
-def counted(n: int, one: str, many: str) -> str:
-    return f"{n:,} {one if n == 1 else many}"

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from supermax.records import StudyRecord, TrialRecord
 from supermax.report.choosing import best_first, focus, maximizes, thinned, value_of
 from supermax.report.figures import look
-from supermax.report.text import counted, number, plot_text
+from supermax.report.text import number, plot_text
+from supermax.words import counted
 
 MOST_POINTS = 2000
 MOST_CURVES = 8

@@ -18,7 +18,8 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.report.choosing import best_first, focus, maximizes, measured, thinned, value_of
 from supermax.report.domains import Domain, domains
 from supermax.report.figures import look
-from supermax.report.text import counted, number, plot_text
+from supermax.report.text import number, plot_text
+from supermax.words import counted
 
 FEWEST = 4
 """Complete trials below which importances would be noise."""

@@ -11,7 +11,8 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.report.choosing import thinned
 from supermax.report.figures import look
 from supermax.report.figures.timeline import in_units
-from supermax.report.text import counted, duration, real, size
+from supermax.report.text import duration, real, size
+from supermax.words import counted
 
 MOST_POINTS = 2000
 BINS = 40

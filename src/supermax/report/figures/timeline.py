@@ -11,7 +11,8 @@ import plotly.graph_objects as go
 
 from supermax.records import AttemptRecord, StudyRecord, TrialRecord
 from supermax.report.figures import look
-from supermax.report.text import counted, duration, moment, plot_text
+from supermax.report.text import duration, moment, plot_text
+from supermax.words import counted
 
 MOST_BARS = 1000
 MOST_ROWS = 24

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from supermax.errors import UserError
-from supermax.training.words import counted, is_name
+from supermax.training.words import is_name
+from supermax.words import counted
 
 OnBad = Literal["stop", "skip"]
 SHOWN = 20

@@ -17,7 +17,7 @@ from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import PARTS, Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import open_table
-from supermax.training.words import counted
+from supermax.words import counted
 
 _FEWEST = 0.5  # examples expected in a part; a stratum with fewer cannot be shared out
 Strata = Counter[tuple[str, ...]]

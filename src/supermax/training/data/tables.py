@@ -18,7 +18,7 @@ from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_col
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.rows import NOT_UTF8, Row, plain, read_rows, require
 from supermax.training.data.spans import Span
-from supermax.training.words import counted
+from supermax.words import counted
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,38 @@
+"""What commands print: as it stands, never as markup, and nothing that moves the cursor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from supermax.words import printable
+
+
+class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(literal(o) if isinstance(o, str) else o for o in objects), **options)
+
+
+def console() -> Console:
+    return _Console(markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def literal(said: str, style: str = "") -> Text:
+    return Text(printable(said), style=style)
+
+
+def took(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def file_stem(name: str) -> str:
+    """A study's name as the beginning of a file's."""
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"

@@ -1,0 +1,120 @@
+"""What a search is about to do, in words, before its first trial.
+
+Search ──plan()──▶ lines for a person: data, encoders, space, disk, time, where values came from
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+from supermax.agents.fitting import fitted
+from supermax.agents.starting import weaknesses
+from supermax.errors import SupermaxError
+from supermax.records import finished, read
+from supermax.search import Search, share_of, space_of, storage_of
+from supermax.settings import Resolved, Settings
+from supermax.space import find_versions
+from supermax.study import existing, without_password
+from supermax.training.prepare import examples_for
+from supermax.tuning import bytes_needed, has_cuda
+from supermax.words import size_text
+
+
+def plan(search: Search) -> list[str]:
+    """What a person should know before the first trial."""
+    settings, tuning = search.settings, search.tuning
+    cuda = has_cuda(tuning.execution)
+    fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
+    needed = bytes_needed(fit.sources, settings.top, settings.workers)
+    untrained = [name for name, source in fit.sources.items() if not source.trained]
+    encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
+    device = "on the GPU" if cuda else "on the CPU"
+    lines = [
+        f"Search      {settings.agent} into the study '{settings.study}' in "
+        f"{without_password(str(tuning.storage))}",
+        f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
+        f"{settings.workers} at a time, {device}",
+        *_aligned("Data", described(search)),
+        f"Encoders    {encoders}",
+        *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
+        f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
+        f"pruner {settings.pruner}",
+        f"Disk        up to {size_text(needed)} of weights and states",
+    ]
+    assert tuning.splits is not None
+    lines += _aligned("Time", _pace(settings))
+    lines += _aligned("Beware", weaknesses(tuning.splits))
+    if settings.gpu_memory is not None:
+        lines.append(
+            f"Memory      {size_text(settings.gpu_memory)} for a device, "
+            f"{size_text(share_of(settings) or 0)} for each trial"
+        )
+    return [*lines, *origins(search.resolved)]
+
+
+def _pace(settings: Settings) -> list[str]:
+    """What the trials so far took, and what that makes of those to come."""
+    try:
+        versions = find_versions(existing(storage_of(settings)), settings.study)
+    except SupermaxError:  # there is none yet; what is wrong with it is told when it is opened
+        return []
+    trials = read(versions[-1]).trials if versions else []
+    took = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
+    left = settings.trials - finished(trials)
+    if not took or left <= 0:
+        return []
+    each = median(took)
+    hours = each * left / settings.workers / 3600
+    return [f"{each:.3g} s a trial so far: some {hours:.1f} h for the {left} to come"]
+
+
+def _aligned(head: str, lines: list[str]) -> list[str]:
+    return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
+
+
+def origins(resolved: Resolved) -> list[str]:
+    """Where each value came from that is no default."""
+    rows = [
+        (key, _shown(key, value), source)
+        for key, value, source in resolved.origins()
+        if not source.startswith("the command")
+    ]
+    return _aligned("Settings", [f"{key} = {value} ({source})" for key, value, source in rows])
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in ("storage", "track"):
+        return without_password(str(value))
+    return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
+
+
+def described(search: Search) -> list[str]:
+    """The data, without a word of it."""
+    corpus, splits, agent = search.tuning.corpus, search.tuning.splits, search.settings.agent
+    assert splits is not None
+    lines = []
+    if corpus.classes and agent != "evidence":
+        counts = Counter(example.label for example in corpus.classes)
+        total = len(corpus.classes)
+        balance = ", ".join(
+            f"{name} {counts[i]} ({counts[i] / total:.0%})"
+            for i, name in enumerate(corpus.label_names)
+        )
+        lines.append(f"{total:,} texts to classify: {balance}")
+    if corpus.spans and agent != "criteria":
+        answers = sum(bool(example.spans) for example in corpus.spans)
+        lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
+    parts = [
+        len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
+    ]
+    lines.append(
+        "split into {:,} to learn from, {:,} to judge trials by, {:,} to test a refit on".format(
+            *parts
+        )
+    )
+    if corpus.skipped:
+        lines.append(f"{corpus.skipped} bad rows were skipped")
+    return [f"{corpus.name}: {lines[0]}", *lines[1:]]
