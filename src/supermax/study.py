@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
-from supermax.words import in_short
+from supermax.words import in_short, masked_query, masked_url
 
 _LEAST_ROOM = 1 << 20  # bytes a database needs to be opened at all
 Storage = str | os.PathLike[str] | BaseStorage | None
@@ -274,10 +273,9 @@ def _url(storage: Storage) -> str | BaseStorage | None:
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
     try:
-        shown = make_url(url).render_as_string(hide_password=True)
+        return masked_query(make_url(url).render_as_string(hide_password=True))
     except (ArgumentError, ValueError):
-        shown = re.sub(r"(?<=://).*@", "***@", url)
-    return re.sub(r"(?i)((?:\w*password|passwd|pwd|token|secret|\w*key)=)[^&]*", r"\1***", shown)
+        return masked_url(url)
 
 
 def refuse_while_running(study: Study, what: str = "change its space") -> None:

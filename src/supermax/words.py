@@ -1,11 +1,22 @@
-"""Words for people: lists, and the nearest valid name."""
+"""Words for people: lists, the nearest valid name, durations, and texts that are safe to show."""
 
 from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles and links
+    r"|\x1b[ -/]+[0-~]|\x1b[@-_]"
+)
+_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
+_LOGIN = re.compile(r"(?<=://)[^\s/]+@")
+_SECRET = re.compile(r"(?i)((?:password|passwd|pwd|secret|token)\s*[=:]\s*)\S+")
+_LONGEST = 10_000  # characters of which one line is made: an exception may say megabytes
 
 
 def listed(head: str, items: Iterable[str]) -> str:
@@ -34,8 +45,40 @@ def in_short(error: object, most: int = 200) -> str:
 
 
 def printable(text: str) -> str:
-    """Without what could move a terminal's cursor or change its colours."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+    """Without what could move a terminal's cursor, change its colours or fail to be written;
+    lines stay."""
+    text = _SEQUENCES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    return text if text.isprintable() else "".join(map(_harmless, text))
+
+
+def _harmless(char: str) -> str:
+    if char.isprintable() or char in "\n\t":
+        return char
+    return " " if char.isspace() else "\ufffd"
+
+
+def one_line(text: str, most: int = 1000) -> str:
+    """As printable, on one line, and not for ever."""
+    line = " ".join(printable(text[:_LONGEST]).split())
+    whole = len(line) <= most and len(text) <= _LONGEST
+    return line if whole else f"{line[: most - 1]}…"
+
+
+def masked(text: str, *, users: bool = True) -> str:
+    """Without what looks like a password: somebody's exception may quote an address in full.
+    `users`: the names before the passwords may stay; what leaves the machine goes without."""
+    text = _PASSWORD.sub(r"\1:***@", text)
+    return _SECRET.sub(r"\1***", text if users else _LOGIN.sub("***@", text))
+
+
+def masked_url(url: str) -> str:
+    """For an address alone, however odd: without its login, and without keys behind a ?."""
+    return masked_query(re.sub(r"(?<=://).*@", "***@", url))
+
+
+def masked_query(url: str) -> str:
+    names = r"\w*password|passwd|pwd|token|secret|\w*key"
+    return re.sub(rf"(?i)((?:{names})=)[^&]*", r"\1***", url)
 
 
 def finite(data: Any) -> Any:
@@ -49,6 +92,24 @@ def finite(data: Any) -> Any:
 
 def counted(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def clock(seconds: float) -> str:
+    """1:02:03, or 2:03 below an hour: for what ticks."""
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def took(seconds: float | None) -> str:
+    """How long something was: 0.034 s, 12.3 s, 2:03, 1:02:03, 2.5 days."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{max(0.0, seconds):.2g} s"
+    return clock(round(seconds)) if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def size_text(n: float) -> str:

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -23,7 +21,6 @@ from supermax.display import display_for
 from supermax.display.live import LiveDisplay
 from supermax.display.plain import PlainDisplay
 from supermax.display.state import RunState
-from supermax.display.text import clean, duration
 from supermax.display.view import draw
 from supermax.engine import events as ev
 from supermax.engine.summary import Summary
@@ -145,21 +142,6 @@ class TestState:
         clock.now += 5.0
         assert state.elapsed() == 5.0
         assert (state.finished, state.running) == (3, {})
-
-
-class TestText:
-    @given(st.text(st.characters(categories=None)))
-    def test_clean_text_can_always_be_written(self, text: str) -> None:
-        clean(text).encode()
-        assert "\n" not in clean(text)
-        assert "\x1b" not in clean(text)
-
-    def test_long_text_is_cut(self) -> None:
-        assert clean("x" * 10_000_000) == "x" * 1000 + "..."
-
-    def test_duration(self) -> None:
-        given = [0.4, 61, 3723, -1, math.inf]
-        assert [duration(seconds) for seconds in given] == ["0:00", "1:01", "1:02:03", "0:00", "?"]
 
 
 def plain(clock: Clock) -> tuple[PlainDisplay, io.StringIO]:

@@ -19,6 +19,7 @@ from supermax.display.state import RunState
 from supermax.display.strokes import bar, cut, fold, spark
 from supermax.display.view import draw
 from supermax.engine import events as ev
+from supermax.words import one_line
 from tests.display.screen import Screen
 from tests.display.test_display import HOSTILE, Clock, ended, fault, finish, started, state_after
 
@@ -247,11 +248,11 @@ class TestStrokes:
 
     @given(st.text(), st.integers(0, 100))
     def test_cut_text_fits(self, said: str, width: int) -> None:
-        assert cell_len(cut(text.clean(said), width)) <= width
+        assert cell_len(cut(one_line(said), width)) <= width
 
     @given(st.text(), st.integers(1, 40), st.integers(1, 5))
     def test_folded_text_loses_nothing(self, said: str, width: int, most: int) -> None:
-        said = text.clean(said)
+        said = one_line(said)
         folded = fold(said, width, most)
         assert len(folded) <= most
         assert "".join(folded).replace(" ", "") == said.replace(" ", "")

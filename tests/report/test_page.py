@@ -19,7 +19,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.records import StudyRecord, read
 from supermax.report import page as page_module
 from supermax.report.page import page
-from supermax.report.text import clean, duration, plot_text, size
+from supermax.report.text import clean, plot_text, size
 from supermax.report.writing import write_report
 from supermax.space import Space, open_version
 from tests.report import studies
@@ -239,10 +239,4 @@ def test_texts() -> None:
     assert clean("a\x00b\ud800\x1b[31mred") == "a\ufffdb\ufffdred"
     assert clean("mysql://u:p@w@host/x") == "mysql://u:***@host/x"
     assert clean("see https://host/a:b@c") == "see https://host/a:b@c"
-    assert [duration(s) for s in (0.5, 90, 7200, 200_000)] == [
-        "0.5 s",
-        "1.5 min",
-        "2 h",
-        "2.31 days",
-    ]
     assert size(1_500_000) == "1.4 MiB"

@@ -22,12 +22,12 @@ from supermax.cli.opening import (
     print_json,
     the_study,
 )
-from supermax.cli.printing import console, file_stem, literal, took
+from supermax.cli.printing import console, file_stem, literal
 from supermax.display.strokes import spark
 from supermax.errors import EnvironmentFault, UserError
 from supermax.files import write_whole
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
-from supermax.words import ended, listed, nearest, printable, size_text
+from supermax.words import ended, listed, nearest, printable, size_text, took
 
 Study = Annotated[
     str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")

@@ -23,16 +23,6 @@ def literal(said: str, style: str = "") -> Text:
     return Text(printable(said), style=style)
 
 
-def took(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def file_stem(name: str) -> str:
     """A study's name as the beginning of a file's."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"

@@ -29,6 +29,7 @@ from supermax.engine.folder import holder
 from supermax.engine.home import find_home
 from supermax.errors import UserError
 from supermax.study import without_password
+from supermax.words import clock, one_line
 
 PAUSE = 1.0  # seconds between two looks
 ALIVE = (file.RUNNING, file.ELSEWHERE)
@@ -106,8 +107,8 @@ class Seen:
         if state.best is not None:
             parts.append(f"best {text.best_so_far(state)}")
         if (eta := state.eta()) is not None:
-            parts.append(f"about {text.duration(eta)} left")
-        return f"{text.clean(state.study_name)}: {self.words()}; {', '.join(parts)}"
+            parts.append(f"about {clock(eta)} left")
+        return f"{one_line(state.study_name)}: {self.words()}; {', '.join(parts)}"
 
     def words(self) -> str:
         if self.alive:
@@ -115,9 +116,9 @@ class Seen:
             if self.fields is None:
                 return going
             where = f" on {self.fields['host']}" if self.standing == file.ELSEWHERE else ""
-            return f"{going}{where}, {text.duration(self.state.elapsed())}"
+            return f"{going}{where}, {clock(self.state.elapsed())}"
         if self.standing == file.ENDED:
-            return text.clean(self.state.ending or "ended early")
+            return one_line(self.state.ending or "ended early")
         return self.standing
 
 
@@ -188,11 +189,11 @@ def _list(rows: list[Seen], storage: str, as_json: bool) -> None:
         )
         table.add_row(
             Text("*" if seen.alive else " ", style="green"),
-            Text(text.clean(state.study_name)),
+            Text(one_line(state.study_name)),
             Text(seen.words(), style="green" if seen.alive else ""),
             f"{state.finished}{of}",
             best,
-            "" if eta is None else text.duration(eta),
+            "" if eta is None else clock(eta),
         )
     console().print(table)
 
@@ -211,7 +212,7 @@ def _in_words(seen: Seen) -> str:
     """For a study without a status file."""
     state = seen.state
     counts = ", ".join(f"{count} {name.lower()}" for name, count in state.states.items())
-    lines = [f"{text.clean(state.study_name)}: {counts or 'no trials'}"]
+    lines = [f"{one_line(state.study_name)}: {counts or 'no trials'}"]
     if state.best is not None:
         lines.append(f"best: {text.best_so_far(state)}")
     lines.append(

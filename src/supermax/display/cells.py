@@ -15,6 +15,7 @@ from rich.text import Text
 from supermax.display import text
 from supermax.display.state import RunningTrial, RunState
 from supermax.display.strokes import bar, cut, spark
+from supermax.words import clock, one_line
 
 GAP = 2
 KNOWN = ("encoder", "epoch", "epochs", "samples_per_second")  # facts with a column of their own
@@ -46,7 +47,7 @@ def table(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
     for trial in shown:
         line = Text("")
         for column in columns:
-            said = cut(text.clean(column.make(trial, column.width)), column.width, ascii)
+            said = cut(one_line(column.make(trial, column.width)), column.width, ascii)
             _append(line, column, said, column.style(trial))
         lines.append(line)
     if len(trials) > len(shown):
@@ -123,7 +124,7 @@ def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> 
     add("samples/s", 6, lambda trial: _rate(trial.facts.get("samples_per_second")), 9)
     columns += _memory(state, trials, ascii)
     add("gpu memory", 7, lambda trial: text.size(_on_device(state, trial)), 8)
-    add("elapsed", 8, lambda trial: text.duration(now - trial.since), 7)
+    add("elapsed", 8, lambda trial: clock(now - trial.since), 7)
     if others := [noted for trial in trials if (noted := _others(trial))]:
         longest = max(map(cell_len, others))
         columns.append(
@@ -188,11 +189,11 @@ def _rate(value: object) -> str:
 
 def _others(trial: RunningTrial) -> str:
     said = [f"{name}={_shown(value)}" for name, value in trial.facts.items() if name not in KNOWN]
-    return text.clean(" ".join(said))
+    return one_line(" ".join(said))
 
 
 def _fact(trial: RunningTrial, name: str) -> str:
-    return text.clean(_shown(trial.facts.get(name)))
+    return one_line(_shown(trial.facts.get(name)))
 
 
 def _shown(value: object) -> str:

@@ -15,6 +15,7 @@ from typing import TextIO
 from supermax.display import text
 from supermax.display.state import RunState, stopping_words, will_retry
 from supermax.engine import events as ev
+from supermax.words import clock, counted, one_line
 
 INTERVAL = 5.0  # seconds between two lines about progress
 SAME_PER_INTERVAL = 3  # lines of one sort before the rest are only counted
@@ -101,9 +102,11 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
     def _write(self, line: str) -> None:
         if self._stream is None:
             return
-        at = text.duration(self.state.elapsed())
+        at = clock(self.state.elapsed())
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        said = f"[supermax {at}] {one_line(line)}\n".encode(encoding, "replace").decode(encoding)
         try:
-            self._stream.write(f"[supermax {at}] {text.clean(line)}\n")
+            self._stream.write(said)
             self._stream.flush()
         except (OSError, ValueError):
             self._stream = None
@@ -114,9 +117,9 @@ def _more(count: int, thing: str = "") -> str:
 
 
 def _opening(state: RunState) -> str:
-    workers = text.plural(state.workers, "worker")
+    workers = counted(state.workers, "worker")
     goal = " and ".join(state.directions)
-    resumed = f", {text.plural(state.resumed, 'trial')} resumed" if state.resumed else ""
+    resumed = f", {counted(state.resumed, 'trial')} resumed" if state.resumed else ""
     best = f", best {text.best_so_far(state)}" if state.best is not None else ""
     where = f", run files in {state.run_dir}" if state.run_dir else ""
     return (
@@ -145,7 +148,7 @@ def _progress(event: ev.TrialFinished, others: int, state: RunState) -> str:
     if state.best is not None:
         parts.append(f"best {text.best_so_far(state)}")
     if state.faults:
-        parts.append(text.plural(state.faults.total(), "fault"))
+        parts.append(counted(state.faults.total(), "fault"))
     if (eta := state.eta()) is not None and state.finished < (state.target or 0):
-        parts.append(f"about {text.duration(eta)} left")
+        parts.append(f"about {clock(eta)} left")
     return "; ".join(parts)

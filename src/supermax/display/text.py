@@ -2,26 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from supermax.display.state import RunState
-
-LONGEST = 1000  # an exception may say megabytes
-
-
-def clean(text: str) -> str:
-    """The text on one line, with nothing in it that could move the cursor or fail to print."""
-    printable = "".join(char if char.isprintable() else " " for char in text[:LONGEST])
-    return " ".join(printable.split()) + ("..." if len(text) > LONGEST else "")
-
-
-def duration(seconds: float) -> str:
-    """1:02:03, or 2:03 below an hour."""
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, rest = divmod(max(0, int(seconds)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+from supermax.words import counted, one_line
 
 
 def number(value: float) -> str:
@@ -29,7 +11,7 @@ def number(value: float) -> str:
 
 
 def size(count: float | None) -> str:
-    """Bytes as people say them: 812M, 3.1G."""
+    """Bytes where room is scarce: 812M, 3.1G."""
     if count is None:
         return ""
     for unit in ("K", "M", "G"):
@@ -53,12 +35,8 @@ def ending(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, KeyboardInterrupt):
         return "at once, by Ctrl-C"
-    first = clean(str(error).partition("\n")[0])
+    first = one_line(str(error).partition("\n")[0])
     return f"early: {type(error).__name__}{': ' if first else ''}{first}"
-
-
-def plural(count: int, thing: str, things: str | None = None) -> str:
-    return f"{count} {thing if count == 1 else things or thing + 's'}"
 
 
 def finished_of(state: RunState) -> str:
@@ -69,7 +47,7 @@ def finished_of(state: RunState) -> str:
 def best_so_far(state: RunState) -> str:
     """The best trial, or how many are complete where no single one can be the best."""
     if state.several_objectives:
-        complete = plural(state.states["COMPLETE"], "complete trial")
+        complete = counted(state.states["COMPLETE"], "complete trial")
         return f"{complete} in this run, {len(state.directions)} objectives"
     if state.best is None:
         return "none yet"
@@ -79,4 +57,4 @@ def best_so_far(state: RunState) -> str:
 
 def fault_counts(state: RunState) -> str:
     """Faults by kind, most frequent first."""
-    return ", ".join(f"{count} {clean(kind)}" for kind, count in state.faults.most_common())
+    return ", ".join(f"{count} {one_line(kind)}" for kind, count in state.faults.most_common())

@@ -21,6 +21,7 @@ from supermax.display.cells import table
 from supermax.display.gauges import Gpu
 from supermax.display.state import REACHED, Happening, RunState
 from supermax.display.strokes import bar, cut, fold
+from supermax.words import clock, counted, one_line
 
 LABEL = 8  # cells for the names of facts
 MOST_GPUS = 4
@@ -83,9 +84,9 @@ def _apart(lines: list[Text]) -> list[Text]:
 
 
 def _header(state: RunState, width: int, ascii: bool) -> Text:
-    name = text.clean(state.study_name)
+    name = one_line(state.study_name)
     right = (
-        f"{text.plural(state.workers, 'worker')}, {text.duration(state.elapsed())} elapsed"
+        f"{counted(state.workers, 'worker')}, {clock(state.elapsed())} elapsed"
         if state.workers
         else ""
     )
@@ -98,7 +99,7 @@ def _progress(state: RunState, width: int, ascii: bool) -> Text:
     if state.target is None:
         return Text(cut(finished, width, ascii))
     eta = state.eta()
-    left = f", {text.duration(eta)} left" if eta is not None and eta > 0 else ""
+    left = f", {clock(eta)} left" if eta is not None and eta > 0 else ""
     # Room for the estimate from the start, so that the bar does not change its length.
     later = 14 if state.ended_at is None else 0
     room = width - max(len(finished) + later, len(finished + left)) - 1
@@ -121,15 +122,15 @@ def _facts(state: RunState, width: int, ascii: bool) -> list[Text]:
     label = "trials" if state.several_objectives else "best"
     facts = [(label, text.best_so_far(state), "green")]
     if state.faults:
-        retries = f"; {text.plural(state.retries, 'retry', 'retries')}" if state.retries else ""
+        retries = f"; {counted(state.retries, 'retry', 'retries')}" if state.retries else ""
         facts.append(("faults", text.fault_counts(state) + retries, "red"))
     if state.waiting:
-        facts.append(("waiting", f"{text.plural(len(state.waiting), 'trial')} to be retried", ""))
+        facts.append(("waiting", f"{counted(len(state.waiting), 'trial')} to be retried", ""))
     if state.ended_at is not None:
         good = state.ending == REACHED
-        facts.append(("ended", text.clean(state.ending or "early"), "" if good else "yellow"))
+        facts.append(("ended", one_line(state.ending or "early"), "" if good else "yellow"))
     elif state.stopping is not None:
-        facts.append(("stopping", text.clean(state.stopping), "yellow"))
+        facts.append(("stopping", one_line(state.stopping), "yellow"))
     lines = []
     for name, said, style in facts:
         for first, line in enumerate(fold(said, width - LABEL - 1, 3)):
@@ -154,7 +155,7 @@ def _gpus(gpus: tuple[Gpu, ...], width: int, ascii: bool) -> list[Text]:
         busy = "" if gpu.busy is None else f"{gpu.busy:4.0%} busy"
         said = Text(bar(share, length, ascii), style="red" if share >= 0.95 else "cyan")
         said.append(f" {text.of(gpu.used, gpu.total):>11}  {busy:<9}  ", "none")
-        said.append(cut(text.clean(gpu.name), max(0, width - LABEL - length - 27), ascii), "dim")
+        said.append(cut(one_line(gpu.name), max(0, width - LABEL - length - 27), ascii), "dim")
         lines.append(_labelled(f"gpu {gpu.index}", said, width, ascii))
     if len(gpus) > len(shown):
         lines.append(_labelled("", Text(f"and {len(gpus) - len(shown)} more"), width, ascii))
@@ -182,7 +183,7 @@ def _event(event: Happening, width: int, most: int, ascii: bool) -> list[Text]:
     head = f"{at} {MARKS.get(event.kind, ' ')} " if width >= 30 else f"{MARKS[event.kind]} "
     style = STYLES.get(event.kind, "")
     # A fault comes again and again; its message is in the trial's folder.
-    folded = fold(text.clean(event.text) + times, width - len(head), most)
+    folded = fold(one_line(event.text) + times, width - len(head), most)
     folded = folded if event.kind == "notice" else [" ".join(folded)]
     lines = []
     for number, said in enumerate(folded):

@@ -10,8 +10,8 @@ from supermax.records import FaultRecord, TrialRecord
 from supermax.report.choosing import value_of
 from supermax.report.collect import Facts, FaultGroup
 from supermax.report.html import Html, join, tag
-from supermax.report.text import clean, clipped, duration, moment, number, shown, size
-from supermax.words import counted
+from supermax.report.text import clean, clipped, moment, number, real, shown, size
+from supermax.words import counted, took
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -91,7 +91,7 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
     if facts.rate is not None:
         rows.append(("Trials an hour", number(facts.rate, 3), "all finished ones"))
     if facts.busy:
-        rows.append(("Time in cells", duration(facts.busy), "all attempts together"))
+        rows.append(("Time in cells", took(facts.busy), "all attempts together"))
     retried = counted(facts.retries, "retry", "retries")
     rows.append(("Faults", f"{facts.faults:,}", retried if facts.retries else ""))
     return rows
@@ -140,7 +140,7 @@ def best(facts: Facts) -> Html:
         )
         if trial.result.get(key) is not None
     ]
-    rows.append(("took", duration(trial.seconds)))
+    rows.append(("took", took(trial.seconds)))
     right = tag("div", tag("h3", "What it came to"), pairs(rows), json_block(facts.config))
     return tag("div", left, right, class_="two")
 
@@ -181,7 +181,7 @@ def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
         cells += [tag("td", shown(value), class_="n") for value in trial.values or ()]
         cells += [tag("td", trial.encoder or "–")] if encoders else []
         cells += [
-            tag("td", duration(trial.seconds), class_="n"),
+            tag("td", took(trial.seconds), class_="n"),
             tag("td", _peak(trial), class_="n"),
         ]
         cells.append(tag("td", tag("details", tag("summary", _gist(trial)), parameters(trial))))
@@ -266,7 +266,7 @@ def _seen(fault: FaultRecord) -> Iterable[str]:
     if fault.exit_code is not None:
         yield f"exit code {fault.exit_code}"
     if fault.seconds is not None:
-        yield f"after {duration(fault.seconds)}"
+        yield f"after {took(real(fault.seconds))}"
     if fault.last_step is not None:
         yield f"last step {fault.last_step}"
     if fault.peak_rss is not None:

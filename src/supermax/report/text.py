@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from datetime import UTC, datetime
 from typing import Any
 
-from supermax.words import size_text
-
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[@-_]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\u2028\u2029\ud800-\udfff]")
-_CREDENTIALS = re.compile(r"(?<=://)([^\s/:@\'\"]*):[^\s\'\"]*@")
-_SECRET = re.compile(r"(?i)\b((?:password|passwd|pwd)=)[^\s&;,\'\"]+")
+from supermax.words import masked, one_line, printable, size_text
 
 
 def shown(value: Any, most: int = 60) -> str:
@@ -35,14 +29,13 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def clipped(text: str, most: int) -> str:
-    text = " ".join(clean(text).split())
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """Masked before it is cut: half a password is one too."""
+    return one_line(clean(text), most)
 
 
 def clean(text: str) -> str:
-    """Without colours of a terminal, control characters and passwords in URLs."""
-    text = _CONTROL.sub("\ufffd", _ANSI.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    return _SECRET.sub(r"\1***", _CREDENTIALS.sub(r"\1:***@", text))
+    """Without colours of a terminal, control characters and passwords."""
+    return masked(printable(text))
 
 
 def plot_text(text: str, most: int = 48) -> str:
@@ -56,18 +49,6 @@ def real(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def duration(value: Any) -> str:
-    seconds = real(value)
-    if seconds is None:
-        return "–"
-    if seconds < 60:
-        return f"{seconds:.3g} s"
-    minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 60:
-        return f"{minutes:.3g} min"
-    return f"{hours:.3g} h" if hours < 48 else f"{hours / 24:.3g} days"
 
 
 def size(value: Any) -> str:

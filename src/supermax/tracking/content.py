@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from supermax.records import FaultRecord, TrialRecord
-from supermax.tracking.names import digest, hushed, key, text
+from supermax.tracking.names import digest, key, text
+from supermax.words import masked
 
 PREFIX = "supermax."
 KEY = f"{PREFIX}key"
@@ -178,8 +179,12 @@ def _fault_tags(faults: Sequence[FaultRecord]) -> dict[str, str]:
         f"{PREFIX}faults": str(len(faults)),
         f"{PREFIX}fault.kind": text(last.kind),
         f"{PREFIX}fault.culprit": text(last.culprit),
-        f"{PREFIX}fault.message": text(hushed(last.message), _MOST_MESSAGE),
+        f"{PREFIX}fault.message": _message(last.message),
     }
+
+
+def _message(said: str) -> str:
+    return text(masked(said, users=False), _MOST_MESSAGE)
 
 
 def _files(about: About, trial: TrialRecord, faults: Sequence[FaultRecord]) -> dict[str, str]:
@@ -201,7 +206,7 @@ def _ledger(trial: TrialRecord) -> Iterator[dict[str, Any]]:
         kept = {name: line[name] for name in _KEPT_OF_THE_LEDGER if line.get(name) is not None}
         if isinstance(fault := line.get("fault"), dict):
             kept["fault"] = {name: fault.get(name) for name in ("kind", "culprit")}
-            kept["fault"]["message"] = text(hushed(str(fault.get("message", ""))), _MOST_MESSAGE)
+            kept["fault"]["message"] = _message(str(fault.get("message", "")))
         yield kept
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -16,6 +15,7 @@ from supermax.engine.home import Home
 from supermax.errors import UserError
 from supermax.study import without_password
 from supermax.tracking.names import digest
+from supermax.words import masked_url
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 URI = "MLFLOW_TRACKING_URI"
@@ -111,8 +111,9 @@ def _server(uri: str) -> Destination:
     except ValueError:
         host = None
     if not host:
-        shown = re.sub(r"(?<=://).*@", "***@", uri)
-        raise UserError(f"{shown} is no server's address. It looks like http://localhost:5000.")
+        raise UserError(
+            f"{masked_url(uri)} is no server's address. It looks like http://localhost:5000."
+        )
     bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
     login = {USER: parts.username, PASSWORD: parts.password}
     environment = {name: unquote(value) for name, value in login.items() if value}

@@ -21,11 +21,12 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.tracking import source
 from supermax.tracking.content import FINISHED, KILLED, PREFIX, milliseconds
 from supermax.tracking.destination import Destination
-from supermax.tracking.names import hushed, text
+from supermax.tracking.names import text
 from supermax.tracking.record import Record, Standing, TrackingFolder, unsent
 from supermax.tracking.sending import Sender
 from supermax.tracking.server import Missing, Refused, Server, Unreachable
 from supermax.tracking.source import Source
+from supermax.words import masked
 
 POLL = 2.0  # seconds between two looks at the study
 _LONGEST_PAUSE = 60.0
@@ -151,7 +152,7 @@ class Follower:
             raise
         except Exception as error:  # a lock, a server that restarts
             why = f"{type(error).__name__}: {error}"
-            why = hushed(" ".join(why.split()))[:200]
+            why = masked(" ".join(why.split()), users=False)[:200]
             raise Unreachable(f"The study cannot be read: {why}") from None
 
     def left(self) -> int:

@@ -45,12 +45,6 @@ def text(value: Any, most: int = MOST_VALUE) -> str:
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 
 
-def hushed(message: str) -> str:
-    """Without what looks like a secret: somebody's exception may quote an address in full."""
-    message = re.sub(r"(?<=://)[^\s/]+@", "***@", message)
-    return re.sub(r"(?i)((?:password|passwd|pwd|secret|token)\s*[=:]\s*)\S+", r"\1***", message)
-
-
 def digest(*parts: object) -> str:
     """The same for the same parts, on any machine."""
     joined = "\0".join(map(str, parts))

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from supermax.tracking.content import KEY, RUNNING, Point
 from supermax.tracking.destination import Destination
-from supermax.tracking.names import digest, hushed
+from supermax.tracking.names import digest
+from supermax.words import masked
 
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 SETTINGS = {
@@ -185,7 +186,7 @@ class Server:
             return f"{shown} cannot be reached"
         if "API request to" in message and re.search("time(d )?out", message, re.IGNORECASE):
             return f"{shown} does not answer within {SETTINGS[_TIMEOUT]} s"
-        return hushed(self._destination.hush(" ".join(message.split())))[:300]
+        return masked(self._destination.hush(" ".join(message.split())), users=False)[:300]
 
 
 def _client(uri: str) -> Any:

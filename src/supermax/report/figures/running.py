@@ -11,8 +11,8 @@ from supermax.records import StudyRecord, TrialRecord
 from supermax.report.choosing import thinned
 from supermax.report.figures import look
 from supermax.report.figures.timeline import in_units
-from supermax.report.text import duration, real, size
-from supermax.words import counted
+from supermax.report.text import real, size
+from supermax.words import counted, took
 
 MOST_POINTS = 2000
 BINS = 40
@@ -43,13 +43,13 @@ def throughput(record: StudyRecord) -> go.Figure | None:
             x=[round((i + 0.5) * width / per, 4) for i in range(bins)],
             y=[look.rounded(rate) for rate in rates],
             marker={"color": look.BLUE, "opacity": 0.75},
-            hovertext=[f"{counted(c, 'trial')} in {duration(width)}" for c in counts],
+            hovertext=[f"{counted(c, 'trial')} in {took(width)}" for c in counts],
             hoverinfo="text",
             showlegend=False,
         ),
         height=260,
         caption=(
-            f"Finished trials an hour, in steps of {duration(width)}; "
+            f"Finished trials an hour, in steps of {took(width)}; "
             f"{len(ends) / span * 3600:.3g} an hour over all."
         ),
         bargap=0.1,
@@ -76,7 +76,7 @@ def durations(record: StudyRecord) -> go.Figure | None:
                 "size": 5,
                 "opacity": 0.7,
             },
-            hovertext=[f"trial {t.number}: {duration(s)}" for t, s in group],
+            hovertext=[f"trial {t.number}: {took(s)}" for t, s in group],
             hoverinfo="text",
         )
         for state in ("COMPLETE", "PRUNED", "FAIL")
@@ -88,7 +88,7 @@ def durations(record: StudyRecord) -> go.Figure | None:
     return look.figure(
         *traces,
         height=260,
-        caption=f"Half of the trials took {duration(median(s for _, s in timed))} or less.",
+        caption=f"Half of the trials took {took(median(s for _, s in timed))} or less.",
         xaxis=look.axis("trial"),
         yaxis=look.axis("seconds", type="log" if wide else "linear"),
     )

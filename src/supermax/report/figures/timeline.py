@@ -11,8 +11,8 @@ import plotly.graph_objects as go
 
 from supermax.records import AttemptRecord, StudyRecord, TrialRecord
 from supermax.report.figures import look
-from supermax.report.text import duration, moment, plot_text
-from supermax.words import counted
+from supermax.report.text import moment, plot_text
+from supermax.words import counted, took
 
 MOST_BARS = 1000
 MOST_ROWS = 24
@@ -155,7 +155,7 @@ def _bar_trace(
 def _bar_text(bar: _Bar) -> str:
     lines = [
         f"trial {bar.trial.number}, attempt {bar.attempt.number}, cell {bar.attempt.cell}",
-        f"{_ENDS[bar.attempt.how][2]} after {duration(bar.end - bar.start)}",
+        f"{_ENDS[bar.attempt.how][2]} after {took(bar.end - bar.start)}",
         moment(bar.start),
     ]
     if bar.attempt.fault is not None:

@@ -1,0 +1,64 @@
+"""Words for people: durations, and texts that are safe to show."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supermax.words import clock, masked, masked_url, one_line, printable, took
+
+ANY_TEXT = st.text(st.characters(categories=None))
+
+
+@given(ANY_TEXT)
+def test_what_is_printable_can_always_be_written(text: str) -> None:
+    shown = printable(text)
+    shown.encode()
+    assert all(char.isprintable() or char in "\n\t" for char in shown)
+    assert one_line(text).isprintable()
+
+
+def test_terminal_sequences_go_and_the_rest_stays() -> None:
+    assert printable("a\x00b\ud800\x1b[31mred\x1b[0m") == "a\ufffdb\ufffdred"
+    assert printable("\x1b]0;title\x07x\x1b(By\r\nz\u00a0w") == "xy\nz w"
+    assert printable("\x1b\x1b[31m[31mred") == "\ufffd[31mred"  # what is left is no sequence
+
+
+def test_one_line_is_not_for_ever() -> None:
+    assert one_line("x" * 10_000_000) == "x" * 999 + "…"
+    assert one_line(" a\n\tb  c ", 5) == "a b c"
+    assert one_line("abcdef", 5) == "abcd…"
+
+
+@pytest.mark.parametrize(
+    ("said", "shown", "abroad"),
+    [
+        ("mysql://u:p@w@host/x", "mysql://u:***@host/x", "mysql://***@host/x"),
+        ("mysql://u:p/w@host/x", "mysql://u:***@host/x", "mysql://***@host/x"),
+        ("at http://name@host/", "at http://name@host/", "at http://***@host/"),
+        ("see https://host/a:b@c", "see https://host/a:b@c", "see https://host/a:b@c"),
+        ("x?password=a&b", "x?password=***", "x?password=***"),
+        ("my_secret: abc d", "my_secret: *** d", "my_secret: *** d"),
+        ("HF_TOKEN = hf_1", "HF_TOKEN = ***", "HF_TOKEN = ***"),
+        ("17 tokens: fine", "17 tokens: fine", "17 tokens: fine"),
+    ],
+)
+def test_passwords_are_masked(said: str, shown: str, abroad: str) -> None:
+    assert masked(said) == shown
+    assert masked(said, users=False) == abroad
+
+
+def test_an_odd_address_is_shown_without_its_login() -> None:
+    assert masked_url("what://u:p w@x:y?api_key=1&a=2") == "what://***@x:y?api_key=***&a=2"
+
+
+def test_durations() -> None:
+    ticking = [0.4, 61, 3723, -1, math.inf]
+    assert [clock(seconds) for seconds in ticking] == ["0:00", "1:01", "1:02:03", "0:00", "?"]
+    lengths = [0.0123, 0.5, 12.34, 99.96, 123.4, 3723, 216_000, -1]
+    shown = ["0.012 s", "0.5 s", "12.3 s", "100.0 s", "2:03", "1:02:03", "2.5 days", "0 s"]
+    assert [took(seconds) for seconds in lengths] == shown
+    assert [took(nothing) for nothing in (None, math.nan, math.inf)] == ["–"] * 3
