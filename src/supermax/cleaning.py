@@ -1,6 +1,6 @@
 """What of a storage's run files could go without losing a trial, and how much it frees.
 
-storage ──leftovers()──▶ Leftover… ──remove()──▶ bytes freed
+studies ──leftovers()──▶ Leftover… ──remove()──▶ bytes freed
 
 Never a study, never what a trial came to, never the weights of the best trials.
 """
@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import optuna
-from optuna.storages import BaseStorage
+from optuna.study import Study
 
 from supermax.engine.home import find_home
 from supermax.engine.logs import tail_of
+from supermax.naming import STATE, WEIGHTS
 from supermax.records import StudyRecord, read
 
-WEIGHTS = "weights.safetensors"
-STATE = "checkpoint/state.pt"
 MADE_ANEW = ("tokens", "tokenizers")
 """Of a cache; the refits in it are hours of work."""
 
@@ -33,13 +31,13 @@ class Leftover:
     size: int
 
 
-def leftovers(storage: BaseStorage, *, top: int, cache: Path | None) -> list[Leftover]:
-    """All that could go. `cache`: what is only there to save time."""
+def leftovers(studies: Sequence[Study], *, top: int, cache: Path | None) -> list[Leftover]:
+    """All that could go. `studies`: every one of a storage, or the run files of the others would
+    be taken for those of deleted ones. `cache`: what is only there to save time."""
     found: list[Leftover] = []
     homes: set[Path] = set()
     root: Path | None = None
-    for summary in storage.get_all_studies():
-        study = optuna.load_study(study_name=summary.study_name, storage=storage)
+    for study in studies:
         home = find_home(study)
         homes.add(home.run_dir)
         root = home.run_dir.parent
@@ -58,8 +56,9 @@ def _of_study(record: StudyRecord, top: int) -> Iterator[Leftover]:
         folder, ended = trial.folder.path, trial.trial.state.is_finished()
         if ended and trial.number not in best and (folder / WEIGHTS).exists():
             yield _leftover(f"weights that are not among the best {top}", folder / WEIGHTS)
-        if ended and (folder / STATE).exists():
-            yield _leftover("states of trials that have ended", folder / STATE)
+        state = trial.folder.checkpoint / STATE
+        if ended and state.exists():
+            yield _leftover("states of trials that have ended", state)
     for old in sorted(record.run_dir.glob("old-*")):
         yield _leftover("run files of a deleted study of the same name", old)
 

@@ -1,4 +1,5 @@
-"""Names in storage: of parameters, and of what Supermax notes on trials and studies.
+"""Names that several parts must agree on: of agents and files, of parameters in storage, and of
+what Supermax notes on trials and studies.
 
 Optuna allows one kind of distribution, and one list of choices, per name and study. Where a
 parameter has another domain in another branch it is stored under a name made from its own and
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from typing import Any
+from typing import Any, Literal, get_args
 
 from optuna.distributions import (
     BaseDistribution,
@@ -20,12 +21,26 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial
 
+Agent = Literal["criteria", "evidence", "share", "joint"]
+AGENTS: tuple[Agent, ...] = get_args(Agent)
+
+STORAGE = "supermax.db"
+"""Where the studies are, unless another place is named."""
+CACHE = "supermax-cache"
+"""Beside it: what is only there to save time."""
+WEIGHTS = "weights.safetensors"
+"""In a trial's folder: its best epoch."""
+STATE = "state.pt"
+"""In a trial's checkpoint folder: what it would go on from."""
+
 CLAIM = "supermax:claim"
 """On a trial: the run that goes on with it."""
 ORIGIN = "supermax:origin"
 """On a trial that was carried over: where it comes from, and what was assumed of it."""
 DRAWN = "supermax:draws"
 """On a trial that took more than one draw: how many, and where the last came from."""
+RESULT = "result"
+"""On a trial of an agent: what it came to."""
 SPACE = "supermax:space"
 """On a study: the space it was made with."""
 EXPERIMENT = "supermax:experiment"

@@ -24,10 +24,7 @@ from supermax.engine.job import fault_from
 from supermax.engine.logs import tail_of
 from supermax.engine.protocol import RECORD
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, ORIGIN, plain_params
-
-RESULT = "result"
-"""The attribute in which agents keep what a trial came to."""
+from supermax.naming import EXPERIMENT, ORIGIN, RESULT, plain_params
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
 from supermax.errors import UserError
+from supermax.naming import CACHE, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.space import Space, load, narrowed, nest, preset
@@ -34,9 +35,6 @@ from supermax.training.refit import Progress, Refit
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning
-
-STORAGE = "supermax.db"
-CACHE = "supermax-cache"
 
 
 @dataclass(frozen=True)

@@ -225,6 +225,12 @@ def existing(storage: str) -> BaseStorage:
     return connect(where)
 
 
+def all_studies(storage: BaseStorage) -> list[Study]:
+    """Every study of a storage, versions and all, by name."""
+    names = sorted(summary.study_name for summary in storage.get_all_studies())
+    return [optuna.load_study(study_name=name, storage=storage) for name in names]
+
+
 def _holds_studies(file: str) -> bool:
     """Asked without writing: Optuna would make its tables in whatever database it is shown."""
     try:

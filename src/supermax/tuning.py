@@ -19,7 +19,7 @@ from optuna.study import Study
 from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
-from supermax.agents.objective import RESULT, AgentObjective, configured
+from supermax.agents.objective import AgentObjective, configured
 from supermax.agents.starting import (
     all_of,
     check_corpus,
@@ -34,7 +34,7 @@ from supermax.agents.starting import (
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, SETTINGS, plain_params
+from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
 from supermax.study import in_words, make_storage, open_study, without_password

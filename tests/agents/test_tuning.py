@@ -18,9 +18,9 @@ import supermax
 from supermax.agents import fitting
 from supermax.agents.keeping import Keeper, check_room, ranking
 from supermax.agents.measures import check_objectives
-from supermax.agents.objective import RESULT, WEIGHTS, AgentObjective, TrialReporter
+from supermax.agents.objective import AgentObjective, TrialReporter
 from supermax.errors import EnvironmentFault, UserError
-from supermax.naming import plain_params
+from supermax.naming import RESULT, STATE, WEIGHTS, plain_params
 from supermax.space import load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
@@ -59,7 +59,7 @@ def test_a_search_keeps_what_it_should_and_goes_on(tmp_path: Path, agent: str) -
     assert tuned.summary.trials["COMPLETE"] == 3
     folder = tuned.summary.run_dir
     assert len(list(folder.glob(f"trials/*/{WEIGHTS}"))) == 2
-    assert not list(folder.rglob("state.pt"))
+    assert not list(folder.rglob(STATE))
     best = tuned.best(2)
     assert len(best) == 2
     assert (folder / "trials" / f"{best[0]['trial']:05}" / WEIGHTS).exists()
@@ -187,13 +187,13 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     for number in range(5):  # the fifth was pruned, or is of nobody
         folder = tmp_path / "trials" / f"{number:05}"
         (folder / "checkpoint").mkdir(parents=True)
-        (folder / "checkpoint" / "state.pt").write_text("x")
+        (folder / "checkpoint" / STATE).write_text("x")
         (folder / WEIGHTS).write_bytes(b"x" * 100)
     assert [trial.number for trial in ranking(study)] == [1, 3, 2, 0]
     Keeper(tmp_path, top=3)(study, study.trials[0])
     kept = sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS))
     assert kept == [1, 2, 3]
-    assert not (tmp_path / "trials" / "00000" / "checkpoint" / "state.pt").exists()
+    assert not (tmp_path / "trials" / "00000" / "checkpoint" / STATE).exists()
     Keeper(tmp_path, top=3, budget=250)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
     number = study.ask().number  # it runs, and has just written its own

@@ -8,8 +8,9 @@ import optuna
 import pytest
 
 from supermax import UserError
+from supermax.naming import AGENTS
 from supermax.space import flatten, load, sampler_for, shipped
-from supermax.space.presets import AGENTS, preset, presets
+from supermax.space.presets import preset, presets
 
 SEVEN = [
     "bert-base-uncased",

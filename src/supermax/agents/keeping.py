@@ -11,8 +11,8 @@ from pathlib import Path
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax.agents.objective import WEIGHTS
 from supermax.errors import EnvironmentFault
+from supermax.naming import STATE, WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Keeper:
 def forget_state(folder: Path) -> None:
     """The state a trial would have gone on from; it has ended."""
     with contextlib.suppress(OSError):
-        (folder / "checkpoint" / "state.pt").unlink(missing_ok=True)
+        (folder / "checkpoint" / STATE).unlink(missing_ok=True)
 
 
 def ranking(study: Study) -> list[FrozenTrial]:

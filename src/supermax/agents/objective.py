@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from supermax.agents.measures import values_of
 from supermax.engine.remote_trial import TrialInterrupted
+from supermax.naming import RESULT, WEIGHTS
 from supermax.space import Space, choices
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
@@ -28,9 +29,7 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.sources import find
 from supermax.training.steps import Execution, best_precision
 
-WEIGHTS = "weights.safetensors"
 ENCODERS = ("encoder.name", "evidence_encoder.name")
-RESULT = "result"
 
 
 @dataclass(frozen=True)

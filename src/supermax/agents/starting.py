@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from supermax.errors import Infeasible, UserError
+from supermax.naming import AGENTS
 from supermax.space import Categorical, Space, load
-from supermax.space.presets import AGENTS
 from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits

@@ -6,28 +6,27 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import optuna
 import typer
 
 from supermax import cleaning
 from supermax import doctor as checks
-from supermax.cli.opening import DEFAULT, AsJson, Storage, opened, print_json
+from supermax.cli.opening import AsJson, Storage, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
-from supermax.settings.model import AGENTS
+from supermax.naming import AGENTS, CACHE, STORAGE
 from supermax.space import choices
 from supermax.space.presets import preset as preset_of
-from supermax.study import refuse_while_running
+from supermax.study import all_studies, existing, refuse_while_running
 from supermax.words import ended, listed, nearest, size_text
 
 _MARKS = {checks.GOOD: ("✓", "green"), checks.WARNING: ("!", "yellow"), checks.BAD: ("✗", "red")}
 
 
 def clean(
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     top: Annotated[int, typer.Option(min=0, help="Best trials that keep their weights.")] = 5,
     cache: Annotated[
-        Path | None, typer.Option(help="The cache; default: supermax-cache beside the storage.")
+        Path | None, typer.Option(help=f"The cache; default: {CACHE} beside the storage.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -42,13 +41,10 @@ def clean(
       supermax clean --dry-run
       supermax clean --top 3 --yes
     """
-    backend = opened(storage)
-    for summary in backend.get_all_studies():
-        refuse_while_running(
-            optuna.load_study(study_name=summary.study_name, storage=backend), "be cleaned up"
-        )
-    place = cache or _beside(storage)
-    found = cleaning.leftovers(backend, top=top, cache=place)
+    studies = all_studies(existing(storage))
+    for study in studies:
+        refuse_while_running(study, "be cleaned up")
+    found = cleaning.leftovers(studies, top=top, cache=cache or _beside(storage))
     total = sum(item.size for item in found)
     if as_json and not yes:
         print_json([{"what": i.what, "path": str(i.path), "size": i.size} for i in found])
@@ -76,7 +72,7 @@ def clean(
 def doctor(
     agent: Annotated[str, typer.Option(help="Whose encoders to look for.")] = "criteria",
     preset: Annotated[str, typer.Option(help="demo, max or supermax.")] = "supermax",
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     data: Annotated[
         Path | None, typer.Option(help="A file of settings whose data to read.")
     ] = None,
@@ -134,4 +130,4 @@ def _data(path: Path) -> list[checks.Finding]:
 def _beside(storage: str) -> Path | None:
     if "://" in storage:
         return None
-    return Path(storage).expanduser().absolute().parent / "supermax-cache"
+    return Path(storage).expanduser().absolute().parent / CACHE

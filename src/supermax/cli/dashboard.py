@@ -9,22 +9,23 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from supermax.cli.opening import DEFAULT, Storage, find_study, opened
+from supermax.cli.opening import Storage, find_study
+from supermax.naming import STORAGE
 from supermax.report.serving import HOST, make_site, server
-from supermax.study import without_password
+from supermax.study import existing, without_password
 
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")]
 Study = Annotated[str | None, typer.Argument(help="Print the address of this study's report.")]
 
 
-def dashboard(name: Study = None, storage: Storage = DEFAULT, port: Port = 8080) -> None:
+def dashboard(name: Study = None, storage: Storage = STORAGE, port: Port = 8080) -> None:
     """Serve reports and Optuna's dashboard to browsers on this machine, until Ctrl-C.
 
     \b
     Example:
       supermax dashboard --port 8080
     """
-    backend = opened(storage)
+    backend = existing(storage)
     study = None if name is None else find_study(backend, name)
     site = make_site(backend, without_password(storage))
     before = signal.signal(signal.SIGTERM, _end)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from supermax.errors import UserError
-from supermax.settings.model import AGENTS
+from supermax.naming import AGENTS
 from supermax.settings.writing import written
 from supermax.space.presets import preset
 from supermax.training.data.guessing import Guessed, guess_file

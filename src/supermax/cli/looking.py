@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from supermax.cli.opening import (
-    DEFAULT,
     AsJson,
     Storage,
     Which,
@@ -26,6 +25,7 @@ from supermax.cli.printing import console, file_stem, literal
 from supermax.display.strokes import spark
 from supermax.errors import EnvironmentFault, UserError
 from supermax.files import write_whole
+from supermax.naming import STORAGE
 from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
 from supermax.words import ended, listed, nearest, printable, size_text, took
 
@@ -38,7 +38,7 @@ _MOST_TRIALS = 8
 
 
 def best(
-    study: Which = None, top: Top = 5, storage: Storage = DEFAULT, as_json: AsJson = False
+    study: Which = None, top: Top = 5, storage: Storage = STORAGE, as_json: AsJson = False
 ) -> None:
     """Show the best trials with their values and what they were.
 
@@ -79,7 +79,7 @@ def best(
 def show(
     trial: Annotated[int, typer.Argument(help="The trial's number.")],
     study: Study = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Show one trial: parameters, curve, memory, attempts, faults and the end of its log.
@@ -118,7 +118,7 @@ def show(
 def compare(
     trials: Annotated[list[int], typer.Argument(help="Numbers of two trials or more.")],
     study: Study = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Set trials side by side: in what they differ, and what they came to.
@@ -161,7 +161,7 @@ def faults(
     study: Which = None,
     kind: Annotated[str | None, typer.Option(help="Only faults of this kind.")] = None,
     trial: Annotated[int | None, typer.Option(help="Only those of this trial.")] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong, by kind and culprit, with configuration, evidence and advice.
@@ -208,7 +208,7 @@ def export(
         Path | None, typer.Option("--out", "-o", help="A .json or .csv file; default: both.")
     ] = None,
     top: Top = 5,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     force: Annotated[bool, typer.Option("--force", help="Write over files.")] = False,
 ) -> None:
     """Write the best trials, with all their parameters and metrics, as JSON and CSV.

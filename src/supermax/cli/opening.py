@@ -27,28 +27,22 @@ Which = Annotated[
     str | None,
     typer.Argument(help="The study's name; not needed where the storage holds one alone."),
 ]
-DEFAULT = "supermax.db"
-
-
-def opened(storage: str) -> BaseStorage:
-    """The storage, which must be there: looking must not make one."""
-    return existing(storage)
 
 
 def find_study(storage: BaseStorage, name: str) -> Study:
     """The study's newest version; name@1 is the first one."""
     names = [summary.study_name for summary in storage.get_all_studies()]
     if versions := find_versions(storage, name):
-        return load_study(storage, versions[-1].study_name)
+        return versions[-1]
     for known in (name, base_name(name) if version_of(name) == 1 else name):
         if known in names:
-            return load_study(storage, known)
+            return optuna.load_study(study_name=known, storage=storage)
     raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 
 def the_study(storage: str, name: str | None) -> Study:
     """The study of that name; without one, the only study that there is."""
-    backend = opened(storage)
+    backend = existing(storage)
     if name is not None:
         return find_study(backend, name)
     names = dict.fromkeys(base_name(s.study_name) for s in backend.get_all_studies())
@@ -61,10 +55,6 @@ def the_study(storage: str, name: str | None) -> Study:
         f"There are several studies in {shown}: {', '.join(names)}. Name one (`show`, `compare` "
         f"and `replay` take it as --study NAME)."
     )
-
-
-def load_study(storage: BaseStorage, name: str) -> Study:
-    return optuna.load_study(study_name=name, storage=storage)
 
 
 def print_json(data: Any) -> None:

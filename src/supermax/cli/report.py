@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from supermax.cli.opening import DEFAULT, Storage, Which, the_study
+from supermax.cli.opening import Storage, Which, the_study
+from supermax.naming import STORAGE
 from supermax.records import read
 from supermax.report.writing import check_target, write_report
 from supermax.study import without_password
@@ -16,7 +17,7 @@ Output = Annotated[Path, typer.Option("--out", "--output", "-o", help="The file 
 
 
 def report(
-    study: Which = None, output: Output = Path("report.html"), storage: Storage = DEFAULT
+    study: Which = None, output: Output = Path("report.html"), storage: Storage = STORAGE
 ) -> None:
     """Write a study's report: one HTML file that needs no network and no other file.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import optuna
 import typer
 from optuna.storages import BaseStorage
 from optuna.study import Study
@@ -19,7 +18,7 @@ from optuna.trial import TrialState
 from rich.table import Table
 from rich.text import Text
 
-from supermax.cli.opening import DEFAULT, AsJson, Storage, find_study, opened
+from supermax.cli.opening import AsJson, Storage, find_study
 from supermax.cli.printing import console
 from supermax.display import status as file
 from supermax.display import text
@@ -28,7 +27,8 @@ from supermax.display.view import draw
 from supermax.engine.folder import holder
 from supermax.engine.home import find_home
 from supermax.errors import UserError
-from supermax.study import without_password
+from supermax.naming import STORAGE
+from supermax.study import all_studies, existing, without_password
 from supermax.words import clock, one_line
 
 PAUSE = 1.0  # seconds between two looks
@@ -41,7 +41,7 @@ def status(
         str | None,
         typer.Argument(metavar="STUDY", help="The study's name. Default: all of the storage."),
     ] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     watch: Annotated[
         bool, typer.Option("--watch", help="Go on looking until the run ends.")
     ] = False,
@@ -60,13 +60,13 @@ def status(
       supermax status criteria --watch
       supermax status criteria --json
     """
-    backend = opened(storage)
+    backend = existing(storage)
     if name is None and watch:
         name = _only_one(backend, storage)
     if name is None:
         if run_dir is not None:
             raise UserError("--run-dir goes with a study. Name it.")
-        _list([look(study) for study in _studies(backend)], storage, as_json)
+        _list([look(study) for study in all_studies(backend)], storage, as_json)
         return
     study = find_study(backend, name)
     if not watch:
@@ -155,14 +155,9 @@ def _from_study(study: Study) -> RunState:
     return state
 
 
-def _studies(storage: BaseStorage) -> list[Study]:
-    names = sorted(summary.study_name for summary in storage.get_all_studies())
-    return [optuna.load_study(study_name=name, storage=storage) for name in names]
-
-
 def _only_one(storage: BaseStorage, where: str) -> str:
     """The study that runs, or the only one there is."""
-    studies = _studies(storage)
+    studies = all_studies(storage)
     running = [study for study in studies if look(study).alive] or studies
     if len(running) != 1:
         names = (

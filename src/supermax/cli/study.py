@@ -13,24 +13,27 @@ from optuna.trial import TrialState
 from rich.table import Table
 
 from supermax.cli.opening import (
-    DEFAULT,
     AsJson,
     Name,
     Storage,
     find_study,
-    load_study,
-    opened,
     print_json,
 )
 from supermax.cli.printing import console, literal
 from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
-from supermax.naming import FROM, ORIGIN, plain_params
+from supermax.naming import FROM, ORIGIN, STORAGE, plain_params
 from supermax.space import Space, changes, load, space_of
 from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
-from supermax.study import open_with_care, refuse_while_running, without_password
+from supermax.study import (
+    all_studies,
+    existing,
+    open_with_care,
+    refuse_while_running,
+    without_password,
+)
 from supermax.words import ended, nearest, printable
 
 app = typer.Typer(help="List, show, compare, migrate, retry and delete studies.")
@@ -38,17 +41,15 @@ app.info.no_args_is_help = True
 
 
 @app.command("list")
-def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
+def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     """List the studies of a storage with their versions.
 
     \b
     Example:
       supermax study list --storage study.db
     """
-    backend = opened(storage)
     rows = []
-    for summary in backend.get_all_studies():
-        study = load_study(backend, summary.study_name)
+    for study in all_studies(existing(storage)):
         facts = _facts(study)
         rows.append({k: facts[k] for k in ("name", "version", "finished", "best", "space")})
     rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
@@ -68,14 +69,14 @@ def list_studies(storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def show(name: Name, storage: Storage = DEFAULT, as_json: AsJson = False) -> None:
+def show(name: Name, storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     """Show a study: its trials by state, the best one, its space, where its trials came from.
 
     \b
     Example:
       supermax study show criteria
     """
-    study = find_study(opened(storage), name)
+    study = find_study(existing(storage), name)
     facts = _facts(study)
     if as_json:
         print_json(facts)
@@ -110,7 +111,7 @@ def diff(
             "Default: the version before."
         ),
     ] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Say what differs between the space of a study and another space.
@@ -120,7 +121,7 @@ def diff(
       supermax study diff criteria space.yaml
       supermax study diff criteria@2 criteria
     """
-    backend = opened(storage)
+    backend = existing(storage)
     study = find_study(backend, name)
     old = _remembered(study)
     if other is None:
@@ -150,7 +151,7 @@ def diff(
 def migrate(
     name: Name,
     space: Annotated[str, typer.Argument(help="A space file, or a space of the package.")],
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     on_change: Annotated[
         str, typer.Option(help="What a changed space does: migrate, new or stop.")
     ] = "migrate",
@@ -166,7 +167,7 @@ def migrate(
             ended(f"--on-change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}")
         )
     wanted = load(space)
-    backend = opened(storage)
+    backend = existing(storage)
     study = find_study(backend, name)
     changed = open_with_care(
         wanted,
@@ -181,7 +182,7 @@ def migrate(
 @app.command()
 def retry(
     name: Name,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     state: Annotated[
         list[str] | None, typer.Option(help="States to repeat: fail, pruned. Repeatable.")
     ] = None,
@@ -196,7 +197,7 @@ def retry(
     wanted = [s.lower() for s in state or ["fail"]]
     if unknown := [s for s in wanted if s not in known]:
         raise UserError(ended(f"--state cannot be {unknown[0]!r}{nearest(unknown[0], known)}"))
-    study = find_study(opened(storage), name)
+    study = find_study(existing(storage), name)
     queued = queue_again(study, [known[s] for s in wanted])
     finished = sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
     print(
@@ -210,7 +211,7 @@ def retry(
 @app.command()
 def delete(
     name: Annotated[str, typer.Argument(help="The study's full name, with @N for a version.")],
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study for good, after saying what is lost and asking.
@@ -219,7 +220,7 @@ def delete(
     Example:
       supermax study delete criteria@2 --yes
     """
-    backend = opened(storage)
+    backend = existing(storage)
     versions = [v.study_name for v in find_versions(backend, name)]
     if len(versions) > 1:
         shown = ", ".join(f"{name}@{version_of(v)}" for v in versions)

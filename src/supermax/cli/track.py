@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from supermax.cli.opening import DEFAULT, Storage, Which, the_study
+from supermax.cli.opening import Storage, Which, the_study
+from supermax.naming import STORAGE
 from supermax.tracking import send_missing
 from supermax.words import counted
 
@@ -21,7 +22,7 @@ def track(
             envvar="MLFLOW_TRACKING_URI",
         ),
     ] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     run_dir: Annotated[
         str | None, typer.Option(help="The run folder, if it is not in its usual place.")
     ] = None,

@@ -19,8 +19,8 @@ import typer
 from supermax import supervise
 from supermax.cli.stdio import Surviving
 from supermax.errors import UserError
+from supermax.naming import AGENTS
 from supermax.settings import Resolved, resolve
-from supermax.settings.model import AGENTS
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load

@@ -13,10 +13,10 @@ import typer
 from rich.table import Table
 
 from supermax.cli.looking import Study
-from supermax.cli.opening import DEFAULT, AsJson, Storage, Which, print_json, the_study
+from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem
 from supermax.errors import UserError
-from supermax.naming import SETTINGS
+from supermax.naming import SETTINGS, STORAGE
 from supermax.records import StudyRecord, read
 from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
@@ -39,7 +39,7 @@ def refit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The model's folder; default: STUDY-model.")
     ] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Train the best configuration for good and export it.
@@ -143,7 +143,7 @@ def replay(
         str | None,
         typer.Option(help="FILE.py:FUNCTION, for a study that `tune` did not make."),
     ] = None,
-    storage: Storage = DEFAULT,
+    storage: Storage = STORAGE,
 ) -> None:
     """Run a trial again in the foreground, every launch on a GPU waited for, to the exact line.
 

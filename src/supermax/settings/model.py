@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
+from supermax.naming import CACHE, STORAGE, Agent
 from supermax.settings import units
 
-AGENTS = ("criteria", "evidence", "share", "joint")
-SAMPLERS = ("tpe", "random", "gp", "cmaes", "qmc", "nsgaii")
-PRUNERS = ("median", "hyperband", "halving", "none")
+Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
+Pruner = Literal["median", "hyperband", "halving", "none"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Bytes = Annotated[int, BeforeValidator(units.size)]
 
@@ -59,9 +59,7 @@ class DataSettings(_Part):
 
 
 class Settings(_Part):
-    agent: Literal["criteria", "evidence", "share", "joint"] = Field(
-        description="criteria, evidence, share or joint"
-    )
+    agent: Agent = Field(description="criteria, evidence, share or joint")
     name: str | None = Field(None, min_length=1, description="of the study; else the agent's")
     data: DataSettings = Field(DataSettings(), description="what is learnt from")
     preset: str = Field("demo", description="demo (a tiny encoder, minutes), max or supermax")
@@ -75,12 +73,8 @@ class Settings(_Part):
     patience: int | None = Field(None, ge=1, description="epochs without a better value")
     min_delta: float = Field(0.0, ge=0, description="by how much a value must be better")
     objectives: Words = Field([], description="metrics; the first decides, others are weighed")
-    sampler: Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"] = Field(
-        "tpe", description=", ".join(SAMPLERS)
-    )
-    pruner: Literal["median", "hyperband", "halving", "none"] = Field(
-        "median", description=", ".join(PRUNERS)
-    )
+    sampler: Sampler = Field("tpe", description=", ".join(get_args(Sampler)))
+    pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
     seed: int | None = Field(None, ge=0, description="of the sampler")
     workers: int = Field(1, ge=1, le=512, description="trials at a time")
     gpus: Words = Field([], description="to spread trials over, as CUDA numbers them")
@@ -92,8 +86,8 @@ class Settings(_Part):
     stall_timeout: Seconds | None = Field(None, description="for a trial that says nothing")
     retries: int = Field(2, ge=0, description="after a fault of the machine")
     outdir: str = Field(".", description="where storage and cache are by default")
-    storage: str | None = Field(None, description="a file or an Optuna URL; else supermax.db")
-    cache: str | None = Field(None, description="of tokens; else supermax-cache")
+    storage: str | None = Field(None, description=f"a file or an Optuna URL; else {STORAGE}")
+    cache: str | None = Field(None, description=f"of tokens; else {CACHE}")
     top: int = Field(5, ge=1, description="trials whose weights are kept")
     keep: Bytes | None = Field(None, description="that kept weights may take")
     track: str | None = Field(

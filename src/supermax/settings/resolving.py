@@ -14,7 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from supermax.errors import UserError
-from supermax.settings.model import AGENTS, Settings, keys
+from supermax.naming import AGENTS
+from supermax.settings.model import Settings, keys
 from supermax.trees import read_text, tree
 from supermax.words import ended, listed, mistakes, nearest
 

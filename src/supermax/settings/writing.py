@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from supermax.naming import CACHE, STORAGE
 from supermax.settings.model import DataSettings, Settings, keys
 
 Data = DataSettings.model_fields
@@ -95,8 +96,8 @@ _EXAMPLES = {
     "gpus": "[0, 1]",
     "trial_timeout": "1h",
     "stall_timeout": "10m",
-    "storage": "supermax.db",
-    "cache": "supermax-cache",
+    "storage": STORAGE,
+    "cache": CACHE,
     "keep": "20GiB",
     "track": "mlflow",
 }

@@ -12,12 +12,12 @@ from typing import Any
 import yaml
 
 from supermax.errors import UserError
+from supermax.naming import AGENTS
 from supermax.space.model import Space
 from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
 from supermax.words import ended, nearest
 
-AGENTS = ("criteria", "evidence", "share", "joint")
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
 _ENCODERS = ("encoder.name", "evidence_encoder.name")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-FILE = "state.pt"
+from supermax.naming import STATE
 
 
 def random_states() -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Saver:
     on meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / STATE
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from supermax.errors import UserError
+from supermax.naming import Agent
 from supermax.words import listed, nearest
 
 
@@ -103,7 +104,7 @@ class FusionConfig(_Part):
 class Config(_Part):
     """Everything that makes an experiment; two trials with the same one are the same."""
 
-    agent: Literal["criteria", "evidence", "share", "joint"] = "criteria"
+    agent: Agent = "criteria"
     encoder: EncoderConfig
     evidence_encoder: OtherEncoderConfig | None = None
     text: TextConfig = TextConfig()
