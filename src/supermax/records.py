@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from optuna.study import Study, StudyDirection
-from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.folder import StudyFolder, TrialFolder
@@ -25,6 +24,7 @@ from supermax.engine.logs import tail_of
 from supermax.engine.protocol import RECORD
 from supermax.errors import UserError
 from supermax.naming import EXPERIMENT, ORIGIN, RESULT, plain_params
+from supermax.ranking import broken, front, ranked
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class TrialRecord:
     @property
     def broken(self) -> dict[str, float]:
         """Constraints that it violates, and by how much."""
-        return {name: by for name, by in self.trial.constraints.items() if by > 0}
+        return broken(self.trial)
 
     @property
     def curve(self) -> dict[int, float]:
@@ -205,29 +205,33 @@ class StudyRecord:
         return [trial for trial in self.trials if trial.state in states]
 
     def ranking(self) -> list[TrialRecord]:
-        """Complete trials that break no constraint, best first; by the first objective."""
-        sign = -1.0 if self.directions[0] == "maximize" else 1.0
-        complete = [trial for trial in self.of("COMPLETE") if not trial.broken]
-        return sorted(complete, key=lambda t: (sign * (t.values or [0.0])[0], t.number))
+        """Complete trials that break no constraint, best first; of several objectives those of
+        the front before the others."""
+        return self._records(self._ranked)
 
     def best(self) -> TrialRecord:
         """The first of the ranking. Raises UserError where there is none."""
-        ranked = self.ranking()
-        if not ranked:
+        if not self._ranked:
             states = Counter(trial.state.lower() for trial in self.trials)
             shown = ", ".join(f"{n} {state}" for state, n in states.items()) or "no trials"
             raise UserError(f"No trial of '{self.name}' has come to a value yet ({shown}).")
-        return ranked[0]
+        return self.ranking()[0]
 
     def front(self) -> list[TrialRecord]:
         """The trials no other is better than in everything; for one objective the best one."""
-        if len(self.directions) == 1:
-            return self.ranking()[:1]
-        candidates = self.ranking()
-        directions = [StudyDirection[direction.upper()] for direction in self.directions]
-        best = _get_pareto_front_trials_by_trials([t.trial for t in candidates], directions)
-        numbers = {trial.number for trial in best}
-        return [trial for trial in candidates if trial.number in numbers]
+        return self._records(front(self._ranked, self._wishes))
+
+    @cached_property
+    def _wishes(self) -> list[StudyDirection]:
+        return [StudyDirection[direction.upper()] for direction in self.directions]
+
+    @cached_property
+    def _ranked(self) -> list[FrozenTrial]:
+        return ranked((trial.trial for trial in self.trials), self._wishes)
+
+    def _records(self, trials: Iterable[FrozenTrial]) -> list[TrialRecord]:
+        by_number = {trial.number: trial for trial in self.trials}
+        return [by_number[trial.number] for trial in trials]
 
     def faults(self) -> list[FaultRecord]:
         """All faults of the study, in the order of their trials."""

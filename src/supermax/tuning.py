@@ -17,7 +17,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 
 from supermax.agents.fitting import fitted
-from supermax.agents.keeping import Keeper, check_room, ranking
+from supermax.agents.keeping import Keeper, check_room
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, configured
 from supermax.agents.starting import (
@@ -35,6 +35,7 @@ from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
+from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
 from supermax.study import in_words, make_storage, open_study, without_password
@@ -61,13 +62,13 @@ class Tuned:
     def best(self, top: int = 5) -> list[dict[str, Any]]:
         """The best trials: number, value, encoder, epochs, metrics."""
         rows = []
-        for trial in ranking(self.study)[:top]:
+        for trial in ranked(self.study.get_trials(deepcopy=False), self.study.directions)[:top]:
             result = trial.user_attrs.get(RESULT, {})
             rows.append(
                 {
                     "trial": trial.number,
                     "values": trial.values,
-                    "encoder": trial.params.get("encoder.name"),
+                    "encoder": plain_params(trial).get("encoder.name"),
                     "best_epoch": result.get("best_epoch"),
                     "metrics": result.get("metrics", {}),
                 }

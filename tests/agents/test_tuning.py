@@ -16,11 +16,12 @@ from optuna.trial import create_trial
 
 import supermax
 from supermax.agents import fitting
-from supermax.agents.keeping import Keeper, check_room, ranking
+from supermax.agents.keeping import Keeper, check_room
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
 from supermax.errors import EnvironmentFault, UserError
 from supermax.naming import RESULT, STATE, WEIGHTS, plain_params
+from supermax.records import read
 from supermax.space import load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
@@ -189,7 +190,6 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
         (folder / "checkpoint").mkdir(parents=True)
         (folder / "checkpoint" / STATE).write_text("x")
         (folder / WEIGHTS).write_bytes(b"x" * 100)
-    assert [trial.number for trial in ranking(study)] == [1, 3, 2, 0]
     Keeper(tmp_path, top=3)(study, study.trials[0])
     kept = sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS))
     assert kept == [1, 2, 3]
@@ -202,6 +202,35 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     (running / WEIGHTS).write_bytes(b"x")
     Keeper(tmp_path, top=1)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
+
+
+def kept_of(study: optuna.Study, folder: Path, top: int) -> list[int]:
+    """The trials whose weights are left of all that had some."""
+    for trial in study.trials:
+        place = folder / "trials" / f"{trial.number:05}"
+        place.mkdir(parents=True)
+        (place / WEIGHTS).write_bytes(b"x")
+    Keeper(folder, top=top)(study, study.trials[0])
+    return sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS))
+
+
+def test_of_several_objectives_the_weights_of_the_front_are_kept(tmp_path: Path) -> None:
+    study = optuna.create_study(directions=["maximize", "minimize"])
+    for values in ([0.9, 9.0], [0.8, 9.5], [0.85, 9.1], [0.5, 1.0], [0.7, 5.0]):
+        study.add_trial(create_trial(values=values))
+    record = read(study, tmp_path)
+    assert [trial.number for trial in record.ranking()] == [0, 4, 3, 2, 1]
+    assert [trial.number for trial in record.front()] == [0, 4, 3]
+    assert {trial.number for trial in study.best_trials} == {0, 4, 3}
+    assert kept_of(study, tmp_path, top=3) == [0, 3, 4]
+
+
+def test_no_weights_of_a_trial_that_breaks_a_constraint_are_kept(tmp_path: Path) -> None:
+    study = optuna.create_study(direction="maximize")
+    for value, by in ((0.9, 1.0), (0.1, 0.0), (0.5, -1.0)):
+        study.add_trial(create_trial(value=value, system_attrs={"constraints": [by]}))
+    assert kept_of(study, tmp_path, top=2) == [1, 2]
+    assert read(study, tmp_path).best().number == 2
 
 
 def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:

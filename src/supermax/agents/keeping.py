@@ -8,11 +8,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, TrialState
+from optuna.study import Study
+from optuna.trial import FrozenTrial
 
+from supermax.engine.folder import StudyFolder, TrialFolder
 from supermax.errors import EnvironmentFault
 from supermax.naming import STATE, WEIGHTS
+from supermax.ranking import ranked
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,13 @@ class Keeper:
     """Bytes that weights may take; None: no limit but the top."""
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
-        forget_state(self.folder(trial.number))
-        best = [trial.number for trial in ranking(study)[: self.top]]
+        folder = StudyFolder(self.run_dir)
+        forget_state(folder.trial(trial.number))
+        trials = study.get_trials(deepcopy=False)
+        best = [trial.number for trial in ranked(trials, study.directions)[: self.top]]
         room = self.budget
-        for number in best + self._others(study, set(best)):
-            path = self.folder(number) / WEIGHTS
+        for number in best + self._others(trials, set(best)):
+            path = folder.trial(number).path / WEIGHTS
             if not path.exists():
                 continue
             size = path.stat().st_size
@@ -38,29 +42,18 @@ class Keeper:
             else:
                 path.unlink(missing_ok=True)
 
-    def folder(self, number: int) -> Path:
-        return self.run_dir / "trials" / f"{number:05}"
-
-    def _others(self, study: Study, best: set[int]) -> list[int]:
+    def _others(self, trials: list[FrozenTrial], best: set[int]) -> list[int]:
         """All that are not among the best and have ended. One that still runs may have written
         its weights a moment ago: they are its own."""
-        trials = study.get_trials(deepcopy=False)
         kept = best | {trial.number for trial in trials if not trial.state.is_finished()}
         found = (int(p.parent.name) for p in self.run_dir.glob(f"trials/*/{WEIGHTS}"))
         return [number for number in found if number not in kept]
 
 
-def forget_state(folder: Path) -> None:
+def forget_state(folder: TrialFolder) -> None:
     """The state a trial would have gone on from; it has ended."""
     with contextlib.suppress(OSError):
-        (folder / "checkpoint" / STATE).unlink(missing_ok=True)
-
-
-def ranking(study: Study) -> list[FrozenTrial]:
-    """Complete trials, best first; for several objectives by the first one."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    sign = -1.0 if study.directions[0] is StudyDirection.MAXIMIZE else 1.0
-    return sorted(complete, key=lambda trial: (sign * trial.values[0], trial.number))
+        (folder.checkpoint / STATE).unlink(missing_ok=True)
 
 
 def check_room(run_dir: Path, needed: int) -> None:
