@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax.words import clock, masked, masked_url, one_line, printable, took
+from supermax.words import clock, masked, masked_url, metric_title, one_line, printable, took
 
 ANY_TEXT = st.text(st.characters(categories=None))
 
@@ -53,6 +53,12 @@ def test_passwords_are_masked(said: str, shown: str, abroad: str) -> None:
 
 def test_an_odd_address_is_shown_without_its_login() -> None:
     assert masked_url("what://u:p w@x:y?api_key=1&a=2") == "what://***@x:y?api_key=***&a=2"
+
+
+def test_the_metric_of_a_class_is_named_after_it() -> None:
+    labels = ["no", "yes\x1b[31m\n!"]
+    shown = [metric_title(name, labels) for name in ("f1_0", "f1_1", "f1_2", "macro_f1", "f1_x")]
+    assert shown == ["f1 of no", "f1 of yes !", "f1_2", "macro_f1", "f1_x"]
 
 
 def test_durations() -> None:

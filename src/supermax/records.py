@@ -25,6 +25,7 @@ from supermax.engine.protocol import RECORD
 from supermax.errors import UserError
 from supermax.naming import EXPERIMENT, ORIGIN, RESULT, plain_params
 from supermax.ranking import broken, front, ranked
+from supermax.words import metric_title
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,17 @@ class TrialRecord:
         return found | {"metrics": {str(k): v for k, v in metrics.items() if _is_number(v)}}
 
     @property
+    def labels(self) -> list[str]:
+        """The classes it was taught to tell apart, in their order, where that is known."""
+        return [str(label) for label in self.result.get("labels", ())]
+
+    @property
+    def metrics(self) -> list[tuple[str, float]]:
+        """What an agent's trial measured, under names for people."""
+        found = self.result.get("metrics", {})
+        return [(metric_title(name, self.labels), value) for name, value in found.items()]
+
+    @property
     def started(self) -> float | None:
         return _seconds(self.trial.datetime_start)
 
@@ -193,6 +205,12 @@ class StudyRecord:
             if several
             else ["value"]
         )
+
+    @cached_property
+    def titles(self) -> list[str]:
+        """The objectives under names for people."""
+        labels = next((trial.labels for trial in self.trials if trial.labels), [])
+        return [metric_title(name, labels) for name in self.objectives]
 
     def trial(self, number: int) -> TrialRecord:
         for trial in self.trials:
@@ -302,6 +320,7 @@ _NOTES = {
 }
 _RESULT: dict[str, tuple[type, ...]] = {
     "metrics": (dict,),
+    "labels": (list,),
     "best_epoch": (int,),
     "epochs": (int,),
     "samples_per_second": (int, float),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SEQUENCES = re.compile(
@@ -92,6 +92,14 @@ def finite(data: Any) -> Any:
 
 def counted(n: int, one: str, many: str | None = None) -> str:
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def metric_title(name: str, labels: Sequence[str]) -> str:
+    """A metric as people read it: f1_1 by the name of its class."""
+    match = re.fullmatch(r"f1_([0-9]{1,6})", name)
+    if match is None or int(match[1]) >= len(labels):
+        return name
+    return f"f1 of {one_line(labels[int(match[1])], 40)}"
 
 
 def clock(seconds: float) -> str:

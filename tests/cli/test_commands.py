@@ -98,7 +98,14 @@ def test_the_best_trials_come_with_their_parameters(playground: Path) -> None:
 
 def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> None:
     said = sm("show", "0", "--storage", "supermax.db")
-    for words in ("Curve:", "Peak memory:", "Metrics: macro_f1", "Attempt 1 in cell", "optim.lr"):
+    for words in (
+        "Curve:",
+        "Peak memory:",
+        "Metrics: macro_f1",
+        "f1 of ",
+        "Attempt 1 in cell",
+        "optim.lr",
+    ):
         assert words in said
     crashed = sm("show", "2", "--storage", "study.db")
     assert "signal SIGSEGV" in crashed

@@ -275,7 +275,8 @@ def hostile(storage: str | BaseStorage | None) -> StudyRecord:
         values = [rng.random()] if state is TrialState.COMPLETE else None
         attributes = {"supermax": {"format": 1, "attempts": 1, "seconds": 40.0, "peak_rss": 10**9}}
         if values:
-            attributes["result"] = {"metrics": {script: 0.5}, "best_epoch": image}  # type: ignore[dict-item]
+            metrics = {script: 0.5, "f1_0": 0.5}
+            attributes["result"] = {"metrics": metrics, "labels": [script], "best_epoch": image}  # type: ignore[dict-item]
         curve = {s: rng.random() for s in range(4)}
         times = (at, at + timedelta(seconds=40))
         made.append(frozen(state, values, params, distributions, curve, attributes, times))

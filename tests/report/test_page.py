@@ -125,6 +125,7 @@ def test_hostile_texts_stand_as_they_are(hostile: StudyRecord) -> None:
     parsed = Parsed(text)
     for words in studies.HOSTILE:
         assert words in parsed.text
+    assert f"f1 of {studies.HOSTILE[0]}" in parsed.text
     assert "\x1b" not in text
     scripts = [a for tag, a in parsed.tags if tag == "script"]
     assert sum("data-plot" not in a for a in scripts) == 2

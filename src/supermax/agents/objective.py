@@ -82,7 +82,7 @@ class AgentObjective:
         prepared = self.prepared(config)
         result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
         values = values_of(self.objectives, prepared, result)
-        trial.set_user_attr(RESULT, summary(prepared, result))
+        trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
         keep(result, trial.checkpoint_dir.parent / WEIGHTS)
         return values[0] if len(values) == 1 else tuple(values)
 
@@ -145,10 +145,11 @@ def here(execution: Execution) -> Execution:
     return replace(execution, device=device, threads=threads, precision=precision)
 
 
-def summary(prepared: Prepared, result: Result) -> dict[str, Any]:
+def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[str, Any]:
     """What a person wants to know of a trial, without a word of anybody's text."""
     return {
         "metrics": {name: round(value, 6) for name, value in result.metrics.items()},
+        "labels": list(labels),
         "best_epoch": result.best_epoch,
         "epochs": result.epochs,
         "seconds": round(result.seconds, 2),

@@ -56,7 +56,10 @@ def best(
         record.best()  # says so
     agents = any(trial.encoder for trial in ranked)
     table = Table(
-        "trial", *record.objectives, *(["encoder", "best epoch"] if agents else []), "time"
+        "trial",
+        *map(printable, record.titles),
+        *(["encoder", "best epoch"] if agents else []),
+        "time",
     )
     for trial in ranked[:top]:
         values = [f"{value:.5g}" for value in trial.values or ()]
@@ -97,7 +100,7 @@ def show(
     screen = console()
     values = ", ".join(
         f"{name} {value:.6g}"
-        for name, value in zip(record.objectives, found.values or (), strict=False)
+        for name, value in zip(record.titles, found.values or (), strict=False)
     )
     screen.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
     if found.broken:
@@ -137,7 +140,7 @@ def compare(
         return
     table = Table("", *(f"trial {trial.number}" for trial in found))
     table.add_row("state", *(trial.state.lower() for trial in found))
-    for i, name in enumerate(record.objectives):
+    for i, name in enumerate(record.titles):
         shown = [f"{t.values[i]:.6g}" if t.values else "–" for t in found]
         table.add_row(literal(name), *shown)
     names = dict.fromkeys(name for trial in found for name in trial.params)
@@ -309,8 +312,7 @@ def _peak(trial: TrialRecord) -> str:
 
 
 def _metrics(trial: TrialRecord) -> list[str]:
-    metrics = trial.result.get("metrics", {})
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in trial.metrics)
     return [f"Metrics: {shown}"] if shown else []
 
 

@@ -25,7 +25,7 @@ from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
 from supermax.trees import scalar
-from supermax.words import ended, nearest, printable
+from supermax.words import ended, metric_title, nearest, printable
 
 if TYPE_CHECKING:
     from supermax.search import Search
@@ -211,8 +211,9 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
         why = paused or f"`supermax faults {settings.study}` says why."
         return [f"No trial of '{settings.study}' has come to a value yet. {why}"]
     best = rows[0]
+    titles = [metric_title(name, tuned.splits.train.label_names) for name in tuned.objectives]
     values = ", ".join(
-        f"{name} {value:.4f}" for name, value in zip(tuned.objectives, best["values"], strict=True)
+        f"{name} {value:.4f}" for name, value in zip(titles, best["values"], strict=True)
     )
     return [
         *([paused] if paused else []),

@@ -22,6 +22,7 @@ from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
+from supermax.words import metric_title
 
 if TYPE_CHECKING:
     from supermax.agents.objective import AgentObjective
@@ -72,7 +73,11 @@ def refit(
         return
     table = Table("on the test split", "mean", "95 % interval")
     for name, estimate in result.metrics.items():
-        table.add_row(name, f"{estimate.mean:.4f}", f"{estimate.low:.4f} to {estimate.high:.4f}")
+        table.add_row(
+            metric_title(name, chosen.labels),
+            f"{estimate.mean:.4f}",
+            f"{estimate.low:.4f} to {estimate.high:.4f}",
+        )
     console().print(table)
     print(
         f"Trial {chosen.number}, trained with {len(result.runs)} seeds; that of seed "

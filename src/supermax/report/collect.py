@@ -96,7 +96,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
     first = next(((t, v) for t in record.trials if (v := value_of(t)) is not None), None)
     return Facts(
         name=record.name,
-        objectives=list(zip(record.objectives, record.directions, strict=True)),
+        objectives=list(zip(record.titles, record.directions, strict=True)),
         states=dict(Counter(trial.state for trial in record.trials)),
         carried=len(record.trials) - len(own),
         started=started,
@@ -181,9 +181,7 @@ def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tup
         ("storage", place),
         (
             "objectives",
-            ", ".join(
-                f"{n} ({d})" for n, d in zip(record.objectives, record.directions, strict=True)
-            ),
+            ", ".join(f"{n} ({d})" for n, d in zip(record.titles, record.directions, strict=True)),
         ),
         *(
             (key, _words(experiment[key]))

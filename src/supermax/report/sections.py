@@ -113,7 +113,6 @@ def best(facts: Facts) -> Html:
     if not facts.top:
         return tag("p", "There is no configuration to show yet.", class_="quiet")
     trial = facts.top[0]
-    metrics = trial.result.get("metrics")
     left = tag(
         "div",
         tag(
@@ -127,9 +126,8 @@ def best(facts: Facts) -> Html:
         (name, shown(value))
         for (name, _), value in zip(facts.objectives, trial.values or (), strict=False)
     ]
-    if isinstance(metrics, dict):
-        known = {name for name, _ in rows}
-        rows += [(str(k), shown(v)) for k, v in metrics.items() if str(k) not in known]
+    known = {name for name, _ in rows}
+    rows += [(name, shown(value)) for name, value in trial.metrics if name not in known]
     rows += [
         (label, _count(trial.result[key]))
         for key, label in (

@@ -20,7 +20,7 @@ MOST_STEPS = 150
 
 def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
     """Every trial's value in the order of the trials, and the best so far as a line."""
-    name = record.objectives[objective]
+    name = record.titles[objective]
     complete = [t for t in record.trials if value_of(t, objective) is not None]
     pruned = [] if len(record.directions) > 1 else _pruned(record)
     lost = [t for t in record.trials if t.state == "FAIL" or _without_value(t, objective)]
@@ -104,7 +104,7 @@ def _points(record: StudyRecord, trials: list[TrialRecord], objective: int) -> g
             "size": 6 if len(trials) <= 500 else 4,
             "symbol": ["circle-open" if t.broken else symbol for t in trials],
         },
-        hovertext=[look.about(t, record.objectives, 6) for t in trials],
+        hovertext=[look.about(t, record.titles, 6) for t in trials],
         hoverinfo="text",
     )
 
@@ -122,7 +122,7 @@ def _pruned_points(
         name="pruned, at its last report",
         marker={"color": colour, "symbol": symbol, "size": 6 if len(pruned) <= 500 else 4},
         hovertext=[
-            f"{look.about(t, record.objectives, 6)}<br>last report: {number(value)}"
+            f"{look.about(t, record.titles, 6)}<br>last report: {number(value)}"
             for t, value in pruned
         ],
         hoverinfo="text",
@@ -155,7 +155,7 @@ def _lost(record: StudyRecord, lost: list[TrialRecord]) -> go.Scatter | None:
         mode="markers",
         name="failed, or no finite value",
         marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.4}},
-        hovertext=[look.about(t, record.objectives, 6) for t in lost],
+        hovertext=[look.about(t, record.titles, 6) for t in lost],
         hoverinfo="text",
     )
 
@@ -209,7 +209,7 @@ def curves(record: StudyRecord, top: int = MOST_CURVES) -> go.Figure | None:
         height=360,
         caption=caption,
         xaxis=look.axis("step"),
-        yaxis=look.axis(record.objectives[0], range=window),
+        yaxis=look.axis(record.titles[0], range=window),
     )
 
 

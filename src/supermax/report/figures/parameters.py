@@ -82,7 +82,7 @@ def importances(record: StudyRecord, first: dict[str, float] | None = None) -> g
             y=list(range(len(shown))),
             x=[look.rounded(found.get(name, 0.0)) for name in shown],
             orientation="h",
-            name=plot_text(record.objectives[i]),
+            name=plot_text(record.titles[i]),
             marker={
                 "color": look.COLOURS[i % len(look.COLOURS)],
                 "pattern": {"shape": ("", "/", ".", "x")[i % 4]} if several else {},
@@ -202,7 +202,7 @@ def parallel(
     if len(chosen) < 2 or len(ranked) < 2:
         return None
     values = [v for t in ranked if (v := value_of(t, objective)) is not None]
-    result = Domain(record.objectives[objective], low=min(values), high=max(values))
+    result = Domain(record.titles[objective], low=min(values), high=max(values))
     scales = [*map(_Scale, chosen), _Scale(result, objective)]
     bands = [band for band in _bands(ranked) if band]
     traces = [_band(band, scales, i, objective) for i, band in enumerate(bands)]

@@ -59,7 +59,7 @@ def pareto(record: StudyRecord, first: int = 0, second: int = 1) -> go.Figure | 
 
 def _named(record: StudyRecord, objective: int) -> str:
     wish = "more is better" if maximizes(record, objective) else "less is better"
-    return f"{record.objectives[objective]} ({wish})"
+    return f"{record.titles[objective]} ({wish})"
 
 
 def _pair(trial: TrialRecord, first: int, second: int) -> tuple[float, float] | None:
@@ -75,7 +75,7 @@ def _others(record: StudyRecord, trials: list[TrialRecord], first: int, second: 
         mode="markers",
         name="others",
         marker={"color": look.SKY, "symbol": "circle-open", "size": 6},
-        hovertext=[look.about(t, record.objectives, 6) for t in trials],
+        hovertext=[look.about(t, record.titles, 6) for t in trials],
         hoverinfo="text",
     )
 
@@ -94,7 +94,7 @@ def _front(record: StudyRecord, trials: list[TrialRecord], first: int, second: i
         textfont={"size": 10},
         line={"color": look.BLACK, "width": 1, "dash": "dot"},
         marker={"color": look.VERMILLION, "symbol": "diamond", "size": 9},
-        hovertext=[look.about(t, record.objectives) for t in trials],
+        hovertext=[look.about(t, record.titles) for t in trials],
         hoverinfo="text",
     )
 
@@ -120,7 +120,7 @@ def encoders(record: StudyRecord, objective: int = 0) -> go.Figure | None:
         *traces,
         height=90 + 56 * len(names),
         caption=caption,
-        xaxis=look.axis(record.objectives[objective], range=window),
+        xaxis=look.axis(record.titles[objective], range=window),
         yaxis={
             "tickvals": list(range(len(names))),
             "ticktext": [f"{plot_text(n, 40)} ({len(groups[n])})" for n in names],
@@ -150,7 +150,7 @@ def _box(record: StudyRecord, trials: list[TrialRecord], row: int, objective: in
             "opacity": 0.55,
             "symbol": look.SYMBOLS[row % len(look.SYMBOLS)],
         },
-        hovertext=[look.about(t, record.objectives, 0) for t in drawn],
+        hovertext=[look.about(t, record.titles, 0) for t in drawn],
         hoverinfo="text",
         hoveron="points",
         showlegend=False,
