@@ -17,7 +17,7 @@ ALLOWED = {
     "words": set[str](),
     "trees": {"errors"},
     "settings": {"errors", "naming", "trees", "words"},
-    "engine": {"errors", "files", "naming"},
+    "engine": {"errors", "files", "naming", "words"},
     "space": {"errors", "naming", "trees", "words"},
     "training": {"errors", "files", "naming", "words"},
     "agents": {"engine", "space", "training", "errors", "naming", "ranking", "words"},

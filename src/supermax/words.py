@@ -41,7 +41,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def in_short(error: object, most: int = 200) -> str:
     """What an error of somebody else's says, on one line and not for ever."""
-    return " ".join(str(error).split())[:most].rstrip(".")
+    return one_line(str(error), most).rstrip(".")
 
 
 def printable(text: str) -> str:

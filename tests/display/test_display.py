@@ -150,6 +150,14 @@ def plain(clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
 
 
 class TestPlain:
+    def test_a_stream_of_few_characters_gets_all_lines(self) -> None:
+        raw = io.BytesIO()
+        display = PlainDisplay(io.TextIOWrapper(raw, "ascii"), Clock())
+        for said in ("näher", "x" * 2000, "last"):
+            display(ev.Notice(said))
+        assert raw.getvalue().decode("ascii").splitlines()[0].endswith("n?her")
+        assert raw.getvalue().endswith(b"last\n")
+
     def test_a_slow_run_gets_a_line_per_trial(self) -> None:
         clock = Clock()
         display, stream = plain(clock)

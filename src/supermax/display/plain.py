@@ -15,7 +15,7 @@ from typing import TextIO
 from supermax.display import text
 from supermax.display.state import RunState, stopping_words, will_retry
 from supermax.engine import events as ev
-from supermax.words import clock, counted, one_line
+from supermax.words import clock, counted, one_line, took
 
 INTERVAL = 5.0  # seconds between two lines about progress
 SAME_PER_INTERVAL = 3  # lines of one sort before the rest are only counted
@@ -142,7 +142,7 @@ def _progress(event: ev.TrialFinished, others: int, state: RunState) -> str:
         values = " at " + ", ".join(text.number(value) for value in event.values)
     parts = [
         f"Trial {event.number} {words.get(event.state, event.state)}{values} "
-        f"in {event.seconds:.1f} s{_more(others, ' trials')}",
+        f"in {took(event.seconds)}{_more(others, ' trials')}",
         text.finished_of(state),
     ]
     if state.best is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from supermax.words import counted, took
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -33,15 +35,11 @@ class Summary:
         faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "none"
         unfinished = self.trials.get("RUNNING", 0)
         paused = f" Stopped by {self.stopped_by}." if self.stopped_by else ""
-        left = f" {_count(unfinished, 'trial')} not finished." if unfinished else ""
+        left = f" {counted(unfinished, 'trial')} not finished." if unfinished else ""
         again = " Run again to go on." if self.stopped_by in ("interrupt", "timeout") else ""
         return (
-            f"{_count(self.finished, 'finished trial')} in the study{states}. This run: "
-            f"{self.told} in {self.seconds:.1f} s, {_count(self.retries, 'retry', 'retries')}, "
-            f"{_count(self.cells, 'cell')}, faults: {faults}.{paused}{left}{again} "
+            f"{counted(self.finished, 'finished trial')} in the study{states}. This run: "
+            f"{self.told} in {took(self.seconds)}, {counted(self.retries, 'retry', 'retries')}, "
+            f"{counted(self.cells, 'cell')}, faults: {faults}.{paused}{left}{again} "
             f"Files in {self.run_dir}."
         )
-
-
-def _count(number: int, one: str, many: str | None = None) -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
