@@ -23,7 +23,7 @@ def test_what_is_printable_can_always_be_written(text: str) -> None:
 
 def test_terminal_sequences_go_and_the_rest_stays() -> None:
     assert printable("a\x00b\ud800\x1b[31mred\x1b[0m") == "a\ufffdb\ufffdred"
-    assert printable("\x1b]0;title\x07x\x1b(By\r\nz\u00a0w") == "xy\nz w"
+    assert printable("x\x1b(By\r\nz\u00a0w\u2028") == "xy\nz w\ufffd"
     assert printable("\x1b\x1b[31m[31mred") == "\ufffd[31mred"  # what is left is no sequence
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_SEQUENCES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)"  # titles and links
-    r"|\x1b[ -/]+[0-~]|\x1b[@-_]"
-)
+# Not more than these: what swallows a letter of "password" uncovers the one behind it.
+_SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
 _LOGIN = re.compile(r"(?<=://)[^\s/]+@")
 _SECRET = re.compile(r"(?i)((?:password|passwd|pwd|secret|token)\s*[=:]\s*)\S+")
@@ -54,7 +52,7 @@ def printable(text: str) -> str:
 def _harmless(char: str) -> str:
     if char.isprintable() or char in "\n\t":
         return char
-    return " " if char.isspace() else "\ufffd"
+    return " " if unicodedata.category(char) == "Zs" else "\ufffd"
 
 
 def one_line(text: str, most: int = 1000) -> str:
@@ -67,8 +65,9 @@ def one_line(text: str, most: int = 1000) -> str:
 def masked(text: str, *, users: bool = True) -> str:
     """Without what looks like a password: somebody's exception may quote an address in full.
     `users`: the names before the passwords may stay; what leaves the machine goes without."""
-    text = _PASSWORD.sub(r"\1:***@", text)
-    return _SECRET.sub(r"\1***", text if users else _LOGIN.sub("***@", text))
+    if not users:
+        text = _SECRET.sub(r"\1***", _LOGIN.sub("***@", text))
+    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1:***@" if users else "***@", text))
 
 
 def masked_url(url: str) -> str:
