@@ -160,7 +160,8 @@ def _flag(key: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"[supermax] {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone, which is no reason to end
+        print(f"[supermax] {text}", file=sys.stderr, flush=True)
 
 
 # In the process that runs it.
