@@ -191,6 +191,24 @@ def test_what_could_go_is_said_and_goes_only_on_agreement(playground: Path) -> N
     assert (mine / "refits" / "abc" / "1" / "done.pt").exists()
 
 
+def test_what_was_cleaned_up_is_told_to_scripts(playground: Path) -> None:
+    could = json.loads(sm("clean", "--top", "1", "--json", "--yes", "--dry-run"))
+    done = json.loads(sm("clean", "--top", "1", "--json", "--yes"))
+    assert done["removed"] == could != []
+    assert done["freed"] == sum(item["size"] for item in could)
+    assert done["failed"] == []
+    nothing = json.loads(sm("clean", "--top", "1", "--json", "--yes"))
+    assert nothing == {"removed": [], "freed": 0, "failed": []}
+
+
+def test_cleaning_up_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    optuna.create_study(storage="sqlite:///supermax.db", study_name="bare")
+    sm("clean", "--dry-run")
+    sm("study", "delete", "bare", "--yes")
+    assert [path.name for path in tmp_path.iterdir()] == ["supermax.db"]
+
+
 def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
     said = sm("doctor", "--preset", "demo", "--data", "notes.yaml")
     assert "A run can start." in said

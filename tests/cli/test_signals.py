@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helping import inside, sm
+from tests.cli.helping import inside
 from tests.cli.test_supervisor import PROGRAM, RUNNER, WAITS, heard
 from tests.conftest import eventually
 
@@ -98,21 +98,20 @@ def test_a_storm_of_signals_does_not_change_how_a_supervisor_ends(
 @pytest.mark.slow
 @pytest.mark.parametrize("supervisor", ["--supervisor", "--no-supervisor"])
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("after", [0.3, 1.0, 3.0, 8.0, 14.0])
+@pytest.mark.parametrize("after", [0.3, 3.0, 8.0, 14.0])
 def test_a_storm_at_any_moment_of_a_search_ends_it_with_a_code_that_is_told(
     tmp_path: Path, signum: int, after: float, supervisor: str
 ) -> None:
     small = ("--trials", "3", "--set", "epochs=1", "--set", "data.posts=60")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "supermax", "tune", "criteria", *small, supervisor],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=(tmp_path / "said").open("w"),
-        text=True,
-    )
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supermax", "tune", "criteria", *small, supervisor],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
     time.sleep(after)
     code = storm(process, signum, pause=0.001)
-    assert abs(code) in DOCUMENTED | {signum for signum in (signal.SIGTERM, signal.SIGINT)}
+    assert (128 - code if code < 0 else code) in DOCUMENTED
     assert "Traceback" not in (tmp_path / "said").read_text()
-    with inside(tmp_path):
-        sm("tune", "criteria", *small, "--no-supervisor")

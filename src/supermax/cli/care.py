@@ -35,7 +35,8 @@ def clean(
 ) -> None:
     """Say what of the run files could go and how much it frees; remove it when you agree.
 
-    Studies, what trials came to, logs, and the weights of the best trials stay.
+    Studies, what trials came to, logs, and the weights of the best trials stay. --json says what
+    could go and does not ask; with --yes, what was removed and how many bytes that freed.
 
     \b
     Examples:
@@ -49,10 +50,31 @@ def clean(
         )
     place = cache or _beside(storage)
     found = cleaning.leftovers(backend, top=top, cache=place)
-    total = sum(item.size for item in found)
-    if as_json and not yes:
-        print_json([{"what": i.what, "path": str(i.path), "size": i.size} for i in found])
+    if as_json and (dry_run or not yes):
+        print_json(_as_data(found))
         return
+    if not as_json:
+        _print_leftovers(found)
+    if dry_run or not (found or as_json):
+        return
+    if not yes and not typer.confirm("Remove it?"):
+        print("Nothing was removed.")
+        raise typer.Exit(1)
+    freed, failed = cleaning.remove(found)
+    if as_json:
+        removed = [item for item in found if not item.path.exists()]
+        print_json({"removed": _as_data(removed), "freed": freed, "failed": failed})
+    else:
+        print(f"{size_text(freed)} freed.")
+    if failed:
+        raise EnvironmentFault(listed("Some could not be removed:", failed))
+
+
+def _as_data(found: list[cleaning.Leftover]) -> list[dict[str, str | int]]:
+    return [{"what": item.what, "path": str(item.path), "size": item.size} for item in found]
+
+
+def _print_leftovers(found: list[cleaning.Leftover]) -> None:
     groups: dict[str, list[cleaning.Leftover]] = {}
     for item in found:
         groups.setdefault(item.what, []).append(item)
@@ -60,17 +82,8 @@ def clean(
         print(f"{size_text(sum(i.size for i in items)):>10}  {len(items):>5}  {what}")
     if not found:
         print("Nothing could go.")
-        return
-    print(f"{size_text(total):>10}  in all")
-    if dry_run:
-        return
-    if not yes and not typer.confirm("Remove it?"):
-        print("Nothing was removed.")
-        raise typer.Exit(1)
-    freed, failed = cleaning.remove(found)
-    print(f"{size_text(freed)} freed.")
-    if failed:
-        raise EnvironmentFault(listed("Some could not be removed:", failed))
+    else:
+        print(f"{size_text(sum(item.size for item in found)):>10}  in all")
 
 
 def doctor(
