@@ -92,7 +92,10 @@ class Settings(_Part):
     stall_timeout: Seconds | None = Field(None, description="for a trial that says nothing")
     retries: int = Field(2, ge=0, description="after a fault of the machine")
     outdir: str = Field(".", description="where storage and cache are by default")
-    storage: str | None = Field(None, description="a file or an Optuna URL; else supermax.db")
+    storage: str | None = Field(
+        None,
+        description="a file (SQLite; .journal or .log: an Optuna journal) or URL; else supermax.db",
+    )
     cache: str | None = Field(None, description="of tokens; else supermax-cache")
     top: int = Field(5, ge=1, description="trials whose weights are kept")
     keep: Bytes | None = Field(None, description="that kept weights may take")
