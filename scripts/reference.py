@@ -49,6 +49,8 @@ def _is(path: Path, text: str) -> bool:
 _COMMANDS = """Every command has `--help`. `supermax --install-completion` teaches your shell their
 names, those of studies, and what options take.
 
+Where a command takes `STUDY`, or `NAME` for one, `--study` before the name means the same.
+
 A storage is a file or an Optuna URL. A new file is SQLite, or an Optuna journal where it is named
 `.journal` or `.log`; one that is there is known by what is in it. `journal:///PATH` is a journal
 of any name."""

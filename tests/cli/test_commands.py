@@ -96,6 +96,15 @@ def test_the_best_trials_come_with_their_parameters(playground: Path) -> None:
     assert "tiny" in sm("best")
 
 
+def test_a_study_may_be_named_in_either_way(playground: Path) -> None:
+    for command in (("best",), ("status",), ("study", "show")):
+        by_argument = sm(*command, "criteria", "--json")
+        assert sm(*command, "--study", "criteria", "--json") == by_argument
+        assert sm(*command, "--json", "--study=criteria") == by_argument
+    with pytest.raises(AssertionError, match="Missing argument"):
+        sm("study", "show")
+
+
 def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> None:
     said = sm("show", "0", "--storage", "supermax.db")
     for words in ("Curve:", "Peak memory:", "Metrics: macro_f1", "Attempt 1 in cell", "optim.lr"):

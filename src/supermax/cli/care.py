@@ -11,6 +11,7 @@ import typer
 
 from supermax import cleaning
 from supermax import doctor as checks
+from supermax.cli.completing import among, preset_names
 from supermax.cli.opening import DEFAULT, AsJson, Storage, opened, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
@@ -87,8 +88,12 @@ def _print_leftovers(found: list[cleaning.Leftover]) -> None:
 
 
 def doctor(
-    agent: Annotated[str, typer.Option(help="Whose encoders to look for.")] = "criteria",
-    preset: Annotated[str, typer.Option(help="demo, max or supermax.")] = "supermax",
+    agent: Annotated[
+        str, typer.Option(help="Whose encoders to look for.", autocompletion=among(AGENTS))
+    ] = "criteria",
+    preset: Annotated[
+        str, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
+    ] = "supermax",
     storage: Storage = DEFAULT,
     data: Annotated[
         Path | None, typer.Option(help="A file of settings whose data to read.")

@@ -17,10 +17,11 @@ import optuna
 import typer
 
 from supermax import supervise
+from supermax.cli.completing import among, preset_names, targets
 from supermax.cli.stdio import Surviving
 from supermax.errors import UserError
 from supermax.settings import Resolved, resolve
-from supermax.settings.model import AGENTS
+from supermax.settings.model import AGENTS, PRUNERS, SAMPLERS
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
@@ -37,9 +38,14 @@ Text = str | None
 
 def tune(
     target: Annotated[
-        str, typer.Argument(help="criteria, evidence, share, joint, all, or a YAML file.")
+        str,
+        typer.Argument(
+            help="criteria, evidence, share, joint, all, or a YAML file.", autocompletion=targets
+        ),
     ],
-    preset: Annotated[Text, typer.Option(help="demo, max or supermax.")] = None,
+    preset: Annotated[
+        Text, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
+    ] = None,
     trials: Annotated[Text, typer.Option(help="Finished trials in all.")] = None,
     workers: Annotated[Text, typer.Option(help="Trials at a time.")] = None,
     gpu_memory: Annotated[
@@ -52,8 +58,14 @@ def tune(
     ] = None,
     storage: Annotated[Text, typer.Option(help="A file or an Optuna URL.")] = None,
     timeout: Annotated[Text, typer.Option(help="When to pause: 8h.")] = None,
-    sampler: Annotated[Text, typer.Option(help="tpe, random, gp, cmaes, qmc, nsgaii.")] = None,
-    pruner: Annotated[Text, typer.Option(help="median, hyperband, halving, none.")] = None,
+    sampler: Annotated[
+        Text,
+        typer.Option(help="tpe, random, gp, cmaes, qmc, nsgaii.", autocompletion=among(SAMPLERS)),
+    ] = None,
+    pruner: Annotated[
+        Text,
+        typer.Option(help="median, hyperband, halving, none.", autocompletion=among(PRUNERS)),
+    ] = None,
     objective: Annotated[
         list[str] | None, typer.Option(help="A metric; repeat it to weigh several.")
     ] = None,

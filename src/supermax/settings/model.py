@@ -94,7 +94,7 @@ class Settings(_Part):
     outdir: str = Field(".", description="where storage and cache are by default")
     storage: str | None = Field(
         None,
-        description="a file (SQLite; .journal or .log: an Optuna journal) or URL; else supermax.db",
+        description="a file (.journal or .log: a journal) or an Optuna URL; else supermax.db",
     )
     cache: str | None = Field(None, description="of tokens; else supermax-cache")
     top: int = Field(5, ge=1, description="trials whose weights are kept")
