@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -109,6 +110,8 @@ def tune(
     }
     flags = {k: Value(v, f"--{_flag(k)}") for k, v in given.items() if v is not None}
     searches = resolved(target, flags | assigned(assign or []))
+    if not supervise.is_supervised():
+        _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():
         command = [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]]
         raise typer.Exit(supervise.Supervisor(command, _say).run())
@@ -200,7 +203,10 @@ def run_one(
 
     prepared = search.prepared(each, tell=_say)
     if say_plan:
-        print(printable("\n".join(planning.plan(prepared))), flush=True)
+        lines = printable("\n".join(planning.plan(prepared))).split("\n")
+        if sys.stdout.isatty():
+            lines = planning.folded(lines, shutil.get_terminal_size().columns)
+        print("\n".join(lines), flush=True)
     options = dict(prepared.options)
     if options["timeout"] is not None:  # of the command, whatever it has done so far
         options["timeout"] = max(0.001, options["timeout"] - spent)

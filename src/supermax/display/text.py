@@ -7,6 +7,7 @@ import math
 from supermax.display.state import RunState
 
 LONGEST = 1000  # an exception may say megabytes
+STARTING = "starting the first cell, which loads what the objective needs"
 
 
 def clean(text: str) -> str:
