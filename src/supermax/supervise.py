@@ -74,6 +74,7 @@ class Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
         self._asked: int = 0
         self._wake = -1
+        self._passing = False
         self._began = time.time()
 
     def run(self) -> int:
@@ -142,12 +143,16 @@ class Supervisor:
             os.close(beat)
 
     def _pass_on(self, signum: int, _: object) -> None:
-        # The next signal may come while this one is dealt with, so nothing here takes a lock.
+        # The next one may come in the middle of this, so there is no lock here, and no depth.
+        if self._passing:
+            return
+        self._passing = True
         self._asked = meant(signum)
         with contextlib.suppress(OSError):  # full of earlier ones
             os.write(self._wake, b".")
         if self._child is not None:
             self._child.send_signal(self._asked)
+        self._passing = False
 
 
 def _pipe() -> tuple[int, int]:

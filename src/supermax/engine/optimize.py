@@ -213,10 +213,13 @@ class Signals:
             return
 
         def on_signal(signum: int, _: object) -> None:
-            if signum != signal.SIGINT:
+            if signum == signal.SIGINT:
+                if coordinator.stop_asked:
+                    raise KeyboardInterrupt
+            elif self._ended_by is not None:
+                return  # at once: of many, each would come while the one before is dealt with
+            else:
                 self._ended_by = signum
-            elif coordinator.stop_asked:
-                raise KeyboardInterrupt
             coordinator.request_stop("interrupt")
 
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
