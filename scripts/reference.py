@@ -46,9 +46,18 @@ def _is(path: Path, text: str) -> bool:
 # Commands.
 
 
+_COMMANDS = """Every command has `--help`. `supermax --install-completion` teaches your shell their
+names, those of studies, and what options take.
+
+Where a command takes `STUDY`, or `NAME` for one, `--study` before the name means the same.
+
+A storage is a file or an Optuna URL. A new file is SQLite, or an Optuna journal where it is named
+`.journal` or `.log`; one that is there is known by what is in it. `journal:///PATH` is a journal
+of any name."""
+
+
 def commands() -> str:
-    parts = [HEAD, "# Commands", "Every command has `--help`. `supermax --install-completion` "
-             "teaches your shell their names."]  # fmt: skip
+    parts = [HEAD, "# Commands", _COMMANDS]
     for words, command in _walk(typer.main.get_command(app), ("supermax",)):
         parts += [f"## {' '.join(words)}", *_command(words, command)]
     return "\n\n".join(parts) + "\n"

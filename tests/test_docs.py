@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -107,6 +108,25 @@ def test_the_exit_codes_are_all_there() -> None:
     text = (ROOT / "docs" / "howto" / "unattended.md").read_text()
     for code in (REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED):
         assert re.search(rf"^\| {code}\b", text, re.MULTILINE), code
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "unattended.md").read_text()
+    (unit,) = re.findall(r"```ini\n(.*?)```", text, re.DOTALL)
+    program = tmp_path / "search" / ".venv" / "bin" / "supermax"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (tmp_path / "supermax-tune.service").write_text(unit)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(tmp_path / "supermax-tune.service")],
+        env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_the_yaml_of_the_pages_is_sound(tmp_path: Path) -> None:

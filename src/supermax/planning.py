@@ -5,8 +5,10 @@ Search ──plan()──▶ lines for a person: data, encoders, space, disk, ti
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,6 +23,8 @@ from supermax.study import existing, without_password
 from supermax.training.prepare import examples_for
 from supermax.tuning import bytes_needed, has_cuda
 from supermax.words import size_text
+
+_HEAD = 12  # characters for what a line is about
 
 
 def plan(search: Search) -> list[str]:
@@ -55,6 +59,20 @@ def plan(search: Search) -> list[str]:
     return [*lines, *origins(search.resolved)]
 
 
+def folded(lines: list[str], width: int) -> list[str]:
+    """The plan on a screen: broken between words, with what is said under what was said."""
+    if width < 2 * _HEAD:
+        return lines
+    fold = partial(
+        textwrap.wrap,
+        width=width,
+        subsequent_indent=" " * _HEAD,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [part for line in lines for part in fold(line)]
+
+
 def _pace(settings: Settings) -> list[str]:
     """What the trials so far took, and what that makes of those to come."""
     try:
@@ -72,7 +90,7 @@ def _pace(settings: Settings) -> list[str]:
 
 
 def _aligned(head: str, lines: list[str]) -> list[str]:
-    return [f"{head if i == 0 else '':<12}{line}" for i, line in enumerate(lines)]
+    return [f"{head if i == 0 else '':<{_HEAD}}{line}" for i, line in enumerate(lines)]
 
 
 def origins(resolved: Resolved) -> list[str]:

@@ -23,12 +23,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from supermax.engine import journal
 from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 from supermax.words import in_short, masked_query, masked_url
 
+JOURNAL = "journal:///"
+"""As sqlite:///, before the path of one of Optuna's journal files."""
 _LEAST_ROOM = 1 << 20  # bytes a database needs to be opened at all
 Storage = str | os.PathLike[str] | BaseStorage | None
 
@@ -50,8 +53,8 @@ def open_study(
 
     Args:
         space: A Space, the path of a space file, or the name of a space of the package.
-        storage: The path of an SQLite file, or as Optuna takes it: a URL, a storage, or None for
-            a study in memory.
+        storage: The path of an SQLite file or, named .journal or .log, of an Optuna journal; or
+            as Optuna takes it: a URL, a storage, or None for a study in memory.
         name: The study's name; by default the space's.
         sampler: An Optuna sampler, or "tpe" (the default), "random", "gp", "cmaes", "qmc",
             "nsgaii". It is made to draw feasible configurations only.
@@ -166,13 +169,16 @@ def _opening(storage: BaseStorage, name: str) -> Iterator[None]:
 
 
 def connect(storage: Storage) -> BaseStorage:
-    """Optuna's storage at a URL; a path is that of an SQLite file."""
+    """Optuna's storage at a URL; a path is that of an SQLite file or of a journal."""
     where = _url(storage)
+    file = _file(where)
     try:
+        if file is not None and _is_journal(where):
+            return journal.open_journal(file)
         return optuna.storages.get_storage(where)
     except Exception as error:  # drivers raise what they like
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        why = _trouble(where) or in_short(error)
+        why = _trouble(file) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
 
 
@@ -181,18 +187,17 @@ def in_words(storage: BaseStorage) -> Iterator[None]:
     """What a storage raises while it is written, as a sentence."""
     try:
         yield
-    except (StorageInternalError, SQLAlchemyError) as error:
+    except (StorageInternalError, SQLAlchemyError, OSError) as error:
         home = find_home(cast(Study, SimpleNamespace(_storage=storage, study_name="")))
-        where = f"sqlite:///{home.file}" if home.file is not None else None
-        why = _trouble(where) or in_short(error.__cause__ or error)
+        why = _trouble(home.file) or in_short(error.__cause__ or error)
         raise EnvironmentFault(f"{home.address} cannot be written: {why}.") from None
 
 
-def _trouble(where: object) -> str | None:
+def _trouble(file: Path | None) -> str | None:
     """What a database's own words do not say: that its disk is full, or cannot be written."""
-    if not isinstance(where, str) or not where.startswith("sqlite:///"):
+    if file is None:
         return None
-    folder = Path(where.removeprefix("sqlite:///").split("?")[0]).absolute().parent
+    folder = file.absolute().parent
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -209,19 +214,18 @@ def _trouble(where: object) -> str | None:
 def existing(storage: str) -> BaseStorage:
     """As connect, for a storage that must be there: looking must not make one."""
     where = _url(storage)
-    if isinstance(where, str) and where.startswith("sqlite"):
-        with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
-            file = make_url(where).database
-            if file and not Path(file).is_file():
-                raise UserError(
-                    f"There is no file {file}. Name the studies' file or URL with --storage, or "
-                    f"in SUPERMAX_STORAGE."
-                )
-            if file and not _holds_studies(file):
-                raise UserError(
-                    f"{file} holds no studies: it is empty, or some other program's. Name the "
-                    f"studies' file or URL with --storage."
-                )
+    file = _file(where)
+    if file is not None and not file.is_file():
+        raise UserError(
+            f"There is no file {file}. Name the studies' file or URL with --storage, or in "
+            f"SUPERMAX_STORAGE."
+        )
+    holds = _is_a_journal if _is_journal(where) else _holds_studies
+    if file is not None and not holds(file):
+        raise UserError(
+            f"{file} holds no studies: it is empty, or some other program's. Name the studies' "
+            f"file or URL with --storage."
+        )
     return connect(where)
 
 
@@ -231,10 +235,14 @@ def all_studies(storage: BaseStorage) -> list[Study]:
     return [optuna.load_study(study_name=name, storage=storage) for name in names]
 
 
-def _holds_studies(file: str) -> bool:
+def _is_a_journal(file: Path) -> bool:
+    return file.stat().st_size > 0 and not journal.is_foreign(file)
+
+
+def _holds_studies(file: Path) -> bool:
     """Asked without writing: Optuna would make its tables in whatever database it is shown."""
     try:
-        with contextlib.closing(sqlite3.connect(f"{Path(file).as_uri()}?mode=ro", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as db:
             query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'studies'"
             return db.execute(query).fetchone() is not None
     except (sqlite3.Error, ValueError):
@@ -242,11 +250,13 @@ def _holds_studies(file: str) -> bool:
 
 
 def make_storage(storage: Storage) -> BaseStorage:
-    """As connect, for a storage that is yet to be: the folder of an SQLite file is made."""
+    """As connect, for a storage that is yet to be: the folder of its file is made."""
     where = _url(storage)
-    if isinstance(where, str) and where.startswith("sqlite"):
-        with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
-            _make_folder(make_url(where).database)
+    file = _file(where)
+    if file is not None:
+        _make_folder(file)
+        if _is_journal(where) and journal.is_foreign(file):
+            raise UserError(f"{file} is no journal but some other program's. Name another file.")
     try:
         return connect(where)
     except EnvironmentFault as error:
@@ -255,10 +265,8 @@ def make_storage(storage: Storage) -> BaseStorage:
         return connect(where)
 
 
-def _make_folder(database: str | None) -> None:
-    if not database or database.startswith((":memory:", "file:")):
-        return
-    folder = Path(database).absolute().parent
+def _make_folder(file: Path) -> None:
+    folder = file.absolute().parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -269,11 +277,30 @@ def _make_folder(database: str | None) -> None:
 
 def _url(storage: Storage) -> str | BaseStorage | None:
     if isinstance(storage, os.PathLike) or (isinstance(storage, str) and "://" not in storage):
-        path = str(Path(storage).expanduser().absolute())
-        if "?" in path or "#" in path:
+        path = Path(storage).expanduser().absolute()
+        if journal.is_meant(path):
+            return f"{JOURNAL}{path}"
+        if "?" in str(path) or "#" in str(path):
             raise UserError(f"A database's file cannot have ? or # in its name: {path}")
         return f"sqlite:///{path}"
     return storage
+
+
+def _is_journal(where: object) -> bool:
+    return isinstance(where, str) and where.startswith(JOURNAL)
+
+
+def _file(where: object) -> Path | None:
+    """The file that a URL means; None for a server, for memory, and for what is no URL."""
+    if not isinstance(where, str) or not where.startswith((JOURNAL, "sqlite")):
+        return None
+    if _is_journal(where):
+        return Path(where.removeprefix(JOURNAL)).expanduser().absolute()
+    with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
+        name = make_url(where).database
+        if name and not name.startswith((":memory:", "file:")):
+            return Path(name)
+    return None
 
 
 def without_password(url: str) -> str:
@@ -285,8 +312,11 @@ def without_password(url: str) -> str:
 
 
 def refuse_while_running(study: Study, what: str = "change its space") -> None:
-    """Raise UserError when a run is at work on the study on this machine."""
+    """Raise UserError when a run is at work on the study on this machine. Makes no file."""
+    lock = find_home(study).run_dir / "lock"
+    if not lock.exists():
+        return
     try:
-        Lock(find_home(study).run_dir / "lock", study.study_name).release()
+        Lock(lock, study.study_name).release()
     except UserError as error:
         raise UserError(f"{error} It cannot {what} meanwhile.") from None

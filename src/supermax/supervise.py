@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,17 +38,25 @@ class Done:
     gave_up: bool = False
 
 
-def decide(code: int, deaths: int, asked_to_stop: bool) -> Again | Done:
+def decide(code: int, deaths: int, asked: int) -> Again | Done:
     """What becomes of a run that ended with `code` (negative: of a signal). `deaths` are those in
-    a row, this one included, without a trial finished in between."""
-    ended_by = -code if code < 0 else 0
+    a row, this one included, without a trial finished in between; `asked` is the signal that was
+    to stop it, or 0."""
+    ended_by = meant(-code) if code < 0 else 0
     exit_code = 128 + ended_by if ended_by else code
     abnormal = code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
-    if asked_to_stop or not abnormal:
+    if not abnormal:
         return Done(exit_code)
+    if asked:  # it may have been too young to be stopped in order
+        return Done(128 + asked)
     if deaths >= _MOST_DEATHS:
         return Done(exit_code, gave_up=True)
     return Again(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
+
+
+def meant(signum: int) -> int:
+    """A terminal that was closed is no reason to lose what runs: it pauses as for TERM."""
+    return signal.SIGTERM if signum == signal.SIGHUP else signum
 
 
 class Supervisor:
@@ -64,26 +72,33 @@ class Supervisor:
         self._tell = tell
         self._environment = dict(environment if environment is not None else os.environ)
         self._child: subprocess.Popen[bytes] | None = None
-        self._stop = threading.Event()
         self._asked: int = 0
+        self._wake = -1
+        self._passing = False
         self._began = time.time()
 
     def run(self) -> int:
-        """Until the run has come to an end of its own; gives the exit code."""
-        before = {s: signal.signal(s, self._pass_on) for s in _handled()}
-        tostop = signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
+        """Until the run has come to an end of its own; gives the exit code. It is the last thing
+        that a process does: of a storm of signals the later ones must not change how it ends."""
+        ear, self._wake = _pipe()
+        handled = _handled()
+        for signum in handled:
+            signal.signal(signum, self._pass_on)
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
         try:
-            return self._keep_running()
+            return self._keep_running(ear)
         finally:
-            for signum, handler in {**before, signal.SIGTTOU: tostop}.items():
-                signal.signal(signum, handler)
+            for signum in handled:  # Python would put the defaults back before its end
+                signal.signal(signum, signal.SIG_IGN)
+            os.close(ear)
+            os.close(self._wake)
 
-    def _keep_running(self) -> int:
+    def _keep_running(self, ear: int) -> int:
         deaths = restarts = 0
         while True:
             code, progressed = self._once(restarts)
             deaths = 1 if progressed else deaths + 1
-            decision = decide(code, deaths, self._stop.is_set())
+            decision = decide(code, deaths, self._asked)
             if isinstance(decision, Done):
                 if decision.gave_up:
                     self._tell(
@@ -97,14 +112,12 @@ class Supervisor:
                 f"The run died ({_how(code)}). It is started again in {decision.delay:g} s; "
                 f"finished trials are safe, running ones go on from their checkpoints."
             )
-            if self._stop.wait(decision.delay):
+            if select.select([ear], [], [], decision.delay)[0]:
                 return 128 + self._asked
 
     def _once(self, restarts: int) -> tuple[int, bool]:
         """Start it, wait for its end: how it ended, and whether a trial was finished."""
-        ear, beat = os.pipe()
-        os.set_blocking(ear, False)
-        os.set_blocking(beat, False)
+        ear, beat = _pipe()
         try:
             self._child = subprocess.Popen(
                 self._command,
@@ -130,11 +143,23 @@ class Supervisor:
             os.close(beat)
 
     def _pass_on(self, signum: int, _: object) -> None:
-        # A terminal that was closed is no reason to lose what runs: it pauses as for TERM.
-        self._asked = signal.SIGTERM if signum == signal.SIGHUP else signum
-        self._stop.set()
+        # The next one may come in the middle of this, so there is no lock here, and no depth.
+        if self._passing:
+            return
+        self._passing = True
+        self._asked = meant(signum)
+        with contextlib.suppress(OSError):  # full of earlier ones
+            os.write(self._wake, b".")
         if self._child is not None:
             self._child.send_signal(self._asked)
+        self._passing = False
+
+
+def _pipe() -> tuple[int, int]:
+    ear, mouth = os.pipe()
+    os.set_blocking(ear, False)
+    os.set_blocking(mouth, False)
+    return ear, mouth
 
 
 def _handled() -> list[int]:

@@ -96,6 +96,15 @@ def test_the_best_trials_come_with_their_parameters(playground: Path) -> None:
     assert "tiny" in sm("best")
 
 
+def test_a_study_may_be_named_in_either_way(playground: Path) -> None:
+    for command in (("best",), ("status",), ("study", "show")):
+        by_argument = sm(*command, "criteria", "--json")
+        assert sm(*command, "--study", "criteria", "--json") == by_argument
+        assert sm(*command, "--json", "--study=criteria") == by_argument
+    with pytest.raises(AssertionError, match="Missing argument"):
+        sm("study", "show")
+
+
 def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> None:
     said = sm("show", "0", "--storage", "supermax.db")
     for words in (
@@ -196,6 +205,24 @@ def test_what_could_go_is_said_and_goes_only_on_agreement(playground: Path) -> N
     assert "Nothing could go" in sm("clean", "--top", "1", "--cache", str(mine), "--yes")
     assert (mine / "thesis.tex").exists()
     assert (mine / "refits" / "abc" / "1" / "done.pt").exists()
+
+
+def test_what_was_cleaned_up_is_told_to_scripts(playground: Path) -> None:
+    could = json.loads(sm("clean", "--top", "1", "--json", "--yes", "--dry-run"))
+    done = json.loads(sm("clean", "--top", "1", "--json", "--yes"))
+    assert done["removed"] == could != []
+    assert done["freed"] == sum(item["size"] for item in could)
+    assert done["failed"] == []
+    nothing = json.loads(sm("clean", "--top", "1", "--json", "--yes"))
+    assert nothing == {"removed": [], "freed": 0, "failed": []}
+
+
+def test_cleaning_up_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    optuna.create_study(storage="sqlite:///supermax.db", study_name="bare")
+    sm("clean", "--dry-run")
+    sm("study", "delete", "bare", "--yes")
+    assert [path.name for path in tmp_path.iterdir()] == ["supermax.db"]
 
 
 def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:

@@ -20,6 +20,7 @@ from supermax import supervise
 from supermax.supervise import Again, Done, decide
 from tests.conftest import eventually
 
+STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 PROGRAM = """
 import os, pathlib, signal, sys, time
 count = pathlib.Path("count")
@@ -45,7 +46,9 @@ def start(folder: Path, program: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[int, str]]:
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], tuple[int, str]]]:
     """A supervisor in this very process; gives its exit code and what it said."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(supervise, "_FIRST_PAUSE", 0.02)
@@ -57,7 +60,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tupl
         code = supervise.Supervisor([sys.executable, "program.py"], said.append).run()
         return code, "\n".join(said)
 
-    return supervised
+    before = {s: signal.getsignal(s) for s in (*STOPS, signal.SIGTTOU)}
+    yield supervised
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -69,21 +75,23 @@ def starts(folder: Path) -> int:
     return int((folder / "count").read_text())
 
 
-@given(st.integers(-31, 255), st.integers(1, 100), st.booleans())
+@given(st.integers(-31, 255), st.integers(1, 100), st.sampled_from([0, *STOPS[1:]]))
 def test_a_run_that_ended_of_its_own_accord_is_never_started_again(
-    code: int, deaths: int, asked: bool
+    code: int, deaths: int, asked: int
 ) -> None:
     decision = decide(code, deaths, asked)
-    abnormal = code == 1 or (code < 0 and -code not in (signal.SIGINT, signal.SIGTERM))
+    abnormal = code == 1 or (code < 0 and -code not in STOPS)
     assert isinstance(decision, Again) == (abnormal and not asked and deaths < 10)
     if isinstance(decision, Again):
         assert 0 < decision.delay <= 60
+    elif abnormal and asked:
+        assert decision.code == 128 + asked
     else:
-        assert decision.code == (code if code >= 0 else 128 - code)
+        assert decision.code == (code if code >= 0 else 143 if code == -1 else 128 - code)
 
 
 def test_pauses_grow_and_end() -> None:
-    pauses = [decide(-9, deaths, False) for deaths in range(1, 11)]
+    pauses = [decide(-9, deaths, 0) for deaths in range(1, 11)]
     assert [p.delay for p in pauses if isinstance(p, Again)][:4] == [1, 2, 4, 8]
     assert pauses[-1] == Done(137, gave_up=True)
 
@@ -137,7 +145,8 @@ while True: time.sleep(0.05)
 @pytest.fixture
 def waiting(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = start(tmp_path, WAITS)
-    assert eventually(lambda: (tmp_path / "ready").exists())
+    ready = tmp_path / "ready"
+    assert eventually(lambda: ready.exists() and ready.read_text() != "")
     yield process
     process.kill()
     process.communicate()

@@ -172,12 +172,13 @@ class TestPlain:
             "[supermax 0:00] Study 'study' (minimize): 0/10 finished, 1 worker, "
             "run files in runs/1"
         )
-        assert lines[2] == (
+        assert lines[1].startswith("[supermax 0:00] Starting the first cell")
+        assert lines[3] == (
             "[supermax 2:00] Trial 1 complete at 0.25 in 1.5 s; 2/10 finished; "
             "best 0.25 in trial 0 (minimize); about 8:00 left"
         )
         assert lines[-1].startswith("[supermax 3:00] Done. 3 finished trials in the study")
-        assert len(lines) == 5
+        assert len(lines) == 6
 
     def test_a_fast_run_gets_a_line_each_five_seconds(self) -> None:
         clock = Clock()
@@ -255,7 +256,7 @@ class TestPlain:
     @pytest.mark.parametrize("name", HOSTILE)
     def test_a_hostile_name_stays_on_its_line(self, name: str) -> None:
         display, stream = plain(Clock())
-        display(started(name=name))
+        display(started(name=name, finished=10))
         assert len(stream.getvalue().splitlines()) == 1
         assert "\x1b" not in stream.getvalue()
 
@@ -348,6 +349,15 @@ class TestView:
             assert words in shown
             assert "running" not in shown
             assert shown.count("slow.") == 20  # now there is room for all of it
+
+    def test_a_cell_that_is_yet_to_come_is_told(self) -> None:
+        state = state_after(started())
+        assert "starting the first cell" in picture(state, 80)
+        state.update(ev.TrialStarted(0, 1, 1, 0.0))
+        assert "starting" not in picture(state, 80)
+        state.update(finish(0, 1.0))
+        assert "starting" not in picture(state, 80)
+        assert not state_after(started(finished=10)).starting
 
     def test_before_the_run_and_without_target(self) -> None:
         assert "opening" in picture(RunState(), 80)

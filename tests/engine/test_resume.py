@@ -15,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 import supermax
+from supermax.display import status
 from supermax.engine import events, kernel
 from supermax.engine.fleet import TAG
 from supermax.engine.folder import TrialFolder
@@ -77,8 +78,8 @@ def test_running_trials_go_on_after_kill_9_of_everything(url: str, marks: Path) 
         assert (marks / f"{trial.number}-2-2").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_term_end_cleanly_and_the_trial_goes_on(
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_term_and_a_hang_up_end_cleanly_and_the_trial_goes_on(
     url: str, marks: Path, signum: signal.Signals
 ) -> None:
     first = start_staged(url, marks, 13)
@@ -91,7 +92,7 @@ def test_ctrl_c_and_term_end_cleanly_and_the_trial_goes_on(
         assert first.returncode == 0
         assert output.strip() == "interrupt"
     else:
-        assert first.returncode == -signal.SIGTERM  # it had its way, after all was safe
+        assert first.returncode == -signum  # it had its way, after all was safe
     study = optuna.load_study(study_name="staged", storage=url)
     assert study.trials[12].state is TrialState.RUNNING
     second = start_staged(url, marks, 13)
@@ -100,6 +101,19 @@ def test_ctrl_c_and_term_end_cleanly_and_the_trial_goes_on(
     trial = optuna.load_study(study_name="staged", storage=url).trials[12]
     assert trial.state is TrialState.COMPLETE
     assert "faults" not in trial.user_attrs["supermax"]  # a stop is no fault
+
+
+def test_a_storm_of_signals_does_not_cut_the_end_short(url: str, marks: Path) -> None:
+    program = start_staged(url, marks, 13)
+    assert eventually((marks / "12-1-1").exists, 30)
+    (marks / "go").touch()
+    while program.poll() is None:
+        program.send_signal(signal.SIGTERM)
+    program.communicate()
+    assert program.returncode == -signal.SIGTERM
+    study = optuna.load_study(study_name="staged", storage=url)
+    run_dir = find_home(study).run_dir
+    assert status.look(run_dir, run_dir / "lock")[1] == status.ENDED
 
 
 def test_a_second_ctrl_c_ends_at_once(url: str, marks: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_study_as_another_process_finds_it(tmp_path: Path) -> None:
             opened(replace(source, study="t"))
     Path(file).unlink()
     with pytest.raises(EnvironmentFault, match="There is no file"):
-        opened(replace(source, storage=f"journal:{file}"))
+        opened(replace(source, storage=f"journal:///{file}"))
     assert not Path(file).exists()
 
 

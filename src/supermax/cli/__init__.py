@@ -9,6 +9,7 @@ import typer
 
 from supermax import supervise
 from supermax.cli import study
+from supermax.cli.arguments import Command
 from supermax.cli.care import clean, doctor
 from supermax.cli.dashboard import dashboard
 from supermax.cli.init import init
@@ -38,6 +39,8 @@ for group in (
     for command in group:
         app.command()(command)
 app.add_typer(study.app, name="study")
+for registered in (*app.registered_commands, *study.app.registered_commands):
+    registered.cls = Command
 
 
 @app.callback()

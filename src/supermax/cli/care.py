@@ -10,6 +10,7 @@ import typer
 
 from supermax import cleaning
 from supermax import doctor as checks
+from supermax.cli.completing import among, preset_names
 from supermax.cli.opening import AsJson, Storage, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
@@ -34,7 +35,8 @@ def clean(
 ) -> None:
     """Say what of the run files could go and how much it frees; remove it when you agree.
 
-    Studies, what trials came to, logs, and the weights of the best trials stay.
+    Studies, what trials came to, logs, and the weights of the best trials stay. --json says what
+    could go and does not ask; with --yes, what was removed and how many bytes that freed.
 
     \b
     Examples:
@@ -45,10 +47,31 @@ def clean(
     for study in studies:
         refuse_while_running(study, "be cleaned up")
     found = cleaning.leftovers(studies, top=top, cache=cache or _beside(storage))
-    total = sum(item.size for item in found)
-    if as_json and not yes:
-        print_json([{"what": i.what, "path": str(i.path), "size": i.size} for i in found])
+    if as_json and (dry_run or not yes):
+        print_json(_as_data(found))
         return
+    if not as_json:
+        _print_leftovers(found)
+    if dry_run or not (found or as_json):
+        return
+    if not yes and not typer.confirm("Remove it?"):
+        print("Nothing was removed.")
+        raise typer.Exit(1)
+    freed, failed = cleaning.remove(found)
+    if as_json:
+        removed = [item for item in found if not item.path.exists()]
+        print_json({"removed": _as_data(removed), "freed": freed, "failed": failed})
+    else:
+        print(f"{size_text(freed)} freed.")
+    if failed:
+        raise EnvironmentFault(listed("Some could not be removed:", failed))
+
+
+def _as_data(found: list[cleaning.Leftover]) -> list[dict[str, str | int]]:
+    return [{"what": item.what, "path": str(item.path), "size": item.size} for item in found]
+
+
+def _print_leftovers(found: list[cleaning.Leftover]) -> None:
     groups: dict[str, list[cleaning.Leftover]] = {}
     for item in found:
         groups.setdefault(item.what, []).append(item)
@@ -56,22 +79,17 @@ def clean(
         print(f"{size_text(sum(i.size for i in items)):>10}  {len(items):>5}  {what}")
     if not found:
         print("Nothing could go.")
-        return
-    print(f"{size_text(total):>10}  in all")
-    if dry_run:
-        return
-    if not yes and not typer.confirm("Remove it?"):
-        print("Nothing was removed.")
-        raise typer.Exit(1)
-    freed, failed = cleaning.remove(found)
-    print(f"{size_text(freed)} freed.")
-    if failed:
-        raise EnvironmentFault(listed("Some could not be removed:", failed))
+    else:
+        print(f"{size_text(sum(item.size for item in found)):>10}  in all")
 
 
 def doctor(
-    agent: Annotated[str, typer.Option(help="Whose encoders to look for.")] = "criteria",
-    preset: Annotated[str, typer.Option(help="demo, max or supermax.")] = "supermax",
+    agent: Annotated[
+        str, typer.Option(help="Whose encoders to look for.", autocompletion=among(AGENTS))
+    ] = "criteria",
+    preset: Annotated[
+        str, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
+    ] = "supermax",
     storage: Storage = STORAGE,
     data: Annotated[
         Path | None, typer.Option(help="A file of settings whose data to read.")

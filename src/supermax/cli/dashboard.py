@@ -9,13 +9,17 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from supermax.cli.completing import studies
 from supermax.cli.opening import Storage, find_study
 from supermax.naming import STORAGE
 from supermax.report.serving import HOST, make_site, server
 from supermax.study import existing, without_password
 
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")]
-Study = Annotated[str | None, typer.Argument(help="Print the address of this study's report.")]
+Study = Annotated[
+    str | None,
+    typer.Argument(help="Print the address of this study's report.", autocompletion=studies),
+]
 
 
 def dashboard(name: Study = None, storage: Storage = STORAGE, port: Port = 8080) -> None:

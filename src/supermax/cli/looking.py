@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from supermax.cli.completing import studies
 from supermax.cli.opening import (
     AsJson,
     Storage,
@@ -30,7 +31,12 @@ from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
 from supermax.words import ended, listed, nearest, printable, size_text, took
 
 Study = Annotated[
-    str | None, typer.Option("--study", help="Its name; not needed where there is one alone.")
+    str | None,
+    typer.Option(
+        "--study",
+        help="Its name; not needed where there is one alone.",
+        autocompletion=studies,
+    ),
 ]
 Top = Annotated[int, typer.Option(min=1, help="How many.")]
 _CURVE = 24  # characters

@@ -10,6 +10,7 @@ import typer
 from optuna.storages import BaseStorage
 from optuna.study import Study
 
+from supermax.cli.completing import studies
 from supermax.errors import UserError
 from supermax.space.versions import base_name, find_versions, version_of
 from supermax.study import existing, without_password
@@ -22,10 +23,18 @@ Storage = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Name = Annotated[str, typer.Argument(help="The study's name; without @N, its newest version.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="The study's name; without @N, its newest version.", autocompletion=studies
+    ),
+]
 Which = Annotated[
     str | None,
-    typer.Argument(help="The study's name; not needed where the storage holds one alone."),
+    typer.Argument(
+        help="The study's name; not needed where the storage holds one alone.",
+        autocompletion=studies,
+    ),
 ]
 
 

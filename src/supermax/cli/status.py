@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 from rich.table import Table
 from rich.text import Text
 
+from supermax.cli.completing import studies
 from supermax.cli.opening import AsJson, Storage, find_study
 from supermax.cli.printing import console
 from supermax.display import status as file
@@ -39,7 +40,11 @@ NEVER = "no run known"
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="STUDY", help="The study's name. Default: all of the storage."),
+        typer.Argument(
+            metavar="STUDY",
+            help="The study's name. Default: all of the storage.",
+            autocompletion=studies,
+        ),
     ] = None,
     storage: Storage = STORAGE,
     watch: Annotated[

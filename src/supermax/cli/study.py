@@ -12,6 +12,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 from rich.table import Table
 
+from supermax.cli.completing import studies
 from supermax.cli.opening import (
     AsJson,
     Name,
@@ -210,7 +211,12 @@ def retry(
 
 @app.command()
 def delete(
-    name: Annotated[str, typer.Argument(help="The study's full name, with @N for a version.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="The study's full name, with @N for a version.", autocompletion=studies
+        ),
+    ],
     storage: Storage = STORAGE,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:

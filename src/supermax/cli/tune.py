@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import optuna
 import typer
 
 from supermax import supervise
+from supermax.cli.completing import among, preset_names, targets
 from supermax.cli.stdio import Surviving
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings import Resolved, resolve
+from supermax.settings.model import Pruner, Sampler
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
@@ -37,9 +40,14 @@ Text = str | None
 
 def tune(
     target: Annotated[
-        str, typer.Argument(help="criteria, evidence, share, joint, all, or a YAML file.")
+        str,
+        typer.Argument(
+            help="criteria, evidence, share, joint, all, or a YAML file.", autocompletion=targets
+        ),
     ],
-    preset: Annotated[Text, typer.Option(help="demo, max or supermax.")] = None,
+    preset: Annotated[
+        Text, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
+    ] = None,
     trials: Annotated[Text, typer.Option(help="Finished trials in all.")] = None,
     workers: Annotated[Text, typer.Option(help="Trials at a time.")] = None,
     gpu_memory: Annotated[
@@ -52,8 +60,18 @@ def tune(
     ] = None,
     storage: Annotated[Text, typer.Option(help="A file or an Optuna URL.")] = None,
     timeout: Annotated[Text, typer.Option(help="When to pause: 8h.")] = None,
-    sampler: Annotated[Text, typer.Option(help="tpe, random, gp, cmaes, qmc, nsgaii.")] = None,
-    pruner: Annotated[Text, typer.Option(help="median, hyperband, halving, none.")] = None,
+    sampler: Annotated[
+        Text,
+        typer.Option(
+            help="tpe, random, gp, cmaes, qmc, nsgaii.", autocompletion=among(get_args(Sampler))
+        ),
+    ] = None,
+    pruner: Annotated[
+        Text,
+        typer.Option(
+            help="median, hyperband, halving, none.", autocompletion=among(get_args(Pruner))
+        ),
+    ] = None,
     objective: Annotated[
         list[str] | None, typer.Option(help="A metric; repeat it to weigh several.")
     ] = None,
@@ -97,6 +115,8 @@ def tune(
     }
     flags = {k: Value(v, f"--{_flag(k)}") for k, v in given.items() if v is not None}
     searches = resolved(target, flags | assigned(assign or []))
+    if not supervise.is_supervised():
+        _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():
         command = [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]]
         raise typer.Exit(supervise.Supervisor(command, _say).run())
@@ -160,7 +180,8 @@ def _flag(key: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"[supermax] {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone, which is no reason to end
+        print(f"[supermax] {text}", file=sys.stderr, flush=True)
 
 
 # In the process that runs it.
@@ -187,7 +208,10 @@ def run_one(
 
     prepared = search.prepared(each, tell=_say)
     if say_plan:
-        print(printable("\n".join(planning.plan(prepared))), flush=True)
+        lines = printable("\n".join(planning.plan(prepared))).split("\n")
+        if sys.stdout.isatty():
+            lines = planning.folded(lines, shutil.get_terminal_size().columns)
+        print("\n".join(lines), flush=True)
     options = dict(prepared.options)
     if options["timeout"] is not None:  # of the command, whatever it has done so far
         options["timeout"] = max(0.001, options["timeout"] - spent)

@@ -49,6 +49,8 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
             case ev.RunStarted():
                 self._progress_at = self._clock() - INTERVAL
                 self._write(_opening(self.state))
+                if self.state.starting:
+                    self._write(text.STARTING.capitalize())
             case ev.TrialFinished():
                 self._unsaid = event
                 self._unsaid_count += 1

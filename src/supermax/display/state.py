@@ -209,6 +209,14 @@ class RunState:
     def several_objectives(self) -> bool:
         return len(self.directions) > 1
 
+    @property
+    def starting(self) -> bool:
+        """The first cell is on its way: it loads what the objective needs, which takes a while."""
+        over = self.ended_at is not None or self.stopping is not None
+        busy = bool(self.running or self.waiting) or len(self.finish_times) > 1
+        wanted = self.target is None or self.finished < self.target
+        return self.started_at is not None and wanted and not over and not busy
+
     def events(self) -> list[Happening]:
         """Notices and other happenings, oldest first; of the bests, which come in a row when a
         search is young, the last ones."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from supermax.display.state import RunState
 from supermax.words import counted, one_line
 
+STARTING = "starting the first cell, which loads what the objective needs"
+
 
 def number(value: float) -> str:
     return f"{value:.6g}"

@@ -74,6 +74,8 @@ def _lines(state: RunState, width: int, height: int, ascii: bool) -> list[Text]:
         # Two blank lines and the head of the table are the others.
         rows = max(1, room - 2 - (for_events + 1 if for_events else 0))
         trials = _apart(table(state, width, rows, ascii))
+    elif state.starting:
+        trials = _apart([Text(cut(text.STARTING, width, ascii), style="dim")])
     left = room - len(trials) - 1
     shown = top + trials + _apart(events[-left:] if left > 0 else [])
     return [*shown[: max(1, height - 1)], *([Text("")] if height > 1 else [])]

@@ -210,8 +210,8 @@ class Fleet:
             self._kill_keeper()
 
     def wake(self) -> None:
-        """Make wait() return; may be called from a signal handler."""
-        with contextlib.suppress(BlockingIOError):
+        """Make wait() return; may be called from a signal handler, also when all is closed."""
+        with contextlib.suppress(OSError):
             os.write(self._wake_w, b"!")
 
     def _tell_keeper(self, message: Message, *fds: int) -> None:
@@ -334,9 +334,9 @@ class Fleet:
         _open.discard(self)
         if self._wake_r >= 0:
             self._selector.close()
-            os.close(self._wake_r)
-            os.close(self._wake_w)
-            self._wake_r = -1
+            pipe, self._wake_r, self._wake_w = (self._wake_r, self._wake_w), -1, -1
+            for fd in pipe:
+                os.close(fd)
             kernel.sweep(self._tag)
 
 

@@ -17,7 +17,36 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._file import get_lock_file
 
+NAMES = (".journal", ".log")
+"""How files that are yet to be made are named as journals."""
 _START = b'{"op_code":'
+_SQLITE = b"SQLite format 3"
+
+
+def is_meant(path: Path) -> bool:
+    """Whether a path is a journal's: by what is in the file, or else by its name."""
+    start = _start_of(path)
+    named = path.suffix.lower() in NAMES
+    return start.startswith(_START) or (named and start != _SQLITE)
+
+
+def is_foreign(path: Path) -> bool:
+    """A file that holds something else, which a journal's lines would spoil."""
+    start = _start_of(path)
+    return bool(start) and not start.startswith(_START) and not _START.startswith(start)
+
+
+def open_journal(path: Path) -> JournalStorage:
+    """Optuna's storage; the file is made if it is not there."""
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _start_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE))
+    except OSError:  # not there, or a folder, or not ours to read: whoever opens it says so
+        return b""
 
 
 def mend(storage: JournalStorage) -> None:

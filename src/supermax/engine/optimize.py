@@ -58,7 +58,8 @@ def run(
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
-            with signals.heeded_by(coordinator), _ended(coordinator):
+            signals.heed(coordinator)
+            with _ended(coordinator):
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
             if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
@@ -200,34 +201,37 @@ def _cannot_open(study: Study, why: str) -> str:
 
 
 class Signals:
-    """First Ctrl-C or TERM: end cleanly. Another Ctrl-C: at once. Only the main thread may."""
+    """First Ctrl-C, TERM or hang-up: end cleanly. Another Ctrl-C: at once. Only the main thread
+    may. They are heeded until the study is closed, so that none of many cuts that short."""
 
     def __init__(self) -> None:
-        self._terminated = False
+        self._ended_by: int | None = None
+        self._before: dict[int, Any] = {}
 
-    @contextlib.contextmanager
-    def heeded_by(self, coordinator: Coordinator) -> Iterator[None]:
+    def heed(self, coordinator: Coordinator) -> None:
         if threading.current_thread() is not threading.main_thread():
-            yield
             return
 
         def on_signal(signum: int, _: object) -> None:
-            self._terminated |= signum == signal.SIGTERM
-            if coordinator.stop_asked and signum == signal.SIGINT:
-                raise KeyboardInterrupt
+            if signum == signal.SIGINT:
+                if coordinator.stop_asked:
+                    raise KeyboardInterrupt
+            elif self._ended_by is not None:
+                return  # at once: of many, each would come while the one before is dealt with
+            else:
+                self._ended_by = signum
             coordinator.request_stop("interrupt")
 
-        before = {s: signal.signal(s, on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+                self._before[signum] = signal.signal(signum, on_signal)
 
     def pass_on(self) -> None:
         """Now that all is safe, TERM may do what it does to this program."""
-        if self._terminated:
-            os.kill(os.getpid(), signal.SIGTERM)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        if self._ended_by is not None:
+            os.kill(os.getpid(), self._ended_by)
 
 
 def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:

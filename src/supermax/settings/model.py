@@ -86,7 +86,10 @@ class Settings(_Part):
     stall_timeout: Seconds | None = Field(None, description="for a trial that says nothing")
     retries: int = Field(2, ge=0, description="after a fault of the machine")
     outdir: str = Field(".", description="where storage and cache are by default")
-    storage: str | None = Field(None, description=f"a file or an Optuna URL; else {STORAGE}")
+    storage: str | None = Field(
+        None,
+        description=f"a file (.journal or .log: a journal) or an Optuna URL; else {STORAGE}",
+    )
     cache: str | None = Field(None, description=f"of tokens; else {CACHE}")
     top: int = Field(5, ge=1, description="trials whose weights are kept")
     keep: Bytes | None = Field(None, description="that kept weights may take")

@@ -19,16 +19,14 @@ from supermax.engine.optimize import IDENTITY
 from supermax.engine.storage import PatientStorage
 from supermax.errors import EnvironmentFault, UserError
 from supermax.records import StudyRecord, TrialRecord
-from supermax.study import connect
+from supermax.study import JOURNAL, connect
 from supermax.tracking.content import About
 from supermax.tracking.names import digest
-
-_JOURNAL = "journal:"
 
 
 @dataclass(frozen=True)
 class Source:
-    """`storage` is a URL of Optuna's, or "journal:" and a path. It may hold a password."""
+    """`storage` is a URL as supermax.study takes it. It may hold a password."""
 
     storage: str = field(repr=False)
     study: str
@@ -60,7 +58,7 @@ def _bare(study: Study) -> Study:
 def _address(storage: BaseStorage, home: Home) -> str:
     inner = unwrapped(storage)
     if isinstance(inner, JournalStorage) and isinstance(inner._backend, JournalFileBackend):
-        return f"{_JOURNAL}{home.file}"
+        return f"{JOURNAL}{home.file}"
     if isinstance(inner, RDBStorage):
         if home.file is not None:
             return f"sqlite:///{home.file}"
@@ -74,13 +72,12 @@ def _address(storage: BaseStorage, home: Home) -> str:
 
 def opened(source: Source) -> Study:
     """The study, to be read. Looking must not make a file that is gone."""
-    journal = source.storage.startswith(_JOURNAL)
-    path = source.storage.partition(_JOURNAL if journal else "sqlite:///")[2]
-    if path and not Path(path).is_file():
-        raise EnvironmentFault(f"There is no file {path} any more.")
-    storage = JournalStorage(JournalFileBackend(path)) if journal else connect(source.storage)
+    for kind in (JOURNAL, "sqlite:///"):
+        path = source.storage.partition(kind)[2]
+        if path and not Path(path).is_file():
+            raise EnvironmentFault(f"There is no file {path} any more.")
     try:
-        return optuna.load_study(study_name=source.study, storage=storage)
+        return optuna.load_study(study_name=source.study, storage=connect(source.storage))
     except KeyError:
         raise UserError(f"The study '{source.study}' is not in its storage any more.") from None
 

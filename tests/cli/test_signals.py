@@ -1,0 +1,116 @@
+"""Signals from the first line of the program to its last, one or hundreds of them, for real."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.cli.helping import inside
+from tests.cli.test_supervisor import PROGRAM, RUNNER, WAITS
+from tests.conftest import eventually
+
+ROOT = Path(__file__).parent.parent.parent
+SCRIPT = "from supermax.__main__ import main; main()"
+ENTRIES = (["-m", "supermax"], ["-c", SCRIPT])
+# Stands in for a part of what is imported, and takes its time.
+SLOW_IMPORT = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+DOCUMENTED = {0, 130, 143}
+
+
+def test_the_script_is_the_module_that_heeds_signals_while_it_imports() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"supermax": "supermax.__main__:main"}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=["module", "script"])
+@pytest.mark.parametrize(
+    ("signum", "code", "words"),
+    [
+        (signal.SIGINT, 130, "Interrupted."),
+        (signal.SIGTERM, 143, "Ended."),
+        (signal.SIGHUP, 143, "Ended."),
+    ],
+)
+def test_a_signal_during_the_imports_is_a_sentence(
+    tmp_path: Path, entry: list[str], signum: int, code: int, words: str
+) -> None:
+    (tmp_path / "typer.py").write_text(SLOW_IMPORT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, *entry, "tune", "criteria"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert eventually((tmp_path / "importing").exists)
+    process.send_signal(signum)
+    assert process.communicate(timeout=10)[1] == f"{words}\n"
+    assert process.returncode == code
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=["module", "script"])
+def test_a_working_directory_that_is_gone_is_a_sentence(tmp_path: Path, entry: list[str]) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = [sys.executable, *entry, "best"]
+    with inside(gone):
+        gone.rmdir()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("The working directory is gone")
+    assert done.stderr.count("\n") == 1
+
+
+def storm(process: subprocess.Popen[str], signum: int, pause: float = 0.0) -> int:
+    """Signals until it has ended, as fast as they can be sent."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        process.send_signal(signum)
+        time.sleep(pause)
+    process.communicate(timeout=30)
+    return process.returncode
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM])
+def test_a_storm_of_signals_does_not_change_how_a_supervisor_ends(
+    tmp_path: Path, signum: int
+) -> None:
+    slowly = WAITS.replace("sys.exit(130)", "time.sleep(0.3); os._exit(143)")
+    (tmp_path / "program.py").write_text(PROGRAM + slowly)
+    # What Python puts away at its end takes longer where much is loaded.
+    lasting = "import atexit, time\natexit.register(time.sleep, 0.3)\n" + RUNNER
+    process = subprocess.Popen(
+        [sys.executable, "-c", lasting], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    assert eventually((tmp_path / "ready").exists)
+    assert storm(process, signum) == 143
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("supervisor", ["--supervisor", "--no-supervisor"])
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after", [0.3, 3.0, 8.0, 14.0])
+def test_a_storm_at_any_moment_of_a_search_ends_it_with_a_code_that_is_told(
+    tmp_path: Path, signum: int, after: float, supervisor: str
+) -> None:
+    small = ("--trials", "3", "--set", "epochs=1", "--set", "data.posts=60")
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supermax", "tune", "criteria", *small, supervisor],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
+    time.sleep(after)
+    code = storm(process, signum, pause=0.001)
+    assert (128 - code if code < 0 else code) in DOCUMENTED
+    assert "Traceback" not in (tmp_path / "said").read_text()

@@ -1,0 +1,134 @@
+"""Optuna's journal files, named wherever a storage is named."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+
+import supermax
+from supermax.errors import UserError
+from supermax.report.serving import make_site, server
+from supermax.study import existing, make_storage
+from supermax.tracking.source import opened, source_of
+from tests.cli.helping import sm
+
+SPACE = "name: plain\nparameters: {x: {type: float, low: 0, high: 1}}"
+WIDER = SPACE.replace("high: 1", "high: 2")
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def searched(storage: str, trials: int = 2) -> optuna.Study:
+    space = supermax.space.loads(SPACE)
+    study = supermax.open_study(space, storage=storage, quiet=True)
+
+    def objective(trial: Any) -> float:
+        return float(space.sample(trial)["x"])
+
+    supermax.optimize(study, objective, n_trials=trials, progress=False)
+    return study
+
+
+@pytest.mark.parametrize("name", ["a.journal", "runs/a.log", "journal:///runs/a", "A.LOG"])
+def test_a_storage_named_as_a_journal_is_one(name: str, here: Path) -> None:
+    study = searched(name)
+    file = here / name.removeprefix("journal:///")
+    plain = JournalStorage(JournalFileBackend(str(file)))
+    assert len(optuna.load_study(study_name="plain", storage=plain).trials) == 2
+    assert (file.parent / f"{file.name}.supermax" / "plain" / "run.json").is_file()
+    assert len(searched(name, 3).trials) == 3
+    assert len(searched(str(file), 3).trials) == 3  # by what is in it, whatever it is called
+    assert opened(source_of(study)).trials == study.trials
+    assert searched(f"journal:///{file}", 3).trials[0].params == study.trials[0].params
+
+
+def test_every_command_that_looks_finds_it(here: Path) -> None:
+    searched("a.journal")
+    where = ("--storage", "a.journal")
+    assert [row["name"] for row in json.loads(sm("study", "list", "--json", *where))] == ["plain"]
+    assert len(json.loads(sm("best", "--json", *where))) == 2
+    assert json.loads(sm("show", "1", "--json", *where))["state"] == "COMPLETE"
+    assert "reached" in sm("status", *where)
+    (here / "wider.yaml").write_text(WIDER)
+    assert "plain@2" in sm("study", "migrate", "plain", "wider.yaml", *where)
+    assert "plain@2" in sm("report", "plain", "-o", "out.html", *where)
+    assert "Nothing could go" in sm("clean", "--dry-run", *where)
+    assert "a.journal holds 2 studies" in sm("doctor", "--preset", "demo", *where)
+    assert "is deleted" in sm("study", "delete", "plain@2", "--yes", *where)
+
+
+@pytest.mark.parametrize("name", ["a.journal", "a.log", "journal:///a", "deep/a.journal"])
+def test_looking_makes_none(name: str, here: Path) -> None:
+    assert "There is no file" in sm("best", "--storage", name, code=2)
+    assert list(here.iterdir()) == []
+
+
+def test_other_peoples_files_are_left_alone(here: Path) -> None:
+    log = here / "tune.log"
+    log.write_text("[supermax] what nohup wrote\n")
+    assert "holds no studies" in sm("best", "--storage", "tune.log", code=2)
+    with pytest.raises(UserError, match="some other program's"):
+        make_storage("tune.log")
+    assert log.read_text() == "[supermax] what nohup wrote\n"
+    optuna.create_study(storage="sqlite:///old.log", study_name="s")
+    assert isinstance(make_storage("old.log")._backend, RDBStorage)  # type: ignore[attr-defined]
+    (here / "empty.journal").touch()
+    with pytest.raises(UserError, match="holds no studies"):
+        existing("empty.journal")
+
+
+def test_settings_may_name_one_beside_their_file(here: Path) -> None:
+    from supermax.search import storage_of
+    from supermax.settings import resolve
+    from supermax.space.presets import presets
+
+    (here / "sub").mkdir()
+    (here / "sub" / "s.yaml").write_text("agent: criteria\nstorage: mine.journal\n")
+    settings = resolve(None, file=here / "sub" / "s.yaml", presets=presets()).settings
+    assert isinstance(make_storage(storage_of(settings)), JournalStorage)
+    assert (here / "sub" / "mine.journal").is_file()
+
+
+def test_a_dashboard_of_a_journal() -> None:
+    searched("a.journal")
+    with server(make_site(existing("a.journal"), "a.journal"), 0) as listening:
+        thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        for path, words in (("/", "plain"), ("/api/studies", "plain"), ("/report/0", "plain")):
+            connection = http.client.HTTPConnection("127.0.0.1", listening.server_port)
+            connection.request("GET", path)
+            assert words in connection.getresponse().read().decode()
+            connection.close()
+        listening.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+def test_a_search_is_tracked_into_mlflow_from_a_journal(here: Path) -> None:
+    small = ("--trials", "2", "--set", "epochs=1", "--set", "data.posts=60")
+    where = ("--storage", "a.journal")
+    for args in (
+        ("tune", "criteria", *small, *where, "--track", "sent.db"),
+        ("track", "criteria", *where, "--uri", "later.db"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "supermax", *args], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "not in MLflow" not in done.stdout + done.stderr
+    assert "2 trials of 'criteria' sent" in done.stdout
