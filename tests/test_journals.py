@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 
 import supermax
+from supermax.engine import journal
 from supermax.errors import UserError
 from supermax.report.serving import make_site, server
 from supermax.study import existing, make_storage
@@ -132,3 +135,24 @@ def test_a_search_is_tracked_into_mlflow_from_a_journal(here: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "not in MLflow" not in done.stdout + done.stderr
     assert "2 trials of 'criteria' sent" in done.stdout
+
+
+def test_looking_at_a_database_leaves_the_locks_on_it(tmp_path: Path) -> None:
+    """A file that is opened and closed past SQLite loses all locks its process has on it."""
+    file = tmp_path / "studies.db"
+    optuna.create_study(storage=f"sqlite:///{file}", study_name="s")
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        assert database.execute("SELECT count(*) FROM studies").fetchone() == (1,)
+        assert not journal.is_meant(file)
+        assert journal.is_foreign(file)
+        # Another process may leave write-ahead logging only when nobody else is there.
+        code = (
+            "import sqlite3, sys\n"
+            "db = sqlite3.connect(sys.argv[1], timeout=0.1)\n"
+            "print(db.execute('PRAGMA journal_mode=DELETE').fetchone()[0])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
+        )
+        assert "locked" in done.stderr, done.stdout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,11 +43,24 @@ def open_journal(path: Path) -> JournalStorage:
 
 
 def _start_of(path: Path) -> bytes:
+    """A database is not opened past SQLite: closing it would take this process's locks on it
+    away, and another process could then delete the log that its readers and writers need."""
+    if _is_database(path):
+        return _SQLITE
     try:
         with path.open("rb") as file:
             return file.read(len(_SQLITE))
     except OSError:  # not there, or a folder, or not ours to read: whoever opens it says so
         return b""
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        where = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(where, uri=True)) as database:
+            return bool(database.execute("PRAGMA schema_version").fetchone()[0])
+    except (sqlite3.Error, ValueError):
+        return False
 
 
 def mend(storage: JournalStorage) -> None:
