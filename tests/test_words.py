@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax.words import clock, masked, masked_url, metric_title, one_line, printable, took
+from supermax.words import (
+    clock,
+    in_short,
+    masked,
+    masked_url,
+    metric_title,
+    nearest,
+    one_line,
+    printable,
+    took,
+)
 
 ANY_TEXT = st.text(st.characters(categories=None))
 
@@ -44,6 +55,13 @@ def test_one_line_is_not_for_ever() -> None:
         ("my_secret: abc d", "my_secret: *** d", "my_secret: *** d"),
         ("HF_TOKEN = hf_1", "HF_TOKEN = ***", "HF_TOKEN = ***"),
         ("17 tokens: fine", "17 tokens: fine", "17 tokens: fine"),
+        ("no such key: x", "no such key: x", "no such key: x"),
+        ("api_key=1 x", "api_key=*** x", "api_key=*** x"),
+        ("AWS_SECRET_ACCESS_KEY=1", "AWS_SECRET_ACCESS_KEY=***", "AWS_SECRET_ACCESS_KEY=***"),
+        ("PWD%3Dabc", "PWD%3D***", "PWD%3D***"),
+        ("{'password': 'x'", "{'password': ***", "{'password': ***"),
+        ("at bob:s3@cr@h/db", "at bob:***@h/db", "at ***@h/db"),
+        ("/x/bob:s3cr3t@h/db", "/x/bob:***@h/db", "/x/***@h/db"),
     ],
 )
 def test_passwords_are_masked(said: str, shown: str, abroad: str) -> None:
@@ -53,6 +71,35 @@ def test_passwords_are_masked(said: str, shown: str, abroad: str) -> None:
 
 def test_an_odd_address_is_shown_without_its_login() -> None:
     assert masked_url("what://u:p w@x:y?api_key=1&a=2") == "what://***@x:y?api_key=***&a=2"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("bob:s3cr3t@h/db", "***@h/db"),
+        ("x://h/?sslkey=1&sslpassword=2&a=3", "x://h/?sslkey=***&sslpassword=***&a=3"),
+        ("x://?odbc_connect=DRIVER%3Dd%3BPWD%3Dabc&a=3", "x://?odbc_connect=***&a=3"),
+        ("x://h/?options=pwd%3Dabc&key=1", "x://h/?options=pwd%3D***&key=***"),
+    ],
+)
+def test_no_secret_of_an_address_is_shown(url: str, shown: str) -> None:
+    assert masked_url(url) == shown
+
+
+def test_a_long_text_is_masked_at_once() -> None:
+    began = time.monotonic()
+    masked("a" * 200_000 + ":" + "b:" * 2_000)
+    assert time.monotonic() - began < 2
+
+
+def test_names_that_are_offered_cannot_move_the_cursor() -> None:
+    assert nearest("zz", ["a\x1b[2Jb", "c\nd"]) == "; there are ab, c d"
+    assert nearest("ab", ["a\x1b[2Jb"]) == "; did you mean 'ab'?"
+
+
+def test_errors_of_sqlalchemy_come_without_a_link() -> None:
+    said = "(x) no table (Background on this error at: https://sqlalche.me/e/20/e3q8)"
+    assert in_short(said) == "(x) no table"
 
 
 def test_the_metric_of_a_class_is_named_after_it() -> None:

@@ -13,7 +13,16 @@ from typing import Any
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
 _LOGIN = re.compile(r"(?<=://)[^\s/]+@")
-_SECRET = re.compile(r"(?i)((?:password|passwd|pwd|secret|token)\s*[=:]\s*)\S+")
+# bob:secret@host/ without a scheme.
+_BARE = re.compile(r"(?<![^\s/:@'\"])([^\s/:@'\"]+):(?!//)[^\s/'\"]+@(?=[\w.-]+[/:])")
+_SECRETS = (
+    r"password|passwd|passphrase|pwd|secret|token|odbc_connect"
+    r"|(?:ssl|api|access|account|private)key|[_-]key"
+)
+"""How the names of secrets end."""
+_SECRET = re.compile(rf"(?i)((?:{_SECRETS})['\"]?\s*(?:=|:|%3D)\s*)\S+")
+_IN_QUERY = re.compile(rf"(?i)((?:{_SECRETS}|\bkey)(?:=|%3D))[^&]*")
+_LINK = "(Background on this error"  # SQLAlchemy's, to a page about its classes
 _LONGEST = 10_000  # characters of which one line is made: an exception may say megabytes
 
 
@@ -28,18 +37,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = list(dict.fromkeys(known))
     lowered = {name.lower(): name for name in known}
     if match := difflib.get_close_matches(word.lower(), lowered, n=1, cutoff=0.5):
-        return f"; did you mean {lowered[match[0]]!r}?"
+        return f"; did you mean {one_line(lowered[match[0]])!r}?"
     tails = [name for name in known if name.split(".")[-1] == word.split(".")[-1]]
     if tails:
-        return f"; did you mean {tails[0]!r}?"
+        return f"; did you mean {one_line(tails[0])!r}?"
     if known and len(known) <= 12:
-        return f"; there are {', '.join(known)}"
+        return f"; there are {', '.join(map(one_line, known))}"
     return ""
 
 
 def in_short(error: object, most: int = 200) -> str:
     """What an error of somebody else's says, on one line and not for ever."""
-    return one_line(str(error), most).rstrip(".")
+    return one_line(str(error).partition(_LINK)[0], most).rstrip(".")
 
 
 def printable(text: str) -> str:
@@ -67,17 +76,17 @@ def masked(text: str, *, users: bool = True) -> str:
     `users`: the names before the passwords may stay; what leaves the machine goes without."""
     if not users:
         text = _SECRET.sub(r"\1***", _LOGIN.sub("***@", text))
-    return _SECRET.sub(r"\1***", _PASSWORD.sub(r"\1:***@" if users else "***@", text))
+    login = r"\1:***@" if users else "***@"
+    return _SECRET.sub(r"\1***", _BARE.sub(login, _PASSWORD.sub(login, text)))
 
 
 def masked_url(url: str) -> str:
     """For an address alone, however odd: without its login, and without keys behind a ?."""
-    return masked_query(re.sub(r"(?<=://).*@", "***@", url))
+    return masked_query(re.sub(r"(?<=://).*@|^[^/:]+:(?!//).*@", "***@", url))
 
 
 def masked_query(url: str) -> str:
-    names = r"\w*password|passwd|pwd|token|secret|\w*key"
-    return re.sub(rf"(?i)((?:{names})=)[^&]*", r"\1***", url)
+    return _IN_QUERY.sub(r"\1***", url)
 
 
 def finite(data: Any) -> Any:
