@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -19,9 +20,11 @@ from optuna.storages.journal import JournalFileBackend
 
 import supermax
 from supermax.engine import journal
-from supermax.errors import UserError
+from supermax.engine.folder import Lock
+from supermax.engine.home import find_home
+from supermax.errors import EnvironmentFault, UserError
 from supermax.report.serving import make_site, server
-from supermax.study import existing, make_storage
+from supermax.study import all_studies, existing, file_of, make_storage, refuse_while_running
 from supermax.tracking.source import opened, source_of
 from tests.cli.helping import sm
 
@@ -156,3 +159,77 @@ def test_looking_at_a_database_leaves_the_locks_on_it(tmp_path: Path) -> None:
             [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False
         )
         assert "locked" in done.stderr, done.stdout
+
+
+def test_a_link_to_a_journal_is_the_same_place(here: Path) -> None:
+    searched("a.journal")
+    (here / "link.journal").symlink_to("a.journal")
+    (plain,), (linked,) = (all_studies(existing(f"{name}.journal")) for name in ("a", "link"))
+    assert find_home(plain) == find_home(linked)
+    backends = [study._storage._backend for study in (plain, linked)]  # type: ignore[attr-defined]
+    assert backends[0]._lock._lock_file == backends[1]._lock._lock_file
+    lock = Lock(find_home(plain).run_dir / "lock", "plain")
+    with pytest.raises(UserError, match="meanwhile"):
+        refuse_while_running(linked)
+    lock.release()
+
+
+@pytest.mark.parametrize("name", ["pipe", "pipe.db", "pipe.journal", "sqlite:///pipe"])
+def test_a_pipe_is_not_waited_for(name: str, here: Path) -> None:
+    os.mkfifo(here / name.removeprefix("sqlite:///"))
+    assert "is a pipe" in sm("best", "--storage", name, code=2)
+    with pytest.raises(UserError, match="is a pipe"):
+        make_storage(name)
+
+
+def test_a_lock_that_was_left_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    searched("a.journal")
+    storage = existing("a.journal")
+    assert isinstance(storage, JournalStorage)
+    lock = storage._backend._lock  # type: ignore[attr-defined]
+    lock.grace_period = 0.01
+    (here / "a.journal.lock").symlink_to("a.journal")
+    os.utime(here / "a.journal.lock", (1, 1), follow_symlinks=False)
+    storage.set_study_user_attr(0, "a", 1)
+    assert f"Waiting for {here / 'a.journal.lock'}, which" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "line", ["{broken", '{"op_code":99,"worker_id":"w"}', '{"op_code":4,"worker_id":"w"}', "[1]"]
+)
+def test_a_damaged_line_is_told_by_its_number(line: str, here: Path) -> None:
+    searched("a.journal")
+    lines = (here / "a.journal").read_text().splitlines()
+    (here / "a.journal").write_text("\n".join([*lines[:3], line, *lines[3:]]) + "\n")
+    with pytest.raises(EnvironmentFault, match="line 4 of the journal is damaged"):
+        existing("a.journal")
+
+
+@pytest.mark.parametrize("name", ["journal://x", "Journal:///x"])
+def test_a_journal_has_three_slashes(name: str, here: Path) -> None:
+    assert "three slashes" in sm("best", "--storage", name, code=2)
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("sqlite:///x.db", "x.db"),
+        ("sqlite+pysqlite:///x.db", "x.db"),
+        ("sqlite:///file:x%20y?mode=rwc&uri=true", "x y"),
+        ("journal:///x", "x"),
+        ("x", "x"),
+        ("sqlite:///file:x?mode=memory&uri=true", None),
+        ("sqlite:///:memory:", None),
+        ("postgresql://u:p@h/d", None),
+    ],
+)
+def test_which_file_a_storage_means(name: str, file: str | None, here: Path) -> None:
+    assert file_of(name) == (None if file is None else here / file)
+    if file is not None:
+        assert "There is no file" in sm("best", "--storage", name, code=2)
+        assert list(here.iterdir()) == []
+
+
+def test_a_password_in_what_is_no_address_is_not_shown() -> None:
+    assert "bob:***@h/db" in sm("best", "--storage", "bob:s3cr3t@h/db", code=2)

@@ -22,8 +22,8 @@ import psutil
 
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
-from supermax.study import existing, without_password
-from supermax.words import in_short, size_text
+from supermax.study import existing, file_of, without_password
+from supermax.words import counted, in_short, size_text
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
 _LEAST_DISK = 2 * 1024**3
@@ -130,14 +130,14 @@ def _others_on_the_gpu() -> Iterator[Finding]:
 
 def storage(where: str) -> Iterator[Finding]:
     shown = without_password(where)
-    file = Path(where).expanduser() if "://" not in where else None
+    file = file_of(where)
     if file is not None and not file.exists():
         yield from folder("storage", file.absolute().parent)
         yield Finding("storage", GOOD, f"{shown} is not there yet; it will be made")
         return
     backend = existing(where)
     studies = backend.get_all_studies()
-    yield Finding("storage", GOOD, f"{shown} holds {len(studies)} studies")
+    yield Finding("storage", GOOD, f"{shown} holds {counted(len(studies), 'study', 'studies')}")
     if file is not None:
         yield from folder("storage", file.absolute().parent)
         if not os.access(file, os.W_OK):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypedDict, Unpack, cast
+from urllib.parse import unquote, urlsplit
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -22,16 +24,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.util import asbool
 
 from supermax.engine import journal
 from supermax.engine.folder import Lock
 from supermax.engine.home import find_home, prepare
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
-from supermax.words import in_short, masked_query, masked_url
+from supermax.words import in_short, masked, masked_query, masked_url
 
 JOURNAL = "journal:///"
 """As sqlite:///, before the path of one of Optuna's journal files."""
+_LIKE_JOURNAL = re.compile(r"(?i)journal://")
 _LEAST_ROOM = 1 << 20  # bytes a database needs to be opened at all
 Storage = str | os.PathLike[str] | BaseStorage | None
 
@@ -178,7 +182,7 @@ def connect(storage: Storage) -> BaseStorage:
         return optuna.storages.get_storage(where)
     except Exception as error:  # drivers raise what they like
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        why = _trouble(file) or in_short(error)
+        why = _trouble(file) or _damage(where, file) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
 
 
@@ -215,10 +219,11 @@ def existing(storage: str) -> BaseStorage:
     """As connect, for a storage that must be there: looking must not make one."""
     where = _url(storage)
     file = _file(where)
+    _refuse_pipe(file)
     if file is not None and not file.is_file():
         raise UserError(
-            f"There is no file {file}. Name the studies' file or URL with --storage, or in "
-            f"SUPERMAX_STORAGE."
+            f"There is no file {masked(str(file))}. Name the studies' file or URL with "
+            f"--storage, or in SUPERMAX_STORAGE."
         )
     holds = _is_a_journal if _is_journal(where) else _holds_studies
     if file is not None and not holds(file):
@@ -253,6 +258,7 @@ def make_storage(storage: Storage) -> BaseStorage:
     """As connect, for a storage that is yet to be: the folder of its file is made."""
     where = _url(storage)
     file = _file(where)
+    _refuse_pipe(file)
     if file is not None:
         _make_folder(file)
         if _is_journal(where) and journal.is_foreign(file):
@@ -263,6 +269,22 @@ def make_storage(storage: Storage) -> BaseStorage:
         if "already exists" not in str(error):  # another program has made it at the same time
             raise
         return connect(where)
+
+
+def _refuse_pipe(file: Path | None) -> None:
+    """Opening it would wait for whoever is at the other end."""
+    if file is not None and file.exists() and not (file.is_file() or file.is_dir()):
+        raise UserError(f"{file} is a pipe or a device. Studies need a file of their own.")
+
+
+def _damage(where: object, file: Path | None) -> str | None:
+    """What Optuna says of a line that it cannot read would help nobody."""
+    if file is None or not _is_journal(where):
+        return None
+    with contextlib.suppress(OSError):
+        if line := journal.damaged_line(file):
+            return f"line {line} of the journal is damaged"
+    return None
 
 
 def _make_folder(file: Path) -> None:
@@ -283,7 +305,17 @@ def _url(storage: Storage) -> str | BaseStorage | None:
         if "?" in str(path) or "#" in str(path):
             raise UserError(f"A database's file cannot have ? or # in its name: {path}")
         return f"sqlite:///{path}"
+    if isinstance(storage, str) and _LIKE_JOURNAL.match(storage) and not _is_journal(storage):
+        raise UserError(
+            f"A journal is named with small letters and three slashes, {JOURNAL}PATH, and not "
+            f"{storage}."
+        )
     return storage
+
+
+def file_of(storage: Storage) -> Path | None:
+    """The file that a storage is in, as it was named; None for a server and for memory."""
+    return _file(_url(storage))
 
 
 def _is_journal(where: object) -> bool:
@@ -297,10 +329,18 @@ def _file(where: object) -> Path | None:
     if _is_journal(where):
         return Path(where.removeprefix(JOURNAL)).expanduser().absolute()
     with contextlib.suppress(ArgumentError, ValueError):  # connect will say so
-        name = make_url(where).database
-        if name and not name.startswith((":memory:", "file:")):
-            return Path(name)
+        url = make_url(where)
+        name = url.database or ""
+        if asbool(url.query.get("uri", False)) and name.startswith("file:"):
+            name = "" if url.query.get("mode") == "memory" else _path_of(name)
+        if name and not name.startswith(":memory:"):
+            return Path(name).absolute()
     return None
+
+
+def _path_of(uri: str) -> str:
+    """Of file:x, file:/x and file:///x, as SQLite reads them."""
+    return unquote(urlsplit(uri).path)
 
 
 def without_password(url: str) -> str:

@@ -17,7 +17,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.naming import AGENTS, CACHE, STORAGE
 from supermax.space import choices
 from supermax.space.presets import preset as preset_of
-from supermax.study import all_studies, existing, refuse_while_running
+from supermax.study import all_studies, existing, file_of, refuse_while_running
 from supermax.words import ended, listed, nearest, size_text
 
 _MARKS = {checks.GOOD: ("✓", "green"), checks.WARNING: ("!", "yellow"), checks.BAD: ("✗", "red")}
@@ -146,6 +146,5 @@ def _data(path: Path) -> list[checks.Finding]:
 
 
 def _beside(storage: str) -> Path | None:
-    if "://" in storage:
-        return None
-    return Path(storage).expanduser().absolute().parent / CACHE
+    file = file_of(storage)
+    return None if file is None else file.parent / CACHE

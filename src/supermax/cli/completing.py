@@ -17,6 +17,7 @@ from typing import Any
 from supermax.engine import journal
 from supermax.naming import AGENTS, STORAGE
 from supermax.space.presets import presets
+from supermax.study import file_of
 
 _PATIENCE = 0.2  # seconds for a database that somebody writes to
 _MOST = 16 << 20  # bytes of a journal that are read
@@ -62,12 +63,10 @@ def studies(ctx: Any, incomplete: str) -> list[str]:
 
 
 def _names(where: str) -> Iterable[str]:
-    for kind in ("sqlite:///", "journal:///"):
-        where = where.removeprefix(kind)
-    path = Path(where).expanduser()
-    if "://" in where or not path.is_file():
+    path = file_of(where)
+    if path is None or not path.is_file():
         return []
-    return _in_journal(path) if journal.is_meant(path) else _in_database(path.absolute())
+    return _in_journal(path) if journal.is_meant(path) else _in_database(path)
 
 
 def _in_database(path: Path) -> list[str]:

@@ -83,7 +83,7 @@ def unwrapped(storage: BaseStorage) -> BaseStorage:
 def _file_of(storage: BaseStorage) -> Path | None:
     if isinstance(storage, JournalStorage):
         if isinstance(storage._backend, JournalFileBackend):
-            return Path(storage._backend._file_path).absolute()
+            return Path(storage._backend._file_path).resolve()
         return None
     return sqlite.database_file(storage)
 

@@ -10,18 +10,22 @@ import contextlib
 import json
 import os
 import sqlite3
+import sys
+import time
 from pathlib import Path
 from typing import IO, Any
 
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import get_lock_file
+from optuna.storages.journal._storage import JournalStorageReplayResult
 
 NAMES = (".journal", ".log")
 """How files that are yet to be made are named as journals."""
 _START = b'{"op_code":'
 _SQLITE = b"SQLite format 3"
+_STALE = 1.0  # seconds for which nobody holds a lock
 
 
 def is_meant(path: Path) -> bool:
@@ -38,16 +42,47 @@ def is_foreign(path: Path) -> bool:
 
 
 def open_journal(path: Path) -> JournalStorage:
-    """Optuna's storage; the file is made if it is not there."""
-    return JournalStorage(JournalFileBackend(str(path)))
+    """Optuna's storage; the file is made if it is not there. By whatever path it is named, the
+    lock is the same."""
+    file = str(path.resolve())
+    return JournalStorage(JournalFileBackend(file, _TellingLock(file)))
+
+
+def damaged_line(path: Path) -> int | None:
+    """The first line that Optuna cannot take, counted from one."""
+    replay = JournalStorageReplayResult("supermax")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                replay.apply_logs([json.loads(line)])
+            except Exception:  # whatever is missing in it
+                return number
+    return None
+
+
+class _TellingLock(JournalFileSymlinkLock):
+    """Optuna waits half a minute for a lock that nobody holds any more."""
+
+    def acquire(self) -> bool:
+        with contextlib.suppress(OSError):
+            if time.time() - os.lstat(self._lock_file).st_mtime > _STALE:
+                print(
+                    f"Waiting for {self._lock_file}, which a killed process may have left; in "
+                    f"{self.grace_period} s it is taken away.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        return super().acquire()
 
 
 def _start_of(path: Path) -> bytes:
     """A database is not opened past SQLite: closing it would take this process's locks on it
     away, and another process could then delete the log that its readers and writers need."""
-    if _is_database(path):
-        return _SQLITE
     try:
+        if not path.is_file():  # a pipe would be waited for
+            return b""
+        if _is_database(path):
+            return _SQLITE
         with path.open("rb") as file:
             return file.read(len(_SQLITE))
     except OSError:  # not there, or a folder, or not ours to read: whoever opens it says so
