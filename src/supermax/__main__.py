@@ -40,6 +40,8 @@ def _heed(signum: int, handler: Any) -> None:
 
 def _end(signum: int, _: FrameType | None) -> NoReturn:
     """At once. A terminal that was closed counts as TERM."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)  # one more would say it again
     interrupted = signum == signal.SIGINT
     _say("Interrupted." if interrupted else "Ended.")
     os._exit(128 + (signal.SIGINT if interrupted else signal.SIGTERM))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.helping import inside
+from tests.cli.helping import inside, sm
 from tests.cli.test_supervisor import PROGRAM, RUNNER, WAITS
 from tests.conftest import eventually
 
@@ -54,6 +54,33 @@ def test_a_signal_during_the_imports_is_a_sentence(
     process.send_signal(signum)
     assert process.communicate(timeout=10)[1] == f"{words}\n"
     assert process.returncode == code
+
+
+def test_a_storm_during_the_imports_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(SLOW_IMPORT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "supermax", "best"],
+            cwd=tmp_path,
+            stderr=said,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+    assert eventually((tmp_path / "importing").exists)
+    assert storm(process, signal.SIGINT) == 130
+    assert (tmp_path / "said").read_text() == "Interrupted.\n"
+
+
+@pytest.mark.parametrize("words", ["", "The run was ended at once. Call again to go on."])
+def test_ctrl_c_in_a_command_is_a_sentence(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> None:
+        raise KeyboardInterrupt(*([words] if words else []))
+
+    for place in ("opening", "study"):
+        monkeypatch.setattr(f"supermax.cli.{place}.existing", interrupted)
+    for command in (("best",), ("study", "list")):
+        assert sm(*command, code=130) == f"{words or 'Interrupted.'}\n"
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=["module", "script"])

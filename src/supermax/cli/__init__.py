@@ -9,7 +9,7 @@ import typer
 
 from supermax import supervise
 from supermax.cli import study
-from supermax.cli.arguments import Command
+from supermax.cli.arguments import Command, Interrupted, Root
 from supermax.cli.care import clean, doctor
 from supermax.cli.dashboard import dashboard
 from supermax.cli.init import init
@@ -21,9 +21,11 @@ from supermax.cli.track import track
 from supermax.cli.tune import tune
 from supermax.cli.using import predict, refit, replay
 from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
+from supermax.words import printable
 
 app = typer.Typer(
     name="supermax",
+    cls=Root,
     help="Hyperparameter search that runs for days without a person.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -55,11 +57,11 @@ def main() -> None:
         app()
     except BrokenPipeError:  # `| head`: it has read enough
         let_go_of_output()
-    except KeyboardInterrupt as interrupt:
+    except (KeyboardInterrupt, Interrupted) as interrupt:
         print(str(interrupt) or "Interrupted.", file=sys.stderr)
         raise SystemExit(supervise.INTERRUPTED) from None
     except SupermaxError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
