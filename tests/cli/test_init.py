@@ -62,6 +62,8 @@ def test_the_guess_is_shown_and_no_text_of_anybody(tmp_path: Path) -> None:
     with inside(tmp_path):
         said = sm("init", "my notes.csv")
         written = (tmp_path / "my notes.yaml").read_text()
+    assert "supermax tune 'my notes.yaml'" in said
+    assert "name: my-notes " in written
     for words in ("text", "what was said", "asked", "verdict", "patient", "criteria"):
         assert words in said
     for text in (said, written):

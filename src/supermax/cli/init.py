@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from supermax.cli.printing import file_stem
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings.writing import written
@@ -50,7 +52,7 @@ def init(
     _write(place, text, force=force)
     for line in said:
         print(line)
-    print(f"Written to {place}. Look through it, then: supermax tune {place}")
+    print(f"Written to {place}. Look through it, then: supermax tune {shlex.quote(str(place))}")
 
 
 _HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on where it stopped.
@@ -93,7 +95,8 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
 
 
 def _name(path: Path) -> str:
-    return path.stem if is_name(path.stem) and "@" not in path.stem else "notes"
+    """Of the study: as the file's, in characters that need no quotes."""
+    return file_stem(path.stem)[:40].strip("-.") or "notes"
 
 
 def _from(place: Path, path: Path) -> str:

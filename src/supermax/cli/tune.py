@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -23,10 +24,11 @@ from supermax.cli.stdio import Surviving
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings import Resolved, resolve
-from supermax.settings.model import Pruner, Sampler
+from supermax.settings.model import Pruner, Sampler, Settings
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
+from supermax.study import file_of
 from supermax.trees import scalar
 from supermax.words import ended, metric_title, nearest, printable
 
@@ -170,7 +172,11 @@ def assigned(pairs: list[str]) -> dict[str, Value]:
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise UserError(f"--set {pair}: write it as KEY=VALUE, for example --set epochs=3.")
-        found[key.strip()] = Value(scalar(text), f"--set {key.strip()}")
+        source = f"--set {key.strip()}"
+        try:
+            found[key.strip()] = Value(scalar(text), source)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
     return found
 
 
@@ -228,11 +234,11 @@ def run_one(
 def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     """What came of it, and what can be done with it now."""
     settings = prepared.settings
-    where = "" if settings.storage is None and settings.outdir == "." else " --storage …"
+    study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
     paused = "Paused: the same command goes on." if tuned.summary.stopped_by else ""
     if not rows:
-        why = paused or f"`supermax faults {settings.study}` says why."
+        why = paused or f"`supermax faults {study}{where}` says why."
         return [f"No trial of '{settings.study}' has come to a value yet. {why}"]
     best = rows[0]
     titles = [metric_title(name, tuned.splits.train.label_names) for name in tuned.objectives]
@@ -242,6 +248,16 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     return [
         *([paused] if paused else []),
         f"Best so far: trial {best['trial']} ({best['encoder']}), {values}.",
-        f"Look at it: supermax best {settings.study}{where}   "
-        f"Train it for good: supermax refit {settings.study}{where}",
+        f"Look at it: supermax best {study}{where}   "
+        f"Train it for good: supermax refit {study}{where}",
     ]
+
+
+def _where(settings: Settings) -> str:
+    """The storage, to be pasted; a server's URL may hold a password."""
+    from supermax.search import storage_of
+
+    if settings.storage is None and settings.outdir == ".":
+        return ""
+    where = storage_of(settings)
+    return " --storage …" if file_of(where) is None else f" --storage {shlex.quote(where)}"

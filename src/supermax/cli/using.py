@@ -22,7 +22,7 @@ from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
-from supermax.words import metric_title
+from supermax.words import counted, metric_title
 
 if TYPE_CHECKING:
     from supermax.agents.objective import AgentObjective
@@ -80,7 +80,7 @@ def refit(
         )
     console().print(table)
     print(
-        f"Trial {chosen.number}, trained with {len(result.runs)} seeds; that of seed "
+        f"Trial {chosen.number}, trained with {counted(len(result.runs), 'seed')}; that of seed "
         f"{result.chosen} is exported to {folder}. "
         f"Use it: supermax predict {folder} FILE.csv -o answers.csv"
     )

@@ -115,7 +115,10 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
 
 
 def _more(count: int, thing: str = "") -> str:
-    return f" (+{count} more{thing})" if count else ""
+    """(+3 more), or of what: (+1 more trial)."""
+    if not count:
+        return ""
+    return f" (+{counted(count, f'more {thing}') if thing else f'{count:,} more'})"
 
 
 def _opening(state: RunState) -> str:
@@ -144,7 +147,7 @@ def _progress(event: ev.TrialFinished, others: int, state: RunState) -> str:
         values = " at " + ", ".join(text.number(value) for value in event.values)
     parts = [
         f"Trial {event.number} {words.get(event.state, event.state)}{values} "
-        f"in {took(event.seconds)}{_more(others, ' trials')}",
+        f"in {took(event.seconds)}{_more(others, 'trial')}",
         text.finished_of(state),
     ]
     if state.best is not None:
