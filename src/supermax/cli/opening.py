@@ -14,7 +14,7 @@ from supermax.cli.completing import studies
 from supermax.errors import UserError
 from supermax.space.versions import base_name, find_versions, version_of
 from supermax.study import existing, without_password
-from supermax.words import ended, finite, nearest
+from supermax.words import ended, finite, nearest, one_line
 
 Storage = Annotated[
     str,
@@ -60,10 +60,16 @@ def the_study(storage: str, name: str | None) -> Study:
     shown = without_password(storage)
     if not names:
         raise UserError(f"There is no study in {shown} yet.")
+    known = ", ".join(map(one_line, names))
     raise UserError(
-        f"There are several studies in {shown}: {', '.join(names)}. Name one (`show`, `compare` "
-        f"and `replay` take it as --study NAME)."
+        f"There are several studies in {shown}: {known}. Name one (`show`, `compare` and `replay` "
+        f"take it as --study NAME)."
     )
+
+
+def front_size(study: Study) -> int | None:
+    """How many trials are on the front; None where there is one objective."""
+    return None if len(study.directions) == 1 else len(study.best_trials)
 
 
 def print_json(data: Any) -> None:

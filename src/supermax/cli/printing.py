@@ -26,3 +26,8 @@ def literal(said: str, style: str = "") -> Text:
 def file_stem(name: str) -> str:
     """A study's name as the beginning of a file's."""
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".") or "study"
+
+
+def front_text(size: int | None) -> str:
+    """In the place of a best value, where there are several objectives."""
+    return f"front of {size:,}" if size else "–"

@@ -19,8 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from supermax.cli.completing import studies
-from supermax.cli.opening import AsJson, Storage, find_study
-from supermax.cli.printing import console
+from supermax.cli.opening import AsJson, Storage, find_study, front_size
+from supermax.cli.printing import console, front_text
 from supermax.display import status as file
 from supermax.display import text
 from supermax.display.state import RunState
@@ -94,6 +94,7 @@ class Seen:
     state: RunState
     standing: str
     fields: dict[str, Any] | None
+    front: int | None = None  # trials on it, where there are several objectives
 
     @property
     def alive(self) -> bool:
@@ -111,6 +112,8 @@ class Seen:
         parts = [text.finished_of(state)]
         if state.best is not None:
             parts.append(f"best {text.best_so_far(state)}")
+        elif self.front:
+            parts.append(front_text(self.front))
         if (eta := state.eta()) is not None:
             parts.append(f"about {clock(eta)} left")
         return f"{one_line(state.study_name)}: {self.words()}; {', '.join(parts)}"
@@ -128,18 +131,18 @@ class Seen:
 
 
 def look(study: Study, run_dir: Path | None = None) -> Seen:
-    home = find_home(study)
+    home, front = find_home(study), front_size(study)
     lock = home.run_dir / "lock"
     fields, stands = file.look(run_dir or home.run_dir, lock)
     at_work = stands not in ALIVE and holder(lock) is not None  # and has written nothing here
     if fields is None or at_work or fields["study"] != study.study_name:
-        return Seen(_from_study(study), file.RUNNING if at_work else NEVER, None)
+        return Seen(_from_study(study), file.RUNNING if at_work else NEVER, None, front)
     try:
-        seen = Seen(file.restore(fields, stands), stands, fields)
+        seen = Seen(file.restore(fields, stands), stands, fields, front)
         seen.line()
         draw(seen.state, 24).lines(80)
     except Exception:  # a file that is not what a run writes
-        return Seen(_from_study(study), NEVER, None)
+        return Seen(_from_study(study), NEVER, None, front)
     return seen
 
 
@@ -184,18 +187,22 @@ def _list(rows: list[Seen], storage: str, as_json: bool) -> None:
     for seen in rows:
         state, eta = seen.state, seen.state.eta()
         of = "" if state.target is None else f"/{state.target}"
-        best = (
-            "" if state.best is None else f"{text.number(state.best[1])} (trial {state.best[0]})"
-        )
         table.add_row(
             Text("*" if seen.alive else " ", style="green"),
             Text(one_line(state.study_name)),
             Text(seen.words(), style="green" if seen.alive else ""),
             f"{state.finished}{of}",
-            best,
+            _best(seen),
             "" if eta is None else clock(eta),
         )
     console().print(table)
+
+
+def _best(seen: Seen) -> str:
+    if seen.state.best is None:
+        return front_text(seen.front) if seen.front else ""
+    trial, value = seen.state.best
+    return f"{text.number(value)} (trial {trial})"
 
 
 def _show(seen: Seen, as_json: bool) -> None:
@@ -215,6 +222,8 @@ def _in_words(seen: Seen) -> str:
     lines = [f"{one_line(state.study_name)}: {counts or 'no trials'}"]
     if state.best is not None:
         lines.append(f"best: {text.best_so_far(state)}")
+    elif seen.front:
+        lines.append(f"best: {front_text(seen.front)}")
     lines.append(
         "A run is at work on it that has written nothing here: it is starting, or it was given "
         "a folder of its own. Name that with --run-dir."

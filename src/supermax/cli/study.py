@@ -18,9 +18,10 @@ from supermax.cli.opening import (
     Name,
     Storage,
     find_study,
+    front_size,
     print_json,
 )
-from supermax.cli.printing import console, literal
+from supermax.cli.printing import console, front_text, literal
 from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
@@ -52,7 +53,9 @@ def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     rows = []
     for study in all_studies(existing(storage)):
         facts = _facts(study)
-        rows.append({k: facts[k] for k in ("name", "version", "finished", "best", "space")})
+        rows.append(
+            {k: facts[k] for k in ("name", "version", "finished", "best", "front", "space")}
+        )
     rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
     if as_json:
         print_json(rows)
@@ -62,7 +65,7 @@ def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
         return
     table = Table("study", "finished", "best value", "space")
     for row in rows:
-        best = "–" if row["best"] is None else f"{row['best']['value']:g}"
+        best = f"{row['best']['value']:g}" if row["best"] else front_text(row["front"])
         space = row["space"]
         remembered = f"{len(space['parameters'])} parameters" if space else "not remembered"
         table.add_row(literal(row["name"]), str(row["finished"]), best, remembered)
@@ -94,6 +97,8 @@ def show(name: Name, storage: Storage = STORAGE, as_json: AsJson = False) -> Non
         print(f"best: trial {best['number']}, {best['value']:g}")
         for key, value in best["params"].items():
             print(printable(f"  {key} = {value}"))
+    elif facts["front"]:
+        print(f"best: {front_text(facts['front'])}")
     space = space_of(study)
     if space is None:
         print("It does not remember a space: it was made by Optuna alone.")
@@ -292,6 +297,7 @@ def _facts(study: Study) -> dict[str, Any]:
         "finished": sum(trial.state.is_finished() for trial in trials),
         "states": {state.name: states[state.name] for state in TrialState if states[state.name]},
         "best": best,
+        "front": front_size(study),
         "carried": dict(Counter(origins)),
         "from": attributes.get(FROM),
         "space": None if space is None else space.data(),
