@@ -308,7 +308,7 @@ def _url(storage: Storage) -> str | BaseStorage | None:
     if isinstance(storage, str) and _LIKE_JOURNAL.match(storage) and not _is_journal(storage):
         raise UserError(
             f"A journal is named with small letters and three slashes, {JOURNAL}PATH, and not "
-            f"{storage}."
+            f"{masked_url(storage)}."
         )
     return storage
 
