@@ -44,6 +44,13 @@ def test_every_family_trains_with_and_without_recomputing(tmp_path: Path, family
         assert train(prepared, Quiet()).curve[0]["train_loss"] < 2
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+def test_every_pooling_trains_in_bf16(tmp_path: Path, pooling: str) -> None:
+    wanted = config(head={"pooling": pooling}, train={"epochs": 1})
+    prepared = prepare(wanted, corpus(30, 1), corpus(15, 2), cache=tmp_path, execution=GPU)
+    assert train(prepared, Quiet()).curve[0]["train_loss"] < 2
+
+
 @pytest.mark.parametrize("name", ["adamw", "adamw_8bit", "adafactor", "lion"])
 def test_every_optimizer_steps(tmp_path: Path, name: str) -> None:
     if name in unavailable("cuda"):

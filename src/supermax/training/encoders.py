@@ -19,6 +19,8 @@ from supermax.training.sources import Source
 from supermax.words import listed
 
 _HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout", "hidden_dropout")
+_OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
+"""DeBERTa's norm of its relative positions, which every layer looks at."""
 _ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
 
 
@@ -117,9 +119,16 @@ def rough_size(source: Source) -> int:
 
 def size_of(source: Source) -> int:
     """Bytes of the weights in fp32, without making them."""
+    return 4 * sum(int(parameter.numel()) for parameter in outline(source).parameters())
+
+
+def outline(source: Source) -> nn.Module:
+    """The encoder without any weights: what it is made of, and how large that is."""
     with torch.device("meta"):
         model = _untrained(source.config)
-    return 4 * sum(int(parameter.numel()) for parameter in model.parameters())
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model  # type: ignore[no-any-return]
 
 
 def layer_list(encoder: nn.Module) -> tuple[str, nn.ModuleList]:
@@ -142,7 +151,7 @@ def depth_of(encoder: nn.Module) -> dict[str, int]:
     for name, _ in encoder.named_parameters():
         if name.startswith(f"{stack}."):
             depths[name] = int(name[len(stack) + 1 :].split(".")[0]) + 1
-        elif "embed" in name or "rel_" in name:
+        elif "embed" in name or "rel_" in name or name in _OF_POSITIONS:
             depths[name] = 0
         else:
             depths[name] = len(layers)

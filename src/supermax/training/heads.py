@@ -32,7 +32,8 @@ class Pooling(nn.Module):
             return states.masked_fill(~wide, torch.finfo(states.dtype).min).amax(dim=1)
         if self.kind == "mean":
             return (states * wide).sum(dim=1) / wide.sum(dim=1).clamp(min=1)
-        scores = self.score(states).masked_fill(~wide, torch.finfo(states.dtype).min)
+        scores = self.score(states)  # in half precision, under autocast
+        scores = scores.masked_fill(~wide, torch.finfo(scores.dtype).min)
         weighted: Tensor = scores.softmax(dim=1) * states * wide
         return weighted.sum(dim=1)
 
