@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from supermax.display import gauges
-from supermax.display.gauges import Gauges, Gpu, Nvml, machine_memory, resident_memory
+from supermax.display.gauges import Gauges, resident_memory
+from supermax.memory import devices
+from supermax.memory.devices import Gpu, Nvml, machine_memory
 from tests.display.test_display import Clock
 
 
@@ -56,7 +57,7 @@ def test_processes_are_read_at_most_once_a_second() -> None:
         asked.append(pid)
         return None if pid == 2 else pid * 10
 
-    some = Gauges(resident, lambda: ({}, ()), clock)
+    some = Gauges(resident, lambda: (), clock)
     assert some.sample([1, 2]).resident == {1: 10}
     clock.now += 0.9
     assert some.sample([1, 2, 3]) is some.last
@@ -75,7 +76,7 @@ def test_this_process_has_memory_and_one_that_is_gone_has_none() -> None:
 
 def test_a_container_has_what_it_is_given(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(gauges, "_CGROUP_LIMIT", limit)
+    monkeypatch.setattr(devices, "_CGROUP_LIMIT", limit)
     limit.write_text("1048576\n")
     assert machine_memory() == 1 << 20
     limit.write_text("max\n")
@@ -83,20 +84,23 @@ def test_a_container_has_what_it_is_given(tmp_path: Any, monkeypatch: pytest.Mon
 
 
 def test_gpus_with_all_they_tell() -> None:
-    by_process, gpus = Nvml(lambda _: FakeNvml()).read()
-    assert gpus == (Gpu(0, "H200", 10, 100, 0.87), Gpu(1, "old library", 11, 100, None))
-    assert by_process == {5: 8}
+    told = {5: 4}
+    first, second = Nvml(lambda _: FakeNvml()).read()
+    assert first == Gpu(0, "H200", 10, 100, 0.87, processes=told)
+    assert second == Gpu(1, "old library", 11, 100, None, processes=told)
+    both = Gauges(lambda _: None, lambda: (first, second), Clock()).sample([])
+    assert both.on_device == {5: 8}
 
 
 def test_without_library_or_driver_there_are_no_gpus() -> None:
     def missing(name: str) -> Any:
         raise ModuleNotFoundError(name)
 
-    assert Nvml(missing).read() == ({}, ())
+    assert Nvml(missing).read() == ()
     card = FakeNvml()
     nvml = Nvml(lambda _: card)
-    assert len(nvml.read()[1]) == 2
+    assert len(nvml.read()) == 2
     card.broken = True
-    assert nvml.read() == ({}, ())
+    assert nvml.read() == ()
     card.broken = False
-    assert nvml.read() == ({}, ())  # it is left alone from then on
+    assert nvml.read() == ()  # it is left alone from then on

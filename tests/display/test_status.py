@@ -132,7 +132,7 @@ class TestListener:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(status, "INTERVAL", 0.02)
-        gauges = Gauges(lambda pid: pid * 100, lambda: ({}, ()), lambda: time.monotonic() * 1000)
+        gauges = Gauges(lambda pid: pid * 100, lambda: (), lambda: time.monotonic() * 1000)
         with StatusFile(gauges) as listener:
             listener(begun(tmp_path))
             assert read(tmp_path) is not None  # at once

@@ -13,12 +13,13 @@ from rich.console import Console
 
 from supermax.display import text
 from supermax.display.curve import Curve
-from supermax.display.gauges import Gpu, Readings
+from supermax.display.gauges import Readings
 from supermax.display.live import _Console, _Live
 from supermax.display.state import RunState
 from supermax.display.strokes import bar, cut, fold, spark
 from supermax.display.view import draw
 from supermax.engine import events as ev
+from supermax.memory.devices import Gpu
 from supermax.words import one_line
 from tests.display.screen import Screen
 from tests.display.test_display import HOSTILE, Clock, ended, fault, finish, started, state_after

@@ -27,11 +27,12 @@ import psutil
 
 from supermax.display import text
 from supermax.display.curve import Curve
-from supermax.display.gauges import Gauges, Gpu, Readings
+from supermax.display.gauges import Gauges, Readings
 from supermax.display.state import HAPPENINGS_KEPT, Happening, RunningTrial, RunState
 from supermax.engine import events as ev
 from supermax.engine.folder import StudyFolder, holder
 from supermax.engine.notes import readable
+from supermax.memory.devices import Gpu
 from supermax.words import finite
 
 FORMAT = 1

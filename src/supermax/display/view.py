@@ -18,9 +18,9 @@ from rich.text import Text
 
 from supermax.display import text
 from supermax.display.cells import table
-from supermax.display.gauges import Gpu
 from supermax.display.state import REACHED, Happening, RunState
 from supermax.display.strokes import bar, cut, fold
+from supermax.memory.devices import Gpu
 from supermax.words import clock, counted, one_line
 
 LABEL = 8  # cells for the names of facts

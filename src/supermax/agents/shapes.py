@@ -1,0 +1,52 @@
+"""An encoder's sizes, from its configuration alone.
+
+Source ──encoder_of()──▶ memory.facts.Encoder
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from supermax.memory.facts import Encoder
+from supermax.training.encoders import depth_of, layer_list, outline
+from supermax.training.sources import Source
+
+_INNER = ("intermediate_size", "hidden_dim")
+_known: dict[str, Encoder] = {}
+
+
+def encoder_of(source: Source) -> Encoder:
+    """The encoder as memory sees it; the first time takes as long as importing its code."""
+    mark = source.fingerprint
+    if mark not in _known:
+        _known[mark] = _measured(source, outline(source))
+    return _known[mark]
+
+
+def _measured(source: Source, model: nn.Module) -> Encoder:
+    config, depths = source.config, depth_of(model)
+    layers = len(layer_list(model)[1])
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    by_depth = [0] * (layers + 1)
+    for name, size in sizes.items():
+        by_depth[depths[name]] += size
+    stack = layer_list(model)[0]
+    in_layers = {name: size for name, size in sizes.items() if name.startswith(f"{stack}.")}
+    matrices = sum(s for n, s in in_layers.items() if model.get_parameter(n).ndim > 1)
+    buckets = getattr(config, "position_buckets", 0) or 0
+    return Encoder(
+        name=source.name,
+        family=str(config.model_type),
+        fingerprint=source.fingerprint,
+        hidden=int(config.hidden_size),
+        inner=int(next(getattr(config, key) for key in _INNER if hasattr(config, key))),
+        heads=int(config.num_attention_heads),
+        embeddings=by_depth[0],
+        by_layer=tuple(
+            sum(s for n, s in in_layers.items() if depths[n] == i + 1) for i in range(layers)
+        ),
+        after=sum(sizes.values()) - by_depth[0] - sum(in_layers.values()),
+        matrices=matrices // layers,
+        largest=max(sizes.values()),
+        span=2 * int(buckets) if getattr(config, "relative_attention", False) else 0,
+    )

@@ -1,0 +1,71 @@
+"""A configuration as memory sees it.
+
+Config, sources, longest sequence ──spec_of()──▶ memory.facts.Spec
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from supermax.agents.shapes import encoder_of
+from supermax.memory.facts import Spec
+from supermax.training.config import Config
+from supermax.training.heads import Fusion, Pooling, head
+from supermax.training.prepare import longest
+from supermax.training.sources import Source
+from supermax.training.steps import Execution
+
+
+def spec_of(
+    config: Config,
+    sources: Sequence[Source],
+    execution: Execution,
+    *,
+    classes: int = 2,
+    tokens: int | None = None,
+) -> Spec:
+    """`tokens`: of the longest text with its question, uncut; None: as long as it may be."""
+    length = min(config.text.max_length, *(longest(source) for source in sources))
+    return Spec(
+        encoders=tuple(encoder_of(source) for source in sources),
+        effective_batch=config.train.effective_batch,
+        length=length if tokens is None else min(length, max(1, tokens)),
+        device=execution.device.split(":")[0],
+        precision=execution.precision,
+        optimizer=config.optim.name,
+        frozen=config.encoder.frozen_layers,
+        dropout=config.encoder.dropout != 0,
+        attention_dropout=config.encoder.attention_dropout != 0,
+        head=_new_numbers(config, sources, classes),
+        token_width=_token_width(config, sources[-1].config.hidden_size),
+    )
+
+
+def _new_numbers(config: Config, sources: Sequence[Source], classes: int) -> int:
+    """Of pooling, fusion and heads."""
+    sizes = [int(source.config.hidden_size) for source in sources]
+    parts: list[nn.Module] = []
+    with torch.device("meta"):
+        parts += [Pooling(config.head.pooling, size) for size in sizes]
+        size = sizes[0]
+        if len(sizes) == 2:
+            parts.append(Fusion(config.fusion, sizes[1], sizes[0]))
+            size = config.fusion.width
+        if config.agent != "evidence":
+            parts.append(head(config.head, size, classes))
+        if config.agent != "criteria":
+            parts.append(head(config.head, size, 2))
+    return sum(p.numel() for part in parts for p in part.parameters())
+
+
+def _token_width(config: Config, hidden: int) -> int:
+    """How wide that is which is computed for every token beside the encoder."""
+    width = hidden // 3 if config.head.pooling in ("max", "attention", "mean") else 0
+    if config.agent == "joint":
+        width += config.fusion.width
+    if config.agent != "criteria":
+        width += hidden // 5 + (config.head.depth - 1) * config.head.width // 2
+    return width

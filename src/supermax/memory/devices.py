@@ -1,0 +1,202 @@
+"""What a device has, what is free of it, and who else uses it. Nothing here starts CUDA.
+
+NVIDIA's library, or its program ──▶ Gpu;  Occupied ──Budget.room()──▶ bytes for another trial
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_MARGIN = 256 << 20
+"""Bytes of a device that nobody gets: what a driver takes for itself moves."""
+_HOST_SHARE = 0.85
+"""Of the memory that is free when a run begins."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    index: int
+    name: str
+    used: int
+    total: int
+    busy: float | None = None  # share of the time in which it computed
+    uuid: str = ""
+    processes: Mapping[int, int] = field(default_factory=dict)  # bytes by process
+
+
+class Nvml:
+    """NVIDIA's own library, where somebody installed `pynvml`, or else its program; without
+    either there are no GPUs."""
+
+    def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
+        self._load = load
+        self._nvml: Any = None
+        self._gone = False
+
+    def read(self) -> tuple[Gpu, ...]:
+        if self._gone:
+            return ()
+        try:
+            if self._nvml is None:
+                nvml = self._load("pynvml")
+                nvml.nvmlInit()
+                self._nvml = nvml
+            return _look(self._nvml)
+        except Exception:  # not installed, no driver, or a driver that has gone away
+            self._gone = True
+            return ()
+
+
+def _look(nvml: Any) -> tuple[Gpu, ...]:
+    gpus = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        rates = _optional(nvml.nvmlDeviceGetUtilizationRates, handle)
+        running = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+        by_process: dict[int, int] = {}
+        for process in running:
+            if process.usedGpuMemory:  # None where the driver does not tell
+                size = by_process.get(int(process.pid), 0) + int(process.usedGpuMemory)
+                by_process[int(process.pid)] = size
+        gpus.append(
+            Gpu(
+                index,
+                _text(nvml.nvmlDeviceGetName(handle)),
+                int(memory.used),
+                int(memory.total),
+                None if rates is None else rates.gpu / 100,
+                _text(_optional(getattr(nvml, "nvmlDeviceGetUUID", None), handle) or ""),
+                by_process,
+            )
+        )
+    return tuple(gpus)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _optional(read: Callable[[Any], Any] | None, handle: Any) -> Any:
+    """Some cards do not tell all."""
+    try:
+        return None if read is None else read(handle)
+    except Exception:
+        return None
+
+
+def by_program() -> tuple[Gpu, ...]:
+    """The same from nvidia-smi, which takes a second or two."""
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    query = "--query-gpu=index,uuid,name,memory.used,memory.total"
+    done = subprocess.run(
+        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    gpus = []
+    for line in done.stdout.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) == 5 and parts[3].isdigit() and parts[4].isdigit():
+            used, total = int(parts[3]) << 20, int(parts[4]) << 20
+            gpus.append(Gpu(int(parts[0]), parts[2], used, total, uuid=parts[1]))
+    return tuple(gpus)
+
+
+def gpus(nvml: Nvml | None = None) -> tuple[Gpu, ...]:
+    return (nvml or Nvml()).read() or by_program()
+
+
+def named(found: Collection[Gpu], device: str | None) -> Gpu | None:
+    """The GPU of that name, as CUDA_VISIBLE_DEVICES has them; None: the first that is visible."""
+    wanted = device if device is not None else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    first = wanted.split(",")[0].strip()
+    for gpu in found:
+        if str(gpu.index) == first or (gpu.uuid and gpu.uuid.startswith(first or "?")):
+            return gpu
+    return None
+
+
+def machine_memory() -> int | None:
+    """What there is to share among the cells: a container may have less than its machine."""
+    try:
+        total = int(psutil.virtual_memory().total)
+    except (psutil.Error, OSError):
+        return None
+    try:
+        return min(total, int(_CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):  # no limit, or no such file
+        return total
+
+
+def host_budget() -> int:
+    """What trials on the CPU may take together: most of what is free now."""
+    free = int(psutil.virtual_memory().available)
+    total = machine_memory()
+    return int(_HOST_SHARE * (min(free, total) if total is not None else free))
+
+
+class HostBudget:
+    """Memory of this machine, for trials on its CPU."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.whole = limit if limit is not None else host_budget()
+
+    def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
+        return self.whole
+
+
+class GpuBudget:
+    """Memory of GPUs, less what others use. `limit` emulates smaller ones."""
+
+    _FRESH = 1.0  # seconds for which a reading holds
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        read: Callable[[], tuple[Gpu, ...]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        nvml = Nvml()
+        self._limit = limit
+        self._read = read or (lambda: gpus(nvml))
+        self._clock = clock
+        self._last: tuple[float, tuple[Gpu, ...]] | None = None
+
+    @property
+    def whole(self) -> int:
+        """What the largest of them has, if nobody else were there."""
+        found = self._gpus()
+        total = max((gpu.total - _MARGIN for gpu in found), default=self._limit or 0)
+        return min(total, self._limit) if self._limit is not None else total
+
+    def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
+        """Bytes of the device for this run, all trials together. `pids` are this run's own
+        processes, which take up to `ours` together."""
+        gpu = named(self._gpus(), device)
+        if gpu is None:
+            return self.whole
+        told = [gpu.processes[pid] for pid in pids if pid in gpu.processes]
+        mine = sum(told) if told else min(ours, gpu.used)
+        free = gpu.total - _MARGIN - max(0, gpu.used - mine)
+        return min(free, self._limit) if self._limit is not None else free
+
+    def _gpus(self) -> tuple[Gpu, ...]:
+        now = self._clock()
+        if self._last is None or now - self._last[0] > self._FRESH:
+            self._last = (now, self._read())
+        return self._last[1]

@@ -1,0 +1,123 @@
+"""What fits: an effective batch split into micro-batches, never changed.
+
+Spec, budget ──plan()──▶ Plan, or NoPlan with the smallest budget that would do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
+from supermax.memory.facts import Spec
+from supermax.memory.speed import Pace, batch_seconds
+from supermax.words import size_text
+
+_MORE = 1.25
+"""How much more memory the same split must get, to be worth another attempt."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a trial is executed, and what is kept free for it."""
+
+    spec: Spec
+    split: Split
+    need: Need
+    seconds: float
+    """An effective batch is expected to take."""
+
+    @property
+    def micro_batches(self) -> int:
+        return -(-self.spec.effective_batch // self.split.micro_batch)
+
+    @property
+    def whole(self) -> bool:
+        """The effective batch is taken as it is."""
+        return self.micro_batches == 1 and not self.split.checkpointing
+
+    def __str__(self) -> str:
+        words = f"{self.spec.effective_batch} sequences at once"
+        if self.micro_batches > 1:
+            words = f"{self.micro_batches} micro-batches of {self.split.micro_batch}"
+        return words + (", activations computed again" if self.split.checkpointing else "")
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A split that ran out of memory although it was given so many bytes."""
+
+    split: Split
+    memory: int
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """Nothing fits, not even one sequence at a time with activations computed again."""
+
+    spec: Spec
+    smallest: int
+    """Bytes that would do."""
+    budget: int
+
+    @property
+    def over(self) -> float:
+        """By which share of the budget it is too much."""
+        return self.smallest / max(1, self.budget) - 1
+
+    def __str__(self) -> str:
+        names = " and ".join(dict.fromkeys(encoder.name for encoder in self.spec.encoders))
+        return (
+            f"{names} at {self.spec.length} tokens needs {size_text(self.smallest)} even one "
+            f"sequence at a time with activations computed again; there are "
+            f"{size_text(self.budget)}."
+        )
+
+
+def plan(
+    spec: Spec,
+    budget: int,
+    *,
+    correction: Correction = PLAIN,
+    measured: Sequence[Pace] = (),
+    failed: Sequence[Failed] = (),
+) -> Plan | NoPlan:
+    """The fastest plan that fits into `budget` bytes of the device. `failed`: what turned out not
+    to do; a plan must need less, or give the same split clearly more."""
+    tried = [_made(spec, split, correction, measured) for split in splits(spec)]
+    bounds = [(f.memory, need(spec, f.split).total) for f in failed]
+    fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
+    if fitting:
+        return min(fitting, key=_preference)
+    smallest = min(plan.need.total for plan in tried)
+    if failed:  # more than it was thought to need
+        smallest = max(smallest, budget + 1, int(_MORE * max(f.memory for f in failed)))
+    return NoPlan(spec, smallest, budget)
+
+
+def _better(plan: Plan, failed: Sequence[tuple[int, int]]) -> bool:
+    """Than all that failed, of which each had so much memory and was thought to need so much."""
+    scarce = [total for memory, total in failed if plan.need.reserved < _MORE * memory]
+    return not scarce or need(plan.spec, plan.split).total < min(scarce)
+
+
+def _preference(plan: Plan) -> tuple[float, bool, int]:
+    """The fastest; of equals the simplest, then the largest micro-batch."""
+    return (round(plan.seconds, 6), plan.split.checkpointing, -plan.split.micro_batch)
+
+
+def splits(spec: Spec) -> Iterable[Split]:
+    """Every way to take the effective batch in micro-batches of equal size, the last one smaller
+    if need be. Evaluation takes as little at a time as fits beside the smallest of them."""
+    sizes = dict.fromkeys(
+        -(-spec.effective_batch // times) for times in range(1, spec.effective_batch + 1)
+    )
+    for checkpointing in (False, True):
+        for size in sizes:
+            evaluated = min(EVALUATED, max(4 * size * spec.length, 2048))
+            yield Split(size, checkpointing, evaluated)
+
+
+def _made(spec: Spec, split: Split, correction: Correction, measured: Sequence[Pace]) -> Plan:
+    seconds = batch_seconds(spec, split, measured)
+    return Plan(spec, split, need(spec, split, correction), seconds)

@@ -1,0 +1,53 @@
+"""How long a plan would take: from what was measured, and before that from rough figures.
+
+A micro-step takes as long as it takes to ask for it (Python, one kernel after the other) or as
+long as the device computes, whichever is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supermax.memory.estimate import Split
+from supermax.memory.facts import Spec
+
+_ASKING = {"cuda": 3.5e-3, "cpu": 2e-4}  # seconds a layer
+_RATE = {"cuda": 2.5e14, "cpu": 4e10}  # operations a second
+_AGAIN_ASKING = 1.8  # layers computed again are asked for again
+_AGAIN = 4 / 3  # one more forward pass for each forward and backward
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that a micro-step of so many tokens was measured to take."""
+
+    tokens: int
+    checkpointing: bool
+    seconds: float
+
+
+def micro_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:
+    """Of one micro-step. Measurements shift the rough figures: the nearest in size counts."""
+    tokens = split.micro_batch * spec.length
+    rough = _rough(spec, tokens, split.checkpointing)
+    same = [pace for pace in measured if pace.checkpointing == split.checkpointing]
+    if not same:
+        factors = [p.seconds / _rough(spec, p.tokens, p.checkpointing) for p in measured]
+        return rough * (sorted(factors)[len(factors) // 2] if factors else 1.0)
+    near = min(same, key=lambda pace: abs(pace.tokens - tokens))
+    return rough * near.seconds / _rough(spec, near.tokens, near.checkpointing)
+
+
+def batch_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:
+    """Of all micro-steps of an effective batch."""
+    times = -(-spec.effective_batch // split.micro_batch)
+    return times * micro_seconds(spec, split, measured)
+
+
+def _rough(spec: Spec, tokens: int, checkpointing: bool) -> float:
+    kind = "cpu" if spec.device == "cpu" else "cuda"
+    layers = sum(encoder.layers for encoder in spec.encoders)
+    asking = _ASKING[kind] * layers * (_AGAIN_ASKING if checkpointing else 1)
+    work = 6 * sum(e.layers * e.matrices for e in spec.encoders) * tokens
+    return max(asking, work / _RATE[kind] * (_AGAIN if checkpointing else 1))

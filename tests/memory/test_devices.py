@@ -1,0 +1,75 @@
+"""What a device has for this run: less what others use, and never more than it was told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from supermax.memory.devices import Gpu, GpuBudget, HostBudget, by_program, host_budget, named
+from tests.memory.specs import GIB, MIB
+
+CARD = Gpu(0, "a card", 10 * GIB, 80 * GIB, uuid="GPU-abc", processes={5: 4 * GIB, 6: 6 * GIB})
+
+
+def budget(*cards: Gpu, limit: int | None = None) -> GpuBudget:
+    return GpuBudget(limit, lambda: cards)
+
+
+def test_others_are_left_their_memory() -> None:
+    assert budget(CARD).available("0", {5}, 8 * GIB) == 74 * GIB - 256 * MIB
+    assert budget(CARD).available("0", {5, 6}, 20 * GIB) == 80 * GIB - 256 * MIB
+    assert budget(CARD, limit=24 * GIB).available("0", {5}, 8 * GIB) == 24 * GIB
+    crowded = Gpu(0, "a card", 70 * GIB, 80 * GIB)
+    assert budget(crowded, limit=24 * GIB).available("0", set(), 0) == 10 * GIB - 256 * MIB
+
+
+def test_where_processes_are_not_told_apart_what_was_promised_counts_as_ours() -> None:
+    """In a container the numbers of processes mean nothing to the driver."""
+    assert budget(CARD).available("0", {999}, 8 * GIB) == 78 * GIB - 256 * MIB
+    assert budget(CARD).available("0", set(), 0) == 70 * GIB - 256 * MIB
+
+
+def test_cards_are_found_by_number_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Gpu(1, "another", 0, 40 * GIB, uuid="GPU-def")
+    assert named((CARD, other), "1") is other
+    assert named((CARD, other), "GPU-def") is other
+    assert named((CARD, other), "7") is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert named((CARD, other), None) is other
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert named((CARD, other), None) is CARD
+    assert budget(CARD, other).whole == 80 * GIB - 256 * MIB
+
+
+def test_a_reading_holds_for_a_moment() -> None:
+    now, reads = [0.0], []
+
+    def read() -> tuple[Gpu, ...]:
+        reads.append(now[0])
+        return (CARD,)
+
+    some = GpuBudget(None, read, lambda: now[0])
+    some.available("0", set(), 0)
+    some.available("0", set(), 0)
+    now[0] = 2.0
+    some.available("0", set(), 0)
+    assert reads == [0.0, 2.0]
+
+
+def test_the_driver_s_program_tells_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '0, GPU-abc, NVIDIA H200, 1024, 143771'\necho nonsense\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert by_program() == (Gpu(0, "NVIDIA H200", 1024 * MIB, 143771 * MIB, uuid="GPU-abc"),)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert by_program() == ()
+
+
+def test_a_cpu_has_most_of_what_is_free() -> None:
+    assert host_budget() > 0
+    assert HostBudget(3 * GIB).available(None, set(), 0) == 3 * GIB

@@ -1,0 +1,139 @@
+"""The itemised estimate: exact where it can be, and never less for more work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supermax.agents.specs import spec_of
+from supermax.memory.estimate import Correction, Split, need
+from supermax.memory.facts import Spec
+from supermax.training import architectures
+from supermax.training.config import read_config
+from supermax.training.encoders import load, prepared
+from supermax.training.models import Model, count
+from supermax.training.sources import find
+from supermax.training.steps import Execution
+from tests.memory.specs import BERT_LARGE, GIB, specs
+
+TINY = sorted(set(architectures.TINY) - {"tiny"})
+
+
+@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) -> None:
+    head = {"pooling": "attention", "depth": 3, "width": 48}
+    wanted = read_config(
+        {"agent": agent, "encoder": {"name": family, "frozen_layers": frozen}, "head": head}
+    )
+    sources = [find(family)] * (2 if agent == "joint" else 1)
+    encoders = [load(source, prepared(source, None, None)) for source in sources]
+    model = Model(wanted, encoders, classes=3)
+    spec = spec_of(wanted, sources, Execution(), classes=3)
+    assert spec.numbers == count(model)
+    assert spec.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    found = need(spec, Split(4))
+    assert found.weights == 4 * count(model)
+    assert found.gradients == 4 * spec.trained
+
+
+@given(specs(), st.booleans(), st.integers(1, 64))
+def test_more_at_a_time_never_needs_less(spec: Spec, checkpointing: bool, micro: int) -> None:
+    """As long as micro-batches add up: a single one has no gradients when it begins."""
+    spec = replace(spec, effective_batch=1000)
+    small, large = (need(spec, Split(size, checkpointing)) for size in (micro, micro + 1))
+    assert small.total <= large.total
+    longer = need(replace(spec, length=spec.length + 8), Split(micro, checkpointing))
+    assert small.total <= longer.total
+
+
+@given(specs(), st.integers(1, 64))
+def test_checkpointing_and_freezing_keep_less(spec: Spec, micro: int) -> None:
+    spec = replace(spec, frozen=0)
+    plain, again = need(spec, Split(micro)), need(spec, Split(micro, checkpointing=True))
+    if min(e.layers for e in spec.encoders) > 4:
+        assert again.activations <= plain.activations
+        assert again.attention <= plain.attention
+    frozen = need(replace(spec, frozen=1), Split(micro)) if spec.encoders[0].layers > 1 else plain
+    assert frozen.gradients <= plain.gradients
+    assert frozen.optimizer <= plain.optimizer
+
+
+@given(specs(), st.integers(1, 64), st.floats(0.5, 2), st.floats(1, 2))
+def test_items_add_up_and_corrections_only_touch_what_varies(
+    spec: Spec, micro: int, scale: float, worse: float
+) -> None:
+    plain = need(spec, Split(micro))
+    found = need(spec, Split(micro), Correction(scale, scale * worse))
+    assert found.total == sum(found.items().values())
+    assert found.total == found.allocated + found.slack + found.context
+    for name in ("weights", "gradients", "optimizer", "half_copies", "saved", "context"):
+        assert getattr(found, name) == getattr(plain, name)
+    assert all(size >= 0 for name, size in found.items().items() if name != "other_moments")
+
+
+def test_known_figures() -> None:
+    """Measured on a GPU by others: bert-large 48 × 480, one batch an update, 29.15 GB."""
+    spec = Spec((BERT_LARGE,), effective_batch=48, length=480)
+    found = need(spec, Split(48))
+    assert found.allocated == pytest.approx(29.15e9, rel=0.05)
+    assert need(spec, Split(1, checkpointing=True)).total < 8 * GIB
+
+
+PROBE = """
+import gc, sys, torch
+from dataclasses import replace
+from supermax.agents.specs import spec_of
+from supermax.engine import kernel
+from supermax.memory.estimate import Split, need
+from supermax.training import architectures
+from supermax.training.config import read_config
+from supermax.training.probing import probe
+from supermax.training.sources import find
+from supermax.training.steps import Execution
+
+torch.set_num_threads(1)
+kind, small = architectures.TINY[sys.argv[1]]
+wide = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "intermediate_size": 1024, "vocab_size": 8000}
+architectures.TINY["middling"] = (kind, {**small, **wide})
+
+def config(name, batch):
+    return read_config({"encoder": {"name": name, "dropout": 0.1, "attention_dropout": 0.1},
+                        "text": {"max_length": 256}, "train": {"effective_batch": batch}})
+
+probe(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # what libraries take for themselves
+gc.collect()
+before = kernel.resident_size()
+for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False)):
+    wanted = config("middling", 4 * batch)
+    kernel.forget_peak_rss()
+    probe(wanted, Execution(micro_batch=batch, checkpoint_activations=again), length, updates=2)
+    spec = replace(spec_of(wanted, [find("middling")], Execution()), length=length)
+    found = need(spec, Split(batch, again, evaluated=0))
+    print((found.allocated - found.saved) / (kernel.peak_rss() - before))
+"""
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "tiny-bert",
+        pytest.param("tiny-modernbert", marks=pytest.mark.slow),
+        pytest.param("tiny-deberta", marks=pytest.mark.slow),
+    ],
+)
+def test_estimates_meet_what_is_measured_on_a_cpu(family: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, family], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    ratios = [float(line) for line in done.stdout.split()]
+    assert len(ratios) == 3
+    assert all(0.85 < ratio < 1.25 for ratio in ratios), ratios

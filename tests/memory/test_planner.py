@@ -1,0 +1,97 @@
+"""Plans keep the effective batch, fit, and get no worse with more memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supermax.memory.estimate import need
+from supermax.memory.facts import Spec
+from supermax.memory.planner import Failed, NoPlan, Plan, plan, splits
+from supermax.memory.speed import Pace
+from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
+
+budgets = st.integers(1, 200_000).map(lambda mib: mib * MIB)
+LARGE = Spec((BERT_LARGE,), effective_batch=192, length=480)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), budgets)
+def test_a_plan_fits_and_keeps_the_effective_batch(spec: Spec, budget: int) -> None:
+    found = plan(spec, budget)
+    if isinstance(found, NoPlan):
+        assert all(need(spec, split).total > budget for split in splits(spec))
+        assert isinstance(plan(spec, found.smallest), Plan)
+        assert found.over > 0
+        return
+    assert found.need.total <= budget
+    assert 1 <= found.split.micro_batch <= spec.effective_batch
+    assert found.micro_batches * found.split.micro_batch >= spec.effective_batch
+    assert (found.micro_batches - 1) * found.split.micro_batch < spec.effective_batch
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), budgets, budgets)
+def test_more_memory_never_makes_a_plan_worse(spec: Spec, one: int, other: int) -> None:
+    less, more = (plan(spec, budget) for budget in sorted((one, other)))
+    if isinstance(less, NoPlan):
+        return
+    assert isinstance(more, Plan)
+    assert more.seconds <= less.seconds
+    if more.split.checkpointing == less.split.checkpointing:
+        assert more.split.micro_batch >= less.split.micro_batch
+
+
+@settings(max_examples=40, deadline=None)
+@given(specs(), budgets, st.data())
+def test_what_ran_out_of_memory_is_never_planned_again(
+    spec: Spec, budget: int, data: st.DataObject
+) -> None:
+    failed: list[Failed] = []
+    for _ in range(60):
+        found = plan(spec, budget, failed=failed)
+        if isinstance(found, NoPlan):
+            assert found.over > 0
+            return
+        now = Failed(found.split, found.need.reserved)
+        assert now not in failed
+        for before in failed:
+            smaller = need(spec, now.split).total < need(spec, before.split).total
+            assert smaller or now.memory >= 1.25 * before.memory
+        failed.append(now)
+    raise AssertionError("it never ends")
+
+
+def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
+    found = plan(LARGE, 24 * GIB)
+    assert isinstance(found, Plan)
+    assert not found.split.checkpointing
+    assert found.split.micro_batch < 192
+    assert str(found) == f"{found.micro_batches} micro-batches of {found.split.micro_batch}"
+
+
+def test_the_whole_batch_is_taken_where_it_fits() -> None:
+    found = plan(LARGE, 200 * GIB)
+    assert isinstance(found, Plan)
+    assert found.whole
+    assert str(found) == "192 sequences at once"
+
+
+def test_what_does_not_fit_at_all_says_what_would_do() -> None:
+    found = plan(LARGE, 4 * GIB)
+    assert isinstance(found, NoPlan)
+    assert "bert-large at 480 tokens needs 6." in str(found)
+    assert 0.4 < found.over < 1.2
+
+
+def test_measured_speeds_decide() -> None:
+    """Few large steps that recompute, or many small ones: what was seen to be quicker."""
+    small = replace(LARGE, effective_batch=64)
+    for again, seconds in ((True, 2.0), (False, 0.01)):
+        paces = [Pace(16 * 480, False, seconds), Pace(64 * 480, True, 0.3)]
+        found = plan(small, 12 * GIB, measured=paces)
+        assert isinstance(found, Plan)
+        assert found.split.checkpointing is again
+        assert found.seconds < 0.4
