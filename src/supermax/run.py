@@ -15,6 +15,7 @@ from supermax.display.status import StatusFile
 from supermax.engine.coordinator import Options
 from supermax.engine.events import Listener
 from supermax.engine.optimize import run
+from supermax.engine.provision import Planner
 from supermax.engine.summary import Summary
 from supermax.errors import SupermaxError, UserError
 
@@ -34,6 +35,7 @@ def optimize(
     run_dir: str | os.PathLike[str] | None = None,
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = (),
     progress: bool | Listener | None = None,
+    planner: Planner | None = None,
 ) -> Summary:
     """Run an Optuna objective crash-proof, each trial in a process of its own.
 
@@ -62,6 +64,8 @@ def optimize(
         callbacks: Optuna callbacks, called with the study and each finished trial.
         progress: None: a live view on a terminal, plain lines elsewhere. False: nothing. A
             function: called with each event of the run instead.
+        planner: Knows what a trial needs of a device's memory before it starts (see
+            supermax.engine.provision). None: as many trials run as there are workers.
 
     Returns:
         A summary: trials by state, faults by kind, retries, cells used, seconds.
@@ -80,6 +84,7 @@ def optimize(
         retries=retries,
         devices=devices if devices is not None else (),
         callbacks=_listed(callbacks),
+        planner=planner,
     )
     gauges = Gauges()
     try:

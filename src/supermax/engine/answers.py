@@ -97,11 +97,15 @@ class Answers:
         distribution: BaseDistribution = (
             json_to_distribution(portable) if isinstance(portable, str) else portable
         )
+        return float(distribution.to_internal_repr(self.suggest(job, name, distribution)))
+
+    def suggest(self, job: Job, name: str, distribution: BaseDistribution) -> Any:
+        """Draw the parameter, or find it drawn."""
         stored = self._names.stored(name, distribution)
         self._pass_on_fixed(job, name, stored, distribution)
         value = job.trial._suggest(stored, distribution)
         job.keep_drawn()
-        return float(distribution.to_internal_repr(value))
+        return value
 
     @staticmethod
     def _pass_on_fixed(job: Job, name: str, stored: str, distribution: BaseDistribution) -> None:

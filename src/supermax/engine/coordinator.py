@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine import events as say
 from supermax.engine import kernel, policy
+from supermax.engine.admission import LOOK_AGAIN, Admission
 from supermax.engine.answers import Answers, snapshot
 from supermax.engine.crew import Crew
 from supermax.engine.faults import Evidence, Fault, KilledFor, classify
@@ -44,10 +45,11 @@ from supermax.engine.logs import tail_of
 from supermax.engine.notes import readable
 from supermax.engine.outcome import INTERRUPTED, PRUNED, RAISED, Outcome, describe
 from supermax.engine.protocol import Exited, Finished, Message, Note, Report, Stop, StopStudy, Task
+from supermax.engine.provision import Planner, Refused
 from supermax.engine.resume import standing_outcome
 from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
-from supermax.engine.telling import tell
+from supermax.engine.telling import halting_words, tell
 from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
 from supermax.naming import plain_params
@@ -69,6 +71,7 @@ class Options:
     retries: int = 2
     devices: Sequence[int | str] = ()
     callbacks: Sequence[Callback] = ()
+    planner: Planner | None = None
 
 
 class Coordinator:
@@ -97,6 +100,7 @@ class Coordinator:
         devices = tuple(map(str, options.devices))
         self.crew = Crew(fleet, options.workers, options.reuse_cells, devices, emit)
         self.watch = Watch(fleet, options.trial_timeout, options.stall_timeout)
+        self.admission = Admission(options.planner, self.crew, answers, devices, emit)
         self.waiting: list[Job] = []
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.faults: Counter[str] = Counter()
@@ -109,6 +113,7 @@ class Coordinator:
         self._started = time.monotonic()
         self._counted = 0.0
         self._finished = 0
+        self._again = False
         self.stop_asked: str | None = None  # and not heeded yet
 
     # The loop.
@@ -196,19 +201,30 @@ class Coordinator:
             due = [job for job in self.waiting if job.not_before <= time.monotonic()]
             if not due and not self.wants_new():
                 return
-            cell = self.crew.pick(
-                fresh=bool(due) and due[0].needs_fresh_cell,
-                busy=[attempt.cell for attempt in self.attempts.values()],
-            )
+            if not due and self.admission.plans and self.crew.has_idle:
+                due = [self.ask()]
+                self.waiting.append(due[0])
+            job = due[0] if due else None
+            if job is not None and (refused := self.admission.provide(job)) is not None:
+                self.waiting.remove(job)
+                self.refuse(job, refused)
+                return
+            cell = self.admission.place(job, self.attempts.values())
             if cell is None:
                 return
-            if due:
-                self.waiting.remove(due[0])
-            self.launch(due[0] if due else self.ask(), cell)
+            if job is not None:
+                self.waiting.remove(job)
+            self.launch(job or self.ask(), cell)
 
     def ask(self) -> Job:
         trial = self.study.ask()
         return Job(trial, self.folder.trial(trial.number))
+
+    def refuse(self, job: Job, refused: Refused) -> None:
+        """It can be known that the trial cannot run: the sampler is told, and no cell is used."""
+        outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
+        self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
+        self._again = True  # what there was to do is not done
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)
@@ -221,11 +237,13 @@ class Coordinator:
             trial=snapshot(job),
             env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
             volatile=self.volatile,
+            plan=job.provision.how if job.provision is not None else None,
         )
         attempt = Attempt(job, cell, kernel.oom_kills())
         self.attempts[cell.number] = attempt
         self.fleet.give(cell, task, job.folder.log)
-        self.emit(say.TrialStarted(job.number, job.attempt, cell.number, attempt.started))
+        kept = job.provision.reserve if job.provision is not None else None
+        self.emit(say.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
 
     # Hearing.
 
@@ -307,6 +325,8 @@ class Coordinator:
         evidence = self.evidence(attempt, outcome)
         fault = classify(evidence)
         healthy = (fault is None or fault.harmless) and unclean is None
+        if unclean is not None:
+            job.note_unclean(unclean)
         self.crew.served(attempt.cell, healthy, unclean)
         self.conclude(job, evidence)
 
@@ -374,10 +394,13 @@ class Coordinator:
             self.finish(job, state, evidence)
 
     def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
-        decision = policy.decide(fault, job.faults, self.options.retries)
+        planned = job.provision is not None and bool(job.provision.how)
+        decision = policy.decide(fault, job.faults, self.options.retries, planned)
+        if isinstance(decision, policy.Replan):
+            decision = self.admission.replan(job)
         if isinstance(decision, policy.Fail):
             fault = replace(fault, culprit=decision.culprit)
-        words = _in_words(decision)
+        words = policy.in_words(decision)
         job.note_fault(fault, words, evidence)
         if self.settling:
             words = f"{words} (it had ended so in an earlier run)"
@@ -393,6 +416,9 @@ class Coordinator:
                 self.retries += 1
                 job.not_before = time.monotonic() + delay
                 job.blocking_launches |= blocking
+                job.needs_fresh_cell = True
+                self.waiting.append(job)
+            case policy.Replan():
                 job.needs_fresh_cell = True
                 self.waiting.append(job)
             case policy.Prune(name, value):
@@ -412,18 +438,7 @@ class Coordinator:
         raised = evidence.outcome.raised if evidence.outcome else None
         if raised is None or not policy.halts(self.failures, self.ever_succeeded):
             return
-        after = (
-            "Fix it, then call again; n_trials += len(supermax.retry(study)) runs the failed "
-            "trials once more."
-        )
-        if raised.unsendable:
-            so_far = f"That happened in all of the first {len(self.failures)} trials."
-            raise RunHalted(f"{raised.message} {so_far} {after}")
-        raise RunHalted(
-            f"The first {len(self.failures)} trials all failed with the same exception from the "
-            f"same line ({raised.where}), and none has ever succeeded. {after}"
-            f"\n\n{raised.traceback}"
-        )
+        raise RunHalted(halting_words(raised, len(self.failures)))
 
     def finish(
         self,
@@ -460,7 +475,12 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """Seconds until something is due, or None to wait for ever."""
         now = time.monotonic()
+        if self._again:
+            self._again = False
+            return 0.0
         due = [self.crew.next_deadline(), *self.watch.due(self.attempts.values())]
+        if self.admission.short and not self.stop_reason:
+            due.append(now + LOOK_AGAIN)
         if self.options.timeout is not None and not self.stop_reason:
             due.append(self._started + self.options.timeout)
         if not self.stop_reason:
@@ -474,15 +494,3 @@ def succeeded(trial: FrozenTrial) -> bool:
     if trial.state is TrialState.PRUNED:
         return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
     return trial.state is TrialState.COMPLETE
-
-
-def _in_words(decision: policy.Decision) -> str:
-    match decision:
-        case policy.Retry(delay, blocking):
-            return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
-        case policy.Prune(name):
-            return f"pruned, constraint {name}"
-        case policy.Fail():
-            return "failed"
-        case policy.Halt():
-            return "halted"

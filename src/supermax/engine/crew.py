@@ -58,8 +58,8 @@ class Crew:
         for _ in range(wanted - len(self._idle) - len(self._starting)):
             self._start()
 
-    def _start(self) -> None:
-        cell = self._fleet.start_cell(self._emptiest_device())
+    def _start(self, device: str | None = None) -> None:
+        cell = self._fleet.start_cell(device or self._emptiest_device())
         self._starting[cell.number] = (cell, time.monotonic() + _START_PATIENCE)
 
     def _emptiest_device(self) -> str | None:
@@ -69,21 +69,58 @@ class Crew:
         load = Counter(cell.device for cell in staying)
         return min(self._devices, key=lambda device: load[device])
 
-    def pick(self, *, fresh: bool, busy: Sequence[Cell]) -> Cell | None:
-        """An idle cell, on a device with room; with `fresh`, one that has run nothing yet."""
-        candidates = [cell for cell in self._idle if not (fresh and cell.trials)]
-        if not candidates and fresh and self._idle:
-            self.dismiss(self._idle.pop(0))
-            self._start()
-        if self._devices:
-            load = Counter(cell.device for cell in busy)
-            room = math.ceil(self._workers / len(self._devices))
-            candidates = [cell for cell in candidates if load[cell.device] < room]
-            candidates.sort(key=lambda cell: load[cell.device])
+    def idle_on(self, device: str | None) -> list[Cell]:
+        return [cell for cell in self._idle if cell.device == device]
+
+    def pick(
+        self, *, fresh: bool, busy: Sequence[Cell], devices: Sequence[str | None] | None = None
+    ) -> Cell | None:
+        """An idle cell on a device with room, or on the first of `devices` that has one; with
+        `fresh`, one that has run nothing yet."""
+        suitable = [cell for cell in self._idle if not (fresh and cell.trials)]
+        if devices is not None:
+            warm = sorted(suitable, key=lambda cell: -cell.trials)
+            candidates = [cell for device in devices for cell in warm if cell.device == device]
+            if not candidates and devices and self._idle:
+                self._replace(self._idle[0], devices[0])
+        else:
+            candidates = suitable
+            if not candidates and fresh and self._idle:
+                self._replace(self._idle[0], None)
+            candidates = self._less_loaded(candidates, busy)
         if not candidates:
             return None
         self._idle.remove(candidates[0])
         return candidates[0]
+
+    def let_go_of_used(self) -> None:
+        """Of idle cells that have run trials, keep one on each device."""
+        seen: set[str | None] = set()
+        for cell in [cell for cell in self._idle if cell.trials]:
+            if cell.device in seen:
+                self._idle.remove(cell)
+                self.dismiss(cell)
+            seen.add(cell.device)
+
+    def _less_loaded(self, cells: list[Cell], busy: Sequence[Cell]) -> list[Cell]:
+        if not self._devices:
+            return cells
+        load = Counter(cell.device for cell in busy)
+        room = math.ceil(self._workers / len(self._devices))
+        found = [cell for cell in cells if load[cell.device] < room]
+        return sorted(found, key=lambda cell: load[cell.device])
+
+    def _replace(self, cell: Cell, device: str | None) -> None:
+        """An idle cell that does not suit goes; a new one comes, unless it is on its way."""
+        if any(other.device == device for other, _ in self._starting.values() if device):
+            return
+        self._idle.remove(cell)
+        self.dismiss(cell)
+        self._start(device)
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
 
     def served(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
         """A trial came to its end in `cell`."""

@@ -15,6 +15,7 @@ from supermax.engine.outcome import COMPLETE, RAISED, Outcome, Raised
 class Kind(StrEnum):
     DEVICE_OOM = "device out of memory"
     HOST_OOM = "host out of memory"
+    FRAGMENTED = "fragmented device memory"
     DEVICE_ASSERT = "device-side assert"
     CUDA_ERROR = "CUDA error"
     SIGNAL = "signal"
@@ -167,6 +168,8 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
     if raised.unsendable:
         return Kind.UNSENDABLE, Culprit.CODE, "Return a number, or one per direction."
     if name == "OutOfMemoryError" or (from_torch and any(sign in low for sign in _DEVICE_FULL)):
+        if raised.shortage is not None and raised.shortage.fragmented:
+            return Kind.FRAGMENTED, Culprit.MACHINE, _FRESH
         return Kind.DEVICE_OOM, Culprit.CONFIGURATION, _LESS_MEMORY
     if name.endswith("MemoryError") or any(sign in low for sign in _HOST_FULL):
         return Kind.HOST_OOM, Culprit.CONFIGURATION, _LESS_MEMORY
@@ -188,6 +191,10 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
 
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
 _HOST_FULL = ("defaultcpuallocator", "std::bad_alloc")
+_FRESH = (
+    "There was enough free memory, in pieces too small to use. A fresh process begins with one "
+    "piece; PYTORCH_ALLOC_CONF=expandable_segments:True keeps it so."
+)
 _LESS_MEMORY = "Use a smaller batch or model, fewer workers, or a machine with more memory."
 
 

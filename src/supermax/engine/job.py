@@ -12,6 +12,8 @@ from optuna.trial import Trial
 from supermax.engine.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.fleet import Cell
 from supermax.engine.folder import TrialFolder
+from supermax.engine.policy import REPLANNED
+from supermax.engine.provision import Provision
 
 
 @dataclass
@@ -27,6 +29,9 @@ class Job:
     needs_fresh_cell: bool = False
     blocking_launches: bool = False
     drawn_written: bool = False
+    provision: Provision | None = None
+    too_large: list[dict[str, Any]] = field(default_factory=list)
+    """How it was executed when it ran out of memory."""
 
     @property
     def number(self) -> int:
@@ -35,7 +40,10 @@ class Job:
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""
         self.attempt += 1
-        self.folder.append({"launch": self.attempt, "cell": cell.number})
+        line: dict[str, Any] = {"launch": self.attempt, "cell": cell.number}
+        if self.provision is not None:
+            line |= {"reserved": self.provision.reserve, "plan": self.provision.how}
+        self.folder.append(line)
 
     def note_fault(self, fault: Fault, decision: str, evidence: Evidence) -> None:
         self.faults.append(fault)
@@ -55,6 +63,10 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
+
+    def note_unclean(self, why: str) -> None:
+        """The attempt left its cell in a state that no other trial should begin in."""
+        self.folder.append({"unclean": why, "attempt": self.attempt})
 
     def note_stop(self) -> None:
         """The attempt was ended by the run's own end: no fault, and not counted as one."""
@@ -77,7 +89,9 @@ class Job:
 
     def recall(self) -> None:
         """Take up what earlier runs left in the folder: attempts, faults, drawn parameters."""
-        self.attempt, faults = history(self.folder.records())
+        records = self.folder.records()
+        self.attempt, faults = history(records)
+        self.too_large = out_of_memory(records)
         self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
         if (drawn := self.folder.drawn()) is not None:
@@ -121,6 +135,13 @@ def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
         elif "stopped" in record:
             faults.pop(record["stopped"], None)
     return attempts, faults
+
+
+def out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How the attempts were executed that a ledger tells of and that memory did not do for."""
+    plans = {r["launch"]: r["plan"] for r in records if "launch" in r and "plan" in r}
+    short = [r["attempt"] for r in records if r.get("decision", "").startswith(REPLANNED)]
+    return [plans[attempt] for attempt in short if attempt in plans]
 
 
 def lost_coordinator() -> Fault:

@@ -136,9 +136,22 @@ def forget_peak_rss() -> None:
 
 def peak_rss() -> int | None:
     """Peak resident bytes of this process since forget_peak_rss, where that can be known."""
+    return _status("VmHWM:")
+
+
+def data_size() -> int | None:
+    """Bytes of data that this process has, as RLIMIT_DATA counts them."""
+    return _status("VmData:")
+
+
+def resident_size() -> int | None:
+    return _status("VmRSS:")
+
+
+def _status(key: str) -> int | None:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
+            if line.startswith(key):
                 return int(line.split()[1]) * 1024
     return None
 

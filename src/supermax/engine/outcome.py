@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from supermax.engine.shortage import Shortage
 from supermax.errors import Infeasible
 
 COMPLETE, PRUNED, RAISED, INTERRUPTED = "complete", "pruned", "raised", "interrupted"
@@ -29,6 +30,7 @@ class Raised:
     unsendable: bool = False  # the objective returned something that is no number
     exit_code: int | None = None  # sys.exit
     infeasible_by: float | None = None  # what Infeasible says
+    shortage: Shortage | None = None  # of memory
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Outcome:
         return cls(
             **{
                 **fields,
-                "raised": Raised(**raised) if raised else None,
+                "raised": _raised(raised) if raised else None,
                 "values": tuple(values) if values is not None else None,
             }
         )
@@ -60,6 +62,11 @@ class Outcome:
     @property
     def diverged(self) -> bool:
         return self.values is not None and not all(math.isfinite(v) for v in self.values)
+
+
+def _raised(fields: dict[str, Any]) -> Raised:
+    short = fields.get("shortage")
+    return Raised(**{**fields, "shortage": Shortage(**short) if short else None})
 
 
 class NoNumber(TypeError):
@@ -82,8 +89,9 @@ def as_values(result: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def describe(error: BaseException, objective: Any = None) -> Raised:
-    """Put an exception into words, without the engine's own frames on top."""
+def describe(error: BaseException, objective: Any = None, short: Shortage | None = None) -> Raised:
+    """Put an exception into words, without the engine's own frames on top. `short`: what memory
+    there was when it was raised."""
     start = error.__traceback__
     while start is not None and _is_ours(start.tb_frame.f_code.co_filename):
         start = start.tb_next
@@ -105,6 +113,7 @@ def describe(error: BaseException, objective: Any = None) -> Raised:
         if isinstance(error, SystemExit)
         else None,
         infeasible_by=_violation(error) if isinstance(error, Infeasible) else None,
+        shortage=short,
     )
 
 

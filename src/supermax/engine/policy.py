@@ -15,6 +15,8 @@ _AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
 _TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
+REPLANNED = "split further"
+"""How the ledger says that an attempt's memory did not do."""
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
 _FREE_BACK_OFF = 0.05
@@ -36,6 +38,11 @@ class Prune:
 
 
 @dataclass(frozen=True)
+class Replan:
+    """Again in a fresh cell, in smaller steps."""
+
+
+@dataclass(frozen=True)
 class Fail:
     culprit: Culprit
 
@@ -47,11 +54,12 @@ class Halt:
     reason: str
 
 
-Decision = Retry | Prune | Fail | Halt
+Decision = Retry | Replan | Prune | Fail | Halt
 
 
-def decide(fault: Fault, before: Sequence[Fault], retries: int) -> Decision:
-    """What to do about `fault`, given the faults of the trial's earlier attempts."""
+def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = False) -> Decision:
+    """What to do about `fault`, given the faults of the trial's earlier attempts. `planned`: its
+    memory was planned, so it can be planned anew."""
     if fault.kind is Kind.WRONG_ARITY:
         return Halt(f"{fault.message} {fault.advice}")
     if fault.kind in _CONFIGURATIONS_OWN:
@@ -60,6 +68,8 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int) -> Decision:
         return Fail(fault.culprit)
     if fault.kind in _FREE:
         return _free(before)
+    if planned and (fault.kind in _MEMORY or _fragmented_anew(fault)):
+        return Replan()
     charged = [earlier for earlier in before if earlier.kind not in _FREE]
     if fault.kind in _TWICE_IS_PROOF and _seen_on_fresh_cells(fault, charged) >= 2:
         return Fail(Culprit.CONFIGURATION_OR_CODE)
@@ -74,6 +84,11 @@ def _free(before: Sequence[Fault]) -> Decision:
     if earlier + 1 >= MOST_FREE_RETRIES:
         return Fail(Culprit.OUTSIDE)
     return Retry(min(_FREE_BACK_OFF * 2**earlier, _LONGEST_FREE_BACK_OFF) if earlier else 0.0)
+
+
+def _fragmented_anew(fault: Fault) -> bool:
+    """In a fresh cell, which should have cured it: then it is need after all."""
+    return fault.kind is Kind.FRAGMENTED and fault.fresh_cell
 
 
 def _seen_on_fresh_cells(fault: Fault, charged: Sequence[Fault]) -> int:
@@ -98,3 +113,17 @@ def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
         and len(signatures) >= SAME_EXCEPTION_HALTS
         and len(set(signatures)) == 1
     )
+
+
+def in_words(decision: Decision) -> str:
+    match decision:
+        case Retry(delay, blocking):
+            return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
+        case Replan():
+            return f"{REPLANNED}, and tried again"
+        case Prune(name):
+            return f"pruned, constraint {name}"
+        case Fail():
+            return "failed"
+        case Halt():
+            return "halted"

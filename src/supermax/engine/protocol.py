@@ -169,6 +169,7 @@ class Task:
     trial: Any  # FrozenTrial under plain names
     env: dict[str, str]
     volatile: bool  # the study lives in memory and takes any object as an attribute
+    plan: dict[str, Any] | None = None  # how it is to be executed
 
 
 @dataclass(frozen=True)

@@ -303,6 +303,11 @@ class RemoteTrial(Trial):
         return self._task.attempt
 
     @property
+    def plan(self) -> dict[str, Any] | None:
+        """How this attempt is to be executed, where the run plans its memory."""
+        return self._task.plan
+
+    @property
     def checkpoint_dir(self) -> Path:
         """A folder of this trial's own that all its attempts see."""
         folder = TrialFolder(Path(self._task.folder)).checkpoint

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 
 from supermax.engine.faults import Evidence, Fault
 from supermax.engine.job import Job
+from supermax.engine.outcome import Raised
 from supermax.engine.protocol import RECORD
 from supermax.engine.storage import PatientStorage
 
@@ -68,6 +69,8 @@ def record(job: Job, evidence: Evidence) -> dict[str, Any]:
         "seconds": round(evidence.lasted, 3),
         "peak_rss": outcome.peak_rss if outcome else evidence.peak_rss,
     }
+    if job.provision is not None and job.provision.reserve:
+        kept["reserved"] = {job.provision.where: job.provision.reserve}
     if (repeats := repeated_by(job.trial.user_attrs)) is not None:
         kept["repeats"] = repeats
     if outcome is not None:
@@ -94,3 +97,17 @@ def _short(fault: Fault) -> dict[str, str]:
         "message": fault.message[:_MOST_MESSAGE],
         "advice": fault.advice,
     }
+
+
+def halting_words(raised: Raised, trials: int) -> str:
+    """Why a run ends whose first trials all failed in the same way."""
+    after = (
+        "Fix it, then call again; n_trials += len(supermax.retry(study)) runs the failed trials "
+        "once more."
+    )
+    if raised.unsendable:
+        return f"{raised.message} That happened in all of the first {trials} trials. {after}"
+    return (
+        f"The first {trials} trials all failed with the same exception from the same line "
+        f"({raised.where}), and none has ever succeeded. {after}\n\n{raised.traceback}"
+    )

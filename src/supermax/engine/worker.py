@@ -26,6 +26,7 @@ import optuna
 
 from supermax.engine import kernel
 from supermax.engine.folder import TrialFolder
+from supermax.engine.leaks import Baseline
 from supermax.engine.outcome import (
     COMPLETE,
     INTERRUPTED,
@@ -37,6 +38,7 @@ from supermax.engine.outcome import (
 )
 from supermax.engine.protocol import Channel, ConnectionLost, Finished, Ready, Task
 from supermax.engine.remote_trial import Link, RemoteTrial, TrialInterrupted, set_current_link
+from supermax.engine.shortage import shortage
 
 Objective = Callable[[Any], Any]
 
@@ -48,11 +50,12 @@ def live(channel: Channel, objective: Objective, *, parent: int, once: bool) -> 
     kernel.be_first_oom_victim()
     with contextlib.suppress(ConnectionLost):
         channel.send(Ready(os.getpid()))
+        baseline = None if once else Baseline()
         while True:
             task = next_task(channel)
             link = Link(channel, task)
             set_current_link(link)
-            serve(link, task, channel.take_fd(), objective)
+            serve(link, task, channel.take_fd(), objective, baseline)
             if once:
                 return
 
@@ -63,7 +66,9 @@ def next_task(channel: Channel) -> Task:
     return message
 
 
-def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
+def serve(
+    link: Link, task: Task, output: int, objective: Objective, baseline: Baseline | None
+) -> None:
     me = os.getpid()
     _redirect_output(output)
     os.environ.update(task.env)
@@ -85,7 +90,7 @@ def serve(link: Link, task: Task, output: int, objective: Objective) -> None:
         with contextlib.suppress(OSError):  # a full disk: the message below still carries it
             TrialFolder(Path(task.folder)).write_outcome(outcome)
     _flush()
-    link.end(Finished(outcome.to_json(), _unclean()))
+    link.end(Finished(outcome.to_json(), _unclean(baseline)))
 
 
 def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
@@ -102,8 +107,9 @@ def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
         os.kill(os.getpid(), signal.SIGINT)
         raise
     except BaseException as error:
+        short = shortage(error)  # while what is in use still is
         traceback.clear_frames(error.__traceback__)  # memory may be what is missing
-        return RAISED, None, describe(error, objective)
+        return RAISED, None, describe(error, objective, short)
 
 
 def _redirect_output(fd: int) -> None:
@@ -137,10 +143,10 @@ def _device_peaks() -> dict[str, Any]:
     return {"device_allocated": None, "device_reserved": None}
 
 
-def _unclean() -> str | None:
+def _unclean(baseline: Baseline | None) -> str | None:
     """Why this process should not serve another trial, if it should not."""
     try:
-        return _left_behind()
+        return _left_behind() or (baseline.leaked() if baseline is not None else None)
     except Exception as error:  # what is left of this process cannot even be looked at
         return f"the trial left its process in a state that cannot be looked at ({error})"
 

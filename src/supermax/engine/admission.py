@@ -1,0 +1,108 @@
+"""Which trial may start now, and where: what it needs of a device, beside what runs there.
+
+    Job ──provide()──▶ Provision ──place()──▶ device
+              └──▶ Refused: told to the sampler, without a cell ever having run
+
+The engine knows nothing of what needs the memory: whoever does is the Planner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import Trial
+
+from supermax.engine.answers import Answers
+from supermax.engine.crew import Crew
+from supermax.engine.events import Notice
+from supermax.engine.fleet import Cell
+from supermax.engine.job import Attempt, Job
+from supermax.engine.policy import Prune, Replan
+from supermax.engine.provision import Occupied, Planner, Refused
+
+MEMORY = "supermax:memory"
+"""The constraint of what needs more memory than there is."""
+LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
+
+
+class Admission:
+    def __init__(
+        self,
+        planner: Planner | None,
+        crew: Crew,
+        answers: Answers,
+        devices: Sequence[str],
+        emit: Callable[[Notice], None],
+    ) -> None:
+        self._planner = planner
+        self._crew = crew
+        self._answers = answers
+        self._devices: list[str | None] = [*devices] or [None]
+        self._emit = emit
+        self._said: set[int] = set()
+        self.short = False
+        """A trial waits for memory, which nobody will tell of when it is free again."""
+
+    @property
+    def plans(self) -> bool:
+        return self._planner is not None
+
+    def provide(self, job: Job) -> Refused | None:
+        """See that the job has a provision; says why it cannot have one."""
+        if self._planner is None or job.provision is not None:
+            return None
+        found = self._planner.provide(ForeseenTrial(self._answers, job), job.too_large)
+        if isinstance(found, Refused):
+            return found
+        job.provision = found
+        return None
+
+    def replan(self, job: Job) -> Replan | Prune:
+        """Its memory did not do: in smaller steps, or not at all."""
+        if job.provision is not None:
+            job.too_large.append(job.provision.how)
+        job.provision = None
+        refused = self.provide(job)
+        return Replan() if refused is None else Prune(MEMORY, refused.violation)
+
+    def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
+        """An idle cell for the job where there is room for it; None: not now. Of devices with
+        room, the one with the fewest trials, and of those the one it fills best."""
+        attempts = list(running)
+        busy = [attempt.cell for attempt in attempts]
+        fresh = job is not None and job.needs_fresh_cell
+        if job is None or job.provision is None:
+            return self._crew.pick(fresh=fresh, busy=busy)
+        rooms = {device: self._room(device, attempts) for device in self._devices}
+        load = Counter(cell.device for cell in busy)
+        found = [d for d, room in rooms.items() if room is None or room >= job.provision.reserve]
+        self.short = not found
+        if not found:
+            self._crew.let_go_of_used()  # what they keep may be what is missing
+            if not attempts and job.number not in self._said:
+                self._said.add(job.number)
+                self._emit(Notice(f"Trial {job.number} waits for memory that other programs use."))
+        found.sort(key=lambda device: (load[device], rooms[device] or 0))
+        return self._crew.pick(fresh=fresh, busy=busy, devices=found)
+
+    def _room(self, device: str | None, attempts: list[Attempt]) -> int | None:
+        assert self._planner is not None
+        here = [a for a in attempts if a.cell.device == device]
+        kept = sum(a.job.provision.reserve for a in here if a.job.provision is not None)
+        idle = [cell for cell in self._crew.idle_on(device) if cell.trials]
+        pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
+        return self._planner.room(Occupied(device, kept, len(idle), frozenset(pids)))
+
+
+class ForeseenTrial(Trial):
+    """A claimed trial before it has a cell: what it suggests is drawn now, and kept."""
+
+    def __init__(self, answers: Answers, job: Job) -> None:
+        self.__dict__.update(vars(job.trial))
+        self._answers, self._job = answers, job
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        return self._answers.suggest(self._job, name, distribution)

@@ -1,0 +1,223 @@
+"""Trials start where there is room for what they need, or are split further."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+import supermax
+from supermax.engine import events
+from supermax.engine.job import out_of_memory
+from supermax.engine.provision import Occupied, Provision, Refused
+from supermax.records import read
+
+pytestmark = pytest.mark.usefixtures("quick")
+HELD: list[Any] = []
+
+
+@dataclass
+class Room:
+    """A planner of the simplest kind: a trial needs its parameter `size`, less each time."""
+
+    rooms: dict[str | None, int]
+    seen: list[Occupied] = field(default_factory=list)
+    asked: list[tuple[int, int]] = field(default_factory=list)
+
+    def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
+        size = trial.suggest_int("size", 1, 8)
+        self.asked.append((trial.number, len(failed)))
+        needed = size >> len(failed)
+        most = max(self.rooms.values())
+        if not needed or needed > most:
+            return Refused(f"It needs {size}.", max(size / most - 1, 0.25))
+        return Provision(needed, {"size": needed})
+
+    def room(self, occupied: Occupied) -> int | None:
+        self.seen.append(occupied)
+        return self.rooms[occupied.device] - occupied.reserved
+
+
+class Watcher:
+    """What is kept for trials at a time, by their cells' devices."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, int] = {}
+        self.most = self.together = 0
+        self.events: list[events.Event] = []
+
+    def __call__(self, event: events.Event) -> None:
+        self.events.append(event)
+        if isinstance(event, events.TrialStarted):
+            self.running[event.number] = event.reserved or 0
+        if isinstance(event, events.TrialFinished | events.FaultSeen):
+            self.running.pop(event.number, None)
+        self.most = max(self.most, sum(self.running.values()))
+        self.together = max(self.together, len(self.running))
+
+
+def asleep(trial: Any) -> float:
+    size = trial.suggest_int("size", 1, 8)
+    assert trial.plan["size"] == size
+    time.sleep(0.05)
+    return float(size)
+
+
+def test_trials_share_a_device_as_far_as_they_fit(study: optuna.Study) -> None:
+    room, watcher = Room({None: 9}), Watcher()
+    supermax.optimize(
+        study, asleep, n_trials=24, workers=4, reuse_cells=True, planner=room, progress=watcher
+    )
+    assert Counter(t.state.name for t in study.trials) == {"COMPLETE": 24}
+    assert watcher.most <= 9
+    assert watcher.together > 1
+    notes = [t.user_attrs["supermax"]["reserved"]["device"] for t in study.trials]
+    assert notes == [t.params["size"] for t in study.trials]
+
+
+def test_what_cannot_fit_is_told_without_a_cell(study: optuna.Study) -> None:
+    watcher = Watcher()
+    supermax.optimize(study, asleep, n_trials=20, planner=Room({None: 4}), progress=watcher)
+    started = {e.number for e in watcher.events if isinstance(e, events.TrialStarted)}
+    for trial in study.trials:
+        if trial.params["size"] > 4:
+            assert trial.state.name == "PRUNED"
+            violation = trial.system_attrs["constraints:supermax:infeasible"]
+            assert violation == pytest.approx(max(trial.params["size"] / 4 - 1, 0.25))
+            assert trial.number not in started
+        else:
+            assert trial.state.name == "COMPLETE"
+    assert 0 < len(started) < 20
+    faults = read(study).faults()
+    assert {fault.message for fault in faults} >= {"It needs 8."}
+
+
+def hungry(trial: Any) -> float:
+    """Takes at most 2; leaves a mark of how far it came."""
+    size = trial.suggest_int("size", 1, 8)
+    (trial.checkpoint_dir / f"{trial.attempt}").touch()
+    if trial.plan["size"] > 2:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: you tried to allocate 99 bytes")
+    return float(size)
+
+
+def test_memory_that_did_not_do_is_planned_again(study: optuna.Study) -> None:
+    room = Room({None: 8})
+    summary = supermax.optimize(study, hungry, 12, planner=room, retries=0, progress=False)
+    assert summary.trials["COMPLETE"] == 12
+    record = read(study)
+    for trial in record.trials:
+        tries = 1 + sum(trial.params["size"] >> i > 2 for i in range(3))
+        assert trial.notes["attempts"] == tries
+        assert trial.notes["reserved"]["device"] <= 2
+        launches = [line["plan"]["size"] for line in trial.folder.records() if "launch" in line]
+        assert launches == [trial.params["size"] >> i for i in range(tries)]
+        assert all(f.decision == "split further, and tried again" for f in trial.faults)
+        assert len(list((trial.folder.path / "checkpoint").iterdir())) == tries
+
+
+def starving(trial: Any) -> float:
+    trial.suggest_int("size", 1, 8)
+    raise MemoryError("no more")
+
+
+def test_what_fits_in_no_way_is_a_constraint(study: optuna.Study) -> None:
+    supermax.optimize(study, starving, 4, planner=Room({None: 8}), progress=False)
+    for trial in study.trials:
+        assert trial.state.name == "PRUNED"
+        assert trial.system_attrs["constraints:supermax:memory"] >= 0.25
+        assert trial.user_attrs["supermax"]["attempts"] == trial.params["size"].bit_length()
+
+
+def test_a_killed_run_remembers_what_was_too_large(study: optuna.Study) -> None:
+    """The ledger says it: the next run begins where the last one had come to."""
+    study.enqueue_trial({"size": 8})
+    supermax.optimize(study, hungry, 1, planner=Room({None: 8}), progress=False)
+    record = read(study).trials[0]
+    lines = list(record.folder.records())
+    assert out_of_memory(lines) == [{"size": 8}, {"size": 4}]
+    cut = [line for line in lines if line.get("launch") != 3][:4]
+    assert out_of_memory(json.loads(json.dumps(cut))) == [{"size": 8}, {"size": 4}]
+
+
+def test_each_device_gets_what_fits_it(study: optuna.Study, monkeypatch: Any) -> None:
+    monkeypatch.setattr("supermax.engine.kernel.gpus", lambda: None)
+    room = Room({"0": 3, "1": 8})
+    where: dict[int, str | None] = {}
+
+    def note(trial: Any) -> float:
+        trial.set_user_attr("device", os.environ["CUDA_VISIBLE_DEVICES"])
+        trial.suggest_int("size", 1, 8)
+        time.sleep(0.02)
+        return 0.0
+
+    supermax.optimize(
+        study, note, 16, workers=2, devices=["0", "1"], planner=room, progress=False,
+        reuse_cells=True,
+    )  # fmt: skip
+    for trial in study.trials:
+        where[trial.number] = trial.user_attrs["device"]
+        if trial.params["size"] > 3:
+            assert where[trial.number] == "1"
+    assert set(where.values()) == {"0", "1"}
+    assert {seen.device for seen in room.seen} == {"0", "1"}
+
+
+def test_a_trial_waits_for_memory_that_somebody_else_has(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supermax.engine.coordinator.LOOK_AGAIN", 0.05)
+
+    class Busy(Room):
+        def room(self, occupied: Occupied) -> int | None:
+            super().room(occupied)
+            return 8 - occupied.reserved if len(self.seen) > 5 else 0
+
+    watcher = Watcher()
+    room = Busy({None: 8})
+    supermax.optimize(study, asleep, 2, planner=room, progress=watcher)
+    assert len(study.trials) == 2
+    notices = [e.text for e in watcher.events if isinstance(e, events.Notice)]
+    assert sum("waits for memory" in text for text in notices) == 1
+
+
+def leaky(trial: Any) -> float:
+    HELD.append(np.ones(300 * 131_072))  # 300 MiB
+    return float(trial.suggest_float("x", 0, 1))
+
+
+def test_a_cell_that_grows_is_replaced_and_the_ledger_says_by_how_much(
+    study: optuna.Study,
+) -> None:
+    watcher = Watcher()
+    summary = supermax.optimize(study, leaky, 8, reuse_cells=True, progress=watcher)
+    assert summary.trials["COMPLETE"] == 8
+    assert summary.cells == 3
+    left = [
+        line["unclean"]
+        for trial in read(study).trials
+        for line in trial.folder.records()
+        if "unclean" in line
+    ]
+    assert len(left) == 2
+    assert all("it has grown by 6" in text and "MiB" in text for text in left)
+    notes = [e.note for e in watcher.events if isinstance(e, events.CellEnded) and e.note]
+    assert any("it has grown by" in note for note in notes)
+
+
+def faithful(trial: Any) -> float:
+    np.ones(600 * 131_072)
+    return float(trial.suggest_float("x", 0, 1))
+
+
+def test_a_cell_that_gives_back_what_it_took_stays(study: optuna.Study) -> None:
+    summary = supermax.optimize(study, faithful, 8, reuse_cells=True, progress=False)
+    assert summary.cells == 1
