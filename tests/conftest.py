@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from supermax.engine import crew, policy, watch
 from supermax.engine.fleet import TAG
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="supermax-tests-")  # what was measured
 os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs on this machine are not ours
 
 

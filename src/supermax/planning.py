@@ -12,16 +12,18 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from supermax.agents.fitting import fitted
+from supermax.agents.fits import fits
+from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.starting import weaknesses
 from supermax.errors import SupermaxError
+from supermax.memory.devices import GpuBudget, HostBudget
 from supermax.records import finished, read
-from supermax.search import Search, share_of, space_of, storage_of
+from supermax.search import Search, space_of, storage_of
 from supermax.settings import Resolved, Settings
 from supermax.space import find_versions
 from supermax.study import existing, without_password
 from supermax.training.prepare import examples_for
-from supermax.tuning import bytes_needed, has_cuda
+from supermax.tuning import bytes_needed, foreseen, has_cuda
 from supermax.words import size_text
 
 _HEAD = 12  # characters for what a line is about
@@ -50,12 +52,8 @@ def plan(search: Search) -> list[str]:
     ]
     assert tuning.splits is not None
     lines += _aligned("Time", _pace(settings))
+    lines += _aligned("Memory", _fitting(search, fit, cuda))
     lines += _aligned("Beware", weaknesses(tuning.splits))
-    if settings.gpu_memory is not None:
-        lines.append(
-            f"Memory      {size_text(settings.gpu_memory)} for a device, "
-            f"{size_text(share_of(settings) or 0)} for each trial"
-        )
     return [*lines, *origins(search.resolved)]
 
 
@@ -87,6 +85,24 @@ def _pace(settings: Settings) -> list[str]:
     each = median(took)
     hours = each * left / settings.workers / 3600
     return [f"{each:.3g} s a trial so far: some {hours:.1f} h for the {left} to come"]
+
+
+def _fitting(search: Search, fit: Fitted, cuda: bool) -> list[str]:
+    """How much of the space fits the device, and which encoders do not at all."""
+    memory, device = search.settings.gpu_memory, "cuda" if cuda else "cpu"
+    budget = GpuBudget(memory).whole if cuda else HostBudget(memory).whole
+    execution = foreseen(search.tuning.execution, device)
+    shares = fits(fit.space, fit.sources, search.settings.agent, budget, execution)
+    total = sum(share.all for share in shares.values())
+    parts = [sum(getattr(s, kind) for s in shares.values()) for kind in ("whole", "split")]
+    lines = [
+        f"{size_text(budget)} for trials: {parts[0] / total:.0%} of batches, lengths and "
+        f"optimizers fit as they are, {parts[1] / total:.0%} when split"
+    ]
+    for name, share in shares.items():
+        if share.never == share.all:
+            lines.append(f"{name} does not fit at all: it needs {size_text(share.smallest)}")
+    return lines
 
 
 def _aligned(head: str, lines: list[str]) -> list[str]:

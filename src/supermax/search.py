@@ -74,7 +74,8 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         splits=splits,
         top=settings.top,
         budget=settings.keep,
-        execution=Execution(device="auto", precision="auto", memory=share_of(settings)),
+        execution=Execution(device="auto", precision="auto"),
+        memory=settings.gpu_memory,
         settings=noted(settings),
         around=tracker_of(settings, tell),
         tell=lambda _: None,  # the plan says it
@@ -217,14 +218,6 @@ def pruner_of(settings: Settings) -> BasePruner:
         "none": optuna.pruners.NopPruner,
     }
     return made[settings.pruner]()
-
-
-def share_of(settings: Settings) -> int | None:
-    """What each of the trials that run side by side on a device may take of it."""
-    if settings.gpu_memory is None:
-        return None
-    beside = -(-settings.workers // max(1, len(settings.gpus)))
-    return settings.gpu_memory // beside
 
 
 # Data.

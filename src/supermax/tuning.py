@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, configured
+from supermax.agents.provisioning import MemoryPlanner
 from supermax.agents.starting import (
     all_of,
     check_corpus,
@@ -34,6 +36,8 @@ from supermax.agents.starting import (
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
+from supermax.memory.devices import GpuBudget, HostBudget, gpus, named
+from supermax.memory.learning import Book, default_folder
 from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
 from supermax.ranking import ranked
 from supermax.run import optimize
@@ -43,6 +47,7 @@ from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.encoders import rough_size
+from supermax.training.limits import count_what_is_used
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
 
@@ -123,6 +128,9 @@ class Tuning:
     execution: Execution = field(
         default_factory=lambda: Execution(device="auto", precision="auto", micro_batch=None)
     )
+    memory: int | None = None
+    """Bytes of a device, or of this machine's memory where there is none, that trials may take;
+    None: what there is."""
     settings: dict[str, Any] | None = None
     """Noted on the study, for commands that come later."""
     around: Callable[[Study], AbstractContextManager[Any]] | None = None
@@ -169,17 +177,46 @@ class Tuning:
             chosen,
             limits,
             self.execution,
+            book=self.book(),
         )
         run_dir = find_home(study).run_dir
         check_room(run_dir, bytes_needed(fit.sources, self.top, options.get("workers", 1)))
         keeper = Keeper(run_dir, self.top, self.budget)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
-        options = {"reuse_cells": True, **options}
+        options = {"reuse_cells": True, "planner": self.planner(objective), **options}
         with self.around(study) if self.around is not None else nullcontext():
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
+
+    def book(self) -> Book:
+        """What trials on this device took, with the libraries that are installed."""
+        device = "cpu"
+        if has_cuda(self.execution):
+            found = named(gpus(), None)
+            device = found.name if found is not None else "cuda"
+        return Book(default_folder(), device, versions())
+
+    def planner(self, objective: AgentObjective) -> MemoryPlanner | None:
+        """None where the split of a batch was given."""
+        if self.execution.micro_batch is not None or objective.book is None:
+            return None
+        on_gpu = has_cuda(self.execution)
+        if not on_gpu:
+            count_what_is_used()
+        execution = foreseen(self.execution, "cuda" if on_gpu else "cpu")
+        return MemoryPlanner(
+            self.agent,
+            objective.space,
+            objective.train,
+            objective.validation,
+            self.cache,
+            objective.limits,
+            execution,
+            objective.book,
+            GpuBudget(self.memory) if on_gpu else HostBudget(self.memory),
+        )
 
     def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:
         """The study, unless its values come from another experiment than this."""
@@ -220,3 +257,14 @@ def has_cuda(execution: Execution) -> bool:
     return execution.device.startswith("cuda") or (
         execution.device == "auto" and torch.cuda.is_available()
     )
+
+
+def foreseen(execution: Execution, device: str) -> Execution:
+    """As cells will have it, without starting CUDA here."""
+    half = "bf16" if device == "cuda" else "fp32"
+    precision = half if execution.precision == "auto" else execution.precision
+    return replace(execution, device=device, precision=precision)
+
+
+def versions() -> str:
+    return f"torch {version('torch')} transformers {version('transformers')}"

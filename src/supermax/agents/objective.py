@@ -16,7 +16,11 @@ import torch
 from safetensors.torch import save_file
 
 from supermax.agents.measures import values_of
+from supermax.agents.measuring import measured
+from supermax.agents.specs import spec_of
 from supermax.engine.remote_trial import TrialInterrupted
+from supermax.memory.facts import Spec
+from supermax.memory.learning import Book
 from supermax.naming import RESULT, WEIGHTS
 from supermax.space import Space, choices
 from supermax.training.config import Config, read_config
@@ -73,14 +77,19 @@ class AgentObjective:
     """Keys of the configuration's part `train` that are not searched: epochs, patience, …"""
     execution: Execution = field(default_factory=Execution)
     save_every: float = SAVE_EVERY
+    book: Book | None = None
+    """Where what trials take is noted."""
 
     def __call__(self, trial: Any) -> float | tuple[float, ...]:
         config = self.config(self.space.sample(trial))
-        hold_to(here(self.execution))
+        execution = planned(here(self.execution), getattr(trial, "plan", None))
+        hold_to(execution)
         reporter = self.reporter(trial)
         reporter.note(encoder=encoders(config), epochs=config.train.epochs)
-        prepared = self.prepared(config)
-        result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
+        prepared = self.prepared(config, execution)
+        with measured(prepared, self._spec(prepared), self.book) as gauge:
+            result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
+            gauge.result = result
         values = values_of(self.objectives, prepared, result)
         trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
         keep(result, trial.checkpoint_dir.parent / WEIGHTS)
@@ -100,14 +109,23 @@ class AgentObjective:
             return _Silent(trial)
         return TrialReporter(trial)
 
-    def prepared(self, config: Config) -> Prepared:
+    def prepared(self, config: Config, execution: Execution) -> Prepared:
         return prepare(
             config,
             self.train,
             self.validation,
             cache=self.cache,
-            execution=here(self.execution),
+            execution=execution,
             objective=self.objectives[0],
+        )
+
+    def _spec(self, prepared: Prepared) -> Spec:
+        return spec_of(
+            prepared.config,
+            prepared.sources,
+            prepared.execution,
+            classes=len(self.train.label_names) or 2,
+            tokens=int(prepared.train.lengths.max()),
         )
 
 
@@ -135,6 +153,14 @@ def encoders(config: Config) -> str:
     return " + ".join(dict.fromkeys(names))
 
 
+def planned(execution: Execution, plan: dict[str, Any] | None) -> Execution:
+    """As the run's memory was planned, where it was."""
+    if not plan:
+        return execution
+    names = ("micro_batch", "checkpoint_activations", "evaluated", "memory")
+    return replace(execution, **{name: plan[name] for name in names})
+
+
 def here(execution: Execution) -> Execution:
     """The execution on the device that this process sees, with the threads it was given."""
     device = execution.device
@@ -160,6 +186,7 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "train_loss": [round(row["train_loss"], 6) for row in result.curve],
         "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
         "micro_batch": prepared.execution.micro_batch,
+        "checkpointing": prepared.execution.checkpoint_activations,
     }
 
 

@@ -14,6 +14,7 @@ from supermax.cli.care import clean, doctor
 from supermax.cli.dashboard import dashboard
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
+from supermax.cli.plan import plan
 from supermax.cli.report import report
 from supermax.cli.status import status
 from supermax.cli.stdio import let_go_of_output, mend_streams
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 for group in (
-    (init, tune),
+    (init, plan, tune),
     (status, best, show, compare, faults, export),
     (report, dashboard),
     (refit, predict, replay),

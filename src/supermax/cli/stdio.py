@@ -36,7 +36,7 @@ class Surviving(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return str(self._stream.encoding)
+        return str(getattr(self._stream, "encoding", None) or "utf-8")
 
 
 def mend_streams() -> None:

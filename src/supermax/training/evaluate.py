@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from supermax.training.prepare import Data, Prepared
 
 _AT_ONCE = 64
-_LONGEST = 1 << 14  # tokens of one batch, padding included
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def _logits(
     view = data.views[-1]
     rows: list[Any] = [None] * len(view)
     with torch.inference_mode():
-        for indices in by_length(view.lengths, _size(view)):
+        for indices in by_length(view.lengths, _size(view, execution.evaluated)):
             batch = on(collate(data.views, pads, indices), execution.device)
             with autocast(execution):
                 outputs = model(*batch.inputs)
@@ -107,8 +106,8 @@ def _logits(
     return classes, [row[1] for row in rows], [row[2] for row in rows]
 
 
-def _size(view: Tokens) -> int:
-    return int(max(1, min(_AT_ONCE, _LONGEST // max(1, int(view.lengths.max())))))
+def _size(view: Tokens, tokens: int) -> int:
+    return int(max(1, min(_AT_ONCE, tokens // max(1, int(view.lengths.max())))))
 
 
 def _answers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import resource
 from pathlib import Path
 
@@ -14,14 +15,18 @@ from supermax.training.steps import Execution
 
 def hold_to(execution: Execution) -> None:
     """From here on this process gets no more than `execution.memory`; what asks for more fails as
-    it would on a machine of that size. Without a budget an earlier one is lifted."""
+    it would on a machine of that size. Without a budget an earlier one is lifted. A GPU's memory
+    is taken in pieces that can grow, so that it does not fall apart."""
     if execution.device.startswith("cuda"):
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         named = execution.device.partition(":")[2]
         device = int(named) if named else torch.cuda.current_device()
         total = torch.cuda.get_device_properties(device).total_memory
         share = 1.0 if execution.memory is None else min(1.0, execution.memory / total)
         torch.cuda.set_per_process_memory_fraction(share, device)
         return
+    resident()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     wanted = hard if execution.memory is None else libraries() + execution.memory
     if resource.RLIM_INFINITY not in (wanted, hard):
@@ -30,11 +35,27 @@ def hold_to(execution: Execution) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
+def count_what_is_used() -> None:
+    """For processes that are started from here on: torch's allocator (mimalloc, on some machines)
+    takes a gigabyte ahead, which a limit would count as used."""
+    os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")  # KiB
+
+
 @functools.cache
 def libraries() -> int:
     """Bytes of data that this process had before its first trial: they are not the trial's."""
+    return _status("VmData:")
+
+
+@functools.cache
+def resident() -> int:
+    """The same, of what is in memory."""
+    return _status("VmRSS:")
+
+
+def _status(key: str) -> int:
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmData:"):
+            if line.startswith(key):
                 return int(line.split()[1]) * 1024
     return 0

@@ -29,6 +29,8 @@ class Execution:
     device: str = "cpu"
     precision: str = "fp32"
     threads: int | None = None
+    evaluated: int = 1 << 14
+    """Tokens that are evaluated at a time, padding included."""
     memory: int | None = None
     """Bytes that it may take: of the device, or of memory beyond the libraries where there is
     none."""

@@ -1,0 +1,369 @@
+"""How well memory is foreseen on this GPU, and whether what is planned fits.
+
+    python benchmarks/memory.py estimates        60 and more configurations of all families
+    python benchmarks/memory.py sweep            200 configurations of the older space in 24 GiB
+    python benchmarks/memory.py packing          24 short trials, packed and one at a time
+    python benchmarks/memory.py table            what is in the results so far
+
+A part stops when its time is up (--seconds) and goes on where it stopped: every measurement is a
+line in --results (by default benchmarks/results/memory-DATE.jsonl). `table` sums them up, and
+writes the dated JSON beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+import torch
+from common import machine
+from rich.console import Console
+from rich.table import Table
+
+from supermax.agents.fits import combinations
+from supermax.agents.specs import spec_of
+from supermax.memory.estimate import Split, need
+from supermax.memory.learning import Book, Measured
+from supermax.memory.planner import Failed, Plan, plan
+from supermax.space import load
+from supermax.training.architectures import FULL, UNTRAINED
+from supermax.training.config import Config, read_config
+from supermax.training.limits import hold_to
+from supermax.training.probing import probe
+from supermax.training.sources import find
+from supermax.training.steps import Execution
+
+BUDGET = 24 << 30
+HALF = Execution(device="cuda", precision="bf16")
+FAMILIES = list(FULL)
+# What the older rules allowed for large encoders: 108 of the 546 combinations, which a batch of at
+# most 16 and at most 288 tokens are.
+LARGE = ("bert-large-uncased", "roberta-large", "microsoft/deberta-v3-large")
+
+
+def wanted(encoder: str, batch: int, length: int, **more: Any) -> Config:
+    drop = {"dropout": 0.1, "attention_dropout": 0.1, **more.pop("details", {})}
+    return read_config(
+        {
+            "agent": more.pop("agent", "criteria"),
+            "encoder": {"name": f"{UNTRAINED}{encoder}", **drop},
+            "text": {"max_length": length},
+            "train": {"effective_batch": batch},
+            **more,
+        }
+    )
+
+
+# Estimates.
+
+
+def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
+    """Encoder, configuration, micro-batch, checkpointing, micro-batches an update."""
+    for i, encoder in enumerate(FAMILIES):
+        large = "large" in encoder
+        shapes = [
+            (8, 128, False),
+            (16, 256, False),
+            (24 if large else 48, 384, False),
+            (16, 512, True),
+            (48, 256, True),
+        ]
+        for j, (batch, length, again) in enumerate(shapes):
+            times = 1 + (i + j) % 3
+            optimizer = ("adamw", "lion", "adafactor")[(i + j) % 3] if j == 0 else "adamw"
+            frozen = 4 if j == 1 and i % 2 else 0
+            drop = 0.0 if j == 2 and i % 2 else 0.1
+            more = {"dropout": drop, "attention_dropout": drop, "frozen_layers": frozen}
+            agent = (
+                ("criteria", "evidence", "share", "joint")[(i + j) % 4] if not large else "share"
+            )
+            config = wanted(
+                encoder,
+                batch * times,
+                length,
+                details=more,
+                agent=agent,
+                optim={"name": optimizer},
+            )
+            yield encoder, config, batch, again, times
+
+
+def estimates(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    for encoder, config, batch, again, times in configurations():
+        key = f"estimate {config.model_dump_json()} {batch} {again} {times}"
+        if key in done:
+            continue
+        execution = Execution(
+            **{**vars(HALF), "micro_batch": batch, "checkpoint_activations": again}
+        )
+        sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
+        spec = spec_of(config, sources, execution)
+        found = need(spec, Split(batch, again, evaluated=0))
+        peak = probe(config, execution, spec.length, micros=times, updates=3)
+        keep(
+            {
+                "key": key, "part": "estimates", "encoder": encoder, "agent": config.agent,
+                "micro_batch": batch, "length": spec.length, "checkpointing": again,
+                "micro_batches": times, "optimizer": spec.optimizer, "frozen": spec.frozen,
+                "predicted": found.allocated, "reserve": found.reserved,
+                "allocated": peak.allocated, "reserved": peak.reserved,
+                "seconds": peak.seconds,
+            }
+        )  # fmt: skip
+
+
+# The sweep.
+
+
+def drawn(count: int) -> list[tuple[str, Config, int, int]]:
+    """Encoder, configuration, batch and accumulation, from the older space."""
+    rng = random.Random(0)
+    space = load("classic/criteria")
+    lengths = range(128, 513, 32)
+    encoders = [str(c) for c in space.parameters["encoder.name"].branches[0].choices]  # type: ignore[union-attr]
+    found = []
+    for _ in range(count):
+        encoder = rng.choice(encoders)
+        batch, times = rng.choice([8, 12, 16, 24, 32, 48, 64]), rng.choice([1, 2, 3, 4, 6, 8])
+        more = {
+            "dropout": rng.uniform(0, 0.3),
+            "attention_dropout": rng.uniform(0, 0.3),
+            "frozen_layers": rng.randint(0, 6),
+        }
+        config = wanted(
+            encoder,
+            batch * times,
+            rng.choice(lengths),
+            details=more,
+            optim={"name": rng.choice(["adamw", "adafactor", "lion"])},
+            head={"pooling": rng.choice(["cls", "mean", "max", "attention"])},
+        )
+        found.append((encoder, config, batch, times))
+    return found
+
+
+def sweep(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    book = Book(Path(tempfile.mkdtemp()), "sweep", "now")
+    for i, (encoder, config, batch, times) in enumerate(drawn(220)):
+        key = f"sweep {i}"
+        if key in done:
+            continue
+        keep(
+            {
+                "key": key,
+                "part": "sweep",
+                "encoder": encoder,
+                "batch": batch,
+                "times": times,
+                "length": config.text.max_length,
+                **_swept(config, book, batch),
+            }
+        )
+
+
+def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
+    spec = spec_of(config, [find(config.encoder.name)], HALF)
+    failed: list[Failed] = []
+    while True:
+        known = book.known(spec)
+        found = plan(
+            spec, BUDGET, correction=known.correction, measured=known.paces, failed=failed
+        )
+        facts = {"replans": len(failed), "as_asked": need(spec, Split(batch)).total}
+        if not isinstance(found, Plan):
+            return facts | {"lost": True}
+        execution = Execution(
+            **{
+                **vars(HALF),
+                "micro_batch": found.split.micro_batch,
+                "checkpoint_activations": found.split.checkpointing,
+                "memory": found.need.reserved,
+            }
+        )
+        hold_to(execution)
+        try:
+            peak = probe(
+                config, execution, spec.length, micros=min(2, found.micro_batches), updates=2
+            )
+        except torch.OutOfMemoryError:
+            gc.collect()
+            torch.cuda.empty_cache()
+            failed.append(Failed(found.split, found.need.reserved))
+            continue
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        micro = found.split.micro_batch
+        book.note(
+            spec,
+            Measured(
+                micro,
+                found.split.checkpointing,
+                spec.length,
+                spec.effective_batch,
+                peak.allocated,
+                peak.reserved,
+                peak.seconds,
+                micro * spec.length,
+            ),
+        )
+        return facts | {
+            "lost": False,
+            "micro_batch": micro,
+            "checkpointing": found.split.checkpointing,
+            "reserve": found.need.reserved,
+            "reserved": peak.reserved,
+            "allocated": peak.allocated,
+            "predicted": found.need.allocated,
+        }
+
+
+# Packing.
+
+
+def packing(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
+    from packing import packed  # beside this file: cells import what they run
+
+    for workers in (1, 4, 8, 1):
+        key = f"packing {workers} {time.time()}"
+        keep({"key": key, "part": "packing", "workers": workers, **packed(workers)})
+
+
+# What came of it.
+
+
+def plannable() -> dict[str, dict[str, int]]:
+    """Of the 546 combinations of batch, accumulation and length, for each encoder of the older
+    space: how many can be planned, how many the older rules allowed, and were wrong about."""
+    space = load("classic/criteria")
+    found = {}
+    for encoder in [str(c) for c in space.parameters["encoder.name"].branches[0].choices]:  # type: ignore[union-attr]
+        base = combinations(space, "criteria", find(f"{UNTRAINED}{encoder}"), HALF)[0]
+        tally = {
+            "combinations": 0,
+            "plannable": 0,
+            "rules_allow": 0,
+            "rules_forbid_feasible": 0,
+            "rules_allow_too_large": 0,
+        }
+        for batch in (8, 12, 16, 24, 32, 48, 64):
+            for times in (1, 2, 3, 4, 6, 8):
+                for length in range(128, 513, 32):
+                    spec = type(base)(
+                        **{**vars(base), "effective_batch": batch * times, "length": length}
+                    )
+                    allowed = encoder not in LARGE or (batch <= 16 and length <= 288)
+                    fits = need(spec, Split(batch)).total <= BUDGET
+                    planned = isinstance(plan(spec, BUDGET), Plan)
+                    tally["combinations"] += 1
+                    tally["plannable"] += planned
+                    tally["rules_allow"] += allowed
+                    tally["rules_forbid_feasible"] += planned and not allowed
+                    tally["rules_allow_too_large"] += allowed and not fits
+        found[encoder] = tally
+    return found
+
+
+def table(lines: list[dict[str, Any]], path: Path) -> int:
+    rows: list[tuple[str, str, str, bool]] = []
+    some = [line for line in lines if line["part"] == "estimates"]
+    if some:
+        errors = sorted(abs(r["predicted"] / r["allocated"] - 1) * 100 for r in some)
+        middle, high = statistics.median(errors), errors[int(0.95 * len(errors))]
+        short = sum(r["reserved"] > r["reserve"] for r in some)
+        rows += [
+            ("configurations measured", str(len(some)), ">= 60", len(some) >= 60),
+            ("median error of the estimate", f"{middle:.2f} %", "<= 5 %", middle <= 5),
+            ("95th percentile", f"{high:.2f} %", "<= 12 %", high <= 12),
+            ("took more than was kept for them", str(short), "0", short == 0),
+        ]
+    swept = [line for line in lines if line["part"] == "sweep"]
+    if swept:
+        lost, again = sum(r["lost"] for r in swept), sum(r["replans"] > 0 for r in swept)
+        whole = sum(r["as_asked"] <= BUDGET for r in swept)
+        rows += [
+            ("configurations swept in 24 GiB", str(len(swept)), ">= 200", len(swept) >= 200),
+            ("of them fit as they are", str(whole), "", True),
+            ("lost to memory", str(lost), "0", lost == 0),
+            ("planned again", f"{again / len(swept):.1%}", "<= 2 %", again <= 0.02 * len(swept)),
+        ]
+    for line in (line for line in lines if line["part"] == "packing"):
+        rows.append(
+            (
+                f"24 trials, {line['workers']} at a time",
+                f"{line['per_hour']:.0f} an hour, {line['highest'] / 2**30:.1f} GiB",
+                "",
+                True,
+            )
+        )
+    rules = plannable()
+    planned = all(t["plannable"] == t["combinations"] for t in rules.values())
+    rows.append(
+        (
+            "of 546 combinations plannable, each encoder",
+            "all" if planned else "not all",
+            "all",
+            planned,
+        )
+    )
+    shown = Table("what", "measured", "bar", "")
+    for name, measured, bar, met in rows:
+        shown.add_row(name, measured, bar, "met" if met else "MISSED")
+    Console(width=120).print(shown)
+    kept = {
+        "machine": machine(("optuna", "torch", "transformers")),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "rows": rows,
+        "older_rules": rules,
+        "lines": lines,
+    }
+    path.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
+    return 0 if all(met for *_, met in rows) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["estimates", "sweep", "packing", "table"])
+    parser.add_argument("--seconds", type=float, default=500)
+    name = f"memory-{date.today().isoformat()}.jsonl"
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
+    options = parser.parse_args()
+    path, until = options.results, time.monotonic() + options.seconds
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    class TimeIsUp(Exception):
+        pass
+
+    def keep(line: dict[str, Any]) -> None:
+        lines.append(line)
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        if time.monotonic() > until:
+            raise TimeIsUp
+
+    if options.part != "table":
+        try:
+            {"estimates": estimates, "sweep": sweep, "packing": packing}[options.part](
+                {line["key"] for line in lines}, keep
+            )
+        except TimeIsUp:
+            print("Time is up; the same command goes on.", file=sys.stderr)
+    return table(lines, path)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

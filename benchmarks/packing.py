@@ -1,0 +1,66 @@
+"""Short trials of bert-base on a GPU, as many at a time as are asked for: see memory.py."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from supermax.memory.devices import gpus, named
+from supermax.space import loads
+from supermax.training.data.synthetic import synthetic
+from supermax.tuning import Tuning
+
+TRIALS = 24
+SPACE = """
+name: packing
+parameters:
+  encoder.name: {choices: [untrained/bert-base-uncased]}
+  text.max_length: {choices: [128]}
+  train.effective_batch: {choices: [16]}
+  optim.lr: {type: float, low: 1e-5, high: 1e-4, log: true}
+"""
+
+
+def packed(workers: int, posts: int = 30) -> dict[str, Any]:
+    """Trials an hour, from the first trial's start, and the highest use of the device."""
+    highest, ended = [0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            if (gpu := named(gpus(), None)) is not None:
+                highest[0] = max(highest[0], gpu.used)
+
+    with tempfile.TemporaryDirectory() as folder:
+        tuning = Tuning(
+            "criteria",
+            synthetic(posts, difficulty=0.5, seed=0, max_words=24),
+            str(Path(folder) / "s.db"),
+            Path(folder) / "cache",
+            space=loads(SPACE),
+            trials=TRIALS,
+            limits={"epochs": 3, "patience": None},
+            top=1,
+            tell=lambda _: None,
+        )
+        threading.Thread(target=watch, daemon=True).start()
+        started = time.monotonic()
+        tuned = tuning.run(workers=workers, progress=False)
+        seconds = time.monotonic() - started
+        ended.set()
+    trials = [trial for trial in tuned.study.trials if trial.state.name == "COMPLETE"]
+    begun = min(t.datetime_start.timestamp() for t in trials if t.datetime_start)
+    last = max(t.datetime_complete.timestamp() for t in trials if t.datetime_complete)
+    ends = sorted(t.datetime_complete.timestamp() for t in trials if t.datetime_complete)
+    steady = ends[len(ends) // 3 :]
+    return {
+        "complete": len(trials),
+        "seconds": seconds,
+        "per_hour": 3600 * len(trials) / (last - begun),
+        "per_hour_steady": 3600 * (len(steady) - 1) / (steady[-1] - steady[0]),
+        "highest": highest[0],
+        "faults": tuned.summary.faults,
+        "cells": tuned.summary.cells,
+    }

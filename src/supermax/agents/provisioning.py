@@ -1,0 +1,123 @@
+"""The engine's planner for trials of an agent: what each needs, and what fits beside the others.
+
+trial ──▶ Config ──▶ Spec ──plan()──▶ Provision
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from supermax.agents.objective import configured
+from supermax.agents.specs import spec_of
+from supermax.engine.provision import Occupied, Provision, Refused
+from supermax.errors import EnvironmentFault
+from supermax.memory.estimate import CONTEXT, Split
+from supermax.memory.facts import Spec
+from supermax.memory.learning import Book
+from supermax.memory.planner import Failed, NoPlan, Plan, plan
+from supermax.space import Space
+from supermax.training.config import Config
+from supermax.training.data.examples import Corpus
+from supermax.training.lengths import longest_of
+from supermax.training.prepare import encoders_of, examples_for, texts_of
+from supermax.training.sources import Source
+from supermax.training.steps import Execution
+from supermax.training.tokenizers import tokenizer_for
+
+
+class Budget(Protocol):
+    @property
+    def whole(self) -> int: ...
+
+    def available(self, device: str | None, pids: Any, ours: int) -> int: ...
+
+
+@dataclass
+class MemoryPlanner:
+    agent: str
+    space: Space
+    train: Corpus
+    validation: Corpus
+    cache: Path
+    limits: dict[str, Any]
+    execution: Execution
+    book: Book
+    budget: Budget
+    _longest: dict[str, int] = field(default_factory=dict)
+    _free: int | None = None
+    """What this run could have when it was last looked."""
+
+    def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
+        try:
+            spec = self.spec(configured(self.agent, self.space.sample(trial), self.limits))
+        except EnvironmentFault:
+            raise
+        except Exception:  # the trial meets it again in its cell, where it is told as its own
+            return Provision(0)
+        found = self.planned(spec, failed)
+        if isinstance(found, NoPlan):
+            return Refused(str(found), found.over)
+        where = "host" if spec.device == "cpu" else "device"
+        return Provision(found.need.total, how_of(found), where)
+
+    def planned(self, spec: Spec, failed: Sequence[dict[str, Any]] = ()) -> Plan | NoPlan:
+        """Within what others leave; where that is too little, it waits for the whole device."""
+        known = self.book.known(spec)
+        found: Plan | NoPlan | None = None
+        for budget in dict.fromkeys((self._free or self.budget.whole, self.budget.whole)):
+            found = plan(
+                spec,
+                budget,
+                correction=known.correction,
+                measured=known.paces,
+                failed=[failed_of(how) for how in failed],
+            )
+            if isinstance(found, Plan):
+                break
+        assert found is not None
+        return found
+
+    def room(self, occupied: Occupied) -> int | None:
+        context = CONTEXT["cpu" if self.execution.device == "cpu" else "cuda"]
+        idle = occupied.idle * context
+        ours = occupied.reserved + idle
+        self._free = self.budget.available(occupied.device, occupied.pids, ours)
+        # The cell that takes the trial is an idle one, and its context is in the trial's need.
+        return self._free - ours + (context if occupied.idle else 0)
+
+    def spec(self, config: Config) -> Spec:
+        sources = encoders_of(config)
+        tokens = max(self._tokens(source) for source in sources)
+        classes = len(self.train.label_names) or 2
+        return spec_of(config, sources, self.execution, classes=classes, tokens=tokens)
+
+    def _tokens(self, source: Source) -> int:
+        """Of the longest text that this encoder will see."""
+        if source.fingerprint not in self._longest:
+            tokenizer = tokenizer_for(source, texts_of(self.train), self.cache)
+            corpora = (self.train, self.validation)
+            examples = [e for corpus in corpora for e in examples_for(self.agent, corpus)]
+            facts = [self.agent, source.fingerprint, *(corpus.fingerprint for corpus in corpora)]
+            key = hashlib.sha256(" ".join(facts).encode()).hexdigest()[:24]
+            self._longest[source.fingerprint] = longest_of(examples, tokenizer, self.cache, key)
+        return self._longest[source.fingerprint]
+
+
+def how_of(found: Plan) -> dict[str, Any]:
+    """A plan as it travels to the cell and into the ledger."""
+    return {
+        "micro_batch": found.split.micro_batch,
+        "checkpoint_activations": found.split.checkpointing,
+        "evaluated": found.split.evaluated,
+        "memory": found.need.reserved,
+        "expected": found.need.allocated,
+    }
+
+
+def failed_of(how: dict[str, Any]) -> Failed:
+    split = Split(how["micro_batch"], how["checkpoint_activations"], how["evaluated"])
+    return Failed(split, how["memory"])

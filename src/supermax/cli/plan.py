@@ -1,0 +1,243 @@
+"""`supermax plan`: what a configuration needs of a device, and how much of a space fits it.
+
+No weights and no GPU are needed: everything follows from the encoder's configuration.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from supermax.cli.completing import among, preset_names
+from supermax.cli.opening import AsJson, print_json
+from supermax.cli.printing import console, literal
+from supermax.errors import UserError
+from supermax.naming import AGENTS
+from supermax.settings.units import size
+from supermax.words import ended, nearest, size_text
+
+if TYPE_CHECKING:
+    from supermax.memory.estimate import Need
+    from supermax.memory.facts import Spec
+    from supermax.memory.planner import NoPlan, Plan
+
+ITEMS = {
+    "weights": "weights, fp32",
+    "gradients": "gradients",
+    "optimizer": "the optimizer's state",
+    "half_copies": "copies of matrices in half precision",
+    "activations": "activations kept for the backward pass",
+    "attention": "attention kept for the backward pass",
+    "loss": "heads and loss",
+    "workspace": "workspace of the libraries and of one layer",
+    "other_moments": "more, or less, at the highest moment",
+    "saved": "copies of the weights: best epoch, state",
+    "slack": "the allocator's slack",
+    "context": "the process itself",
+}
+OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
+
+
+def plan(
+    model: Annotated[str | None, typer.Option(help="An encoder: its name, or a folder.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 16,
+    accum: Annotated[int, typer.Option(min=1, help="Batches of an update.")] = 1,
+    length: Annotated[int, typer.Option(min=8, help="Tokens of the longest sequence.")] = 256,
+    optimizer: Annotated[
+        str, typer.Option(help=", ".join(OPTIMIZERS), autocompletion=among(OPTIMIZERS))
+    ] = "adamw",
+    frozen: Annotated[int, typer.Option(min=0, help="Layers that are not trained.")] = 0,
+    agent: Annotated[
+        str, typer.Option(help=", ".join(AGENTS), autocompletion=among(AGENTS))
+    ] = "criteria",
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="The device's memory: 24GiB. Default: this machine's.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cuda or cpu.", autocompletion=among(("cuda", "cpu")))
+    ] = "cuda",
+    space: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of one model: a preset, or a space's file, for each of its encoders.",
+            autocompletion=preset_names,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a trial needs of a device's memory, item by item, and how it would be split.
+
+    The effective batch (batch × accumulation) is never changed: what does not fit is taken in
+    smaller micro-batches whose gradients add up to the same.
+
+    \b
+    Examples:
+      supermax plan --model bert-large-uncased --batch 48 --accum 4 --length 480 --gpu-memory 24GiB
+      supermax plan --space supermax --gpu-memory 24GiB
+    """
+    if (model is None) == (space is None):
+        raise UserError("Name one encoder with --model, or a preset with --space.")
+    for name, value, known in (
+        ("agent", agent, AGENTS),
+        ("optimizer", optimizer, OPTIMIZERS),
+        ("device", device, ("cuda", "cpu")),
+    ):
+        if value not in known:
+            raise UserError(ended(f"There is no {name} {value!r}{nearest(value, known)}"))
+    budget = _budget(gpu_memory, device)
+    if space is not None:
+        _of_space(space, agent, budget, device, as_json)
+        return
+    assert model is not None
+    _of_model(
+        {
+            "agent": agent,
+            "encoder": {"name": model, "frozen_layers": frozen},
+            "text": {"max_length": length},
+            "train": {"effective_batch": batch * accum},
+            "optim": {"name": optimizer},
+        },
+        budget,
+        device,
+        batch,
+        as_json,
+    )
+
+
+def _budget(given: str | None, device: str) -> int:
+    from supermax.memory.devices import GpuBudget, host_budget
+
+    if given is not None:
+        try:
+            return int(size(given))
+        except ValueError as error:
+            raise UserError(f"--gpu-memory {given}: {error}.") from None
+    found = GpuBudget().whole if device == "cuda" else host_budget()
+    if not found:
+        raise UserError("No GPU is to be seen here: say its memory, --gpu-memory 24GiB.")
+    return found
+
+
+def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_json: bool) -> None:
+    from supermax.agents.specs import spec_of
+    from supermax.memory.estimate import Split, need
+    from supermax.memory.planner import plan as planned
+    from supermax.training.config import read_config
+    from supermax.training.prepare import longest
+
+    source = _source(wanted["encoder"]["name"])
+    config = read_config({**wanted, "encoder": {**wanted["encoder"], "name": source.name}})
+    if config.text.max_length > longest(source):
+        raise UserError(f"{source.name} takes {longest(source)} tokens at most.")
+    layers = int(source.config.num_hidden_layers)
+    if config.encoder.frozen_layers > layers:
+        raise UserError(f"{source.name} has {layers} layers: so many can be frozen at most.")
+    spec = spec_of(config, [source] * (2 if config.agent == "joint" else 1), _execution(device))
+    asked, found = need(spec, Split(batch)), planned(spec, budget)
+    if as_json:
+        print_json(_as_data(spec, asked, found, budget))
+        return
+    _print_need(source.name, batch, spec, asked, found)
+    if not hasattr(found, "split"):
+        raise typer.Exit(1)
+
+
+def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan) -> None:
+    from supermax.memory.planner import Plan
+    from supermax.training.architectures import UNTRAINED
+
+    screen = console()
+    columns = [f"{batch} × {spec.length} as asked"]
+    needs = [asked]
+    if isinstance(found, Plan):
+        columns.append("as planned")
+        needs.append(found.need)
+    table = Table("", *columns)
+    for key, words in ITEMS.items():
+        sizes = [each.items()[key] for each in needs]
+        if any(sizes):
+            table.add_row(words, *(_shown(value) for value in sizes))
+    table.add_section()
+    table.add_row("in all", *(size_text(each.total) for each in needs))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    screen.print(
+        literal(f"{name.removeprefix(UNTRAINED)}, an effective batch of {spec.effective_batch}")
+    )
+    screen.print(table)
+    if isinstance(found, Plan):
+        screen.print(literal(f"Plan: {found}."))
+    else:
+        screen.print(literal(f"No plan: {found}"))
+
+
+def _shown(value: int) -> str:
+    return f"-{size_text(-value)}" if value < 0 else size_text(value) if value else "–"
+
+
+def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict[str, Any]:
+    from supermax.memory.planner import Plan
+
+    data: dict[str, Any] = {
+        "effective_batch": spec.effective_batch,
+        "length": spec.length,
+        "budget": budget,
+        "asked": asked.items() | {"total": asked.total},
+    }
+    if isinstance(found, Plan):
+        return data | {
+            "plan": vars(found.split) | {"micro_batches": found.micro_batches},
+            "planned": found.need.items() | {"total": found.need.total},
+        }
+    return data | {"plan": None, "smallest": found.smallest, "why": str(found)}
+
+
+def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) -> None:
+    from supermax.agents.fits import fits
+    from supermax.space import choices, load
+    from supermax.space.presets import preset, presets
+
+    space = preset(agent, name).space if name in presets() else load(name)
+    encoders = [str(choice) for choice in choices(space, "encoder.name")]
+    sources = {encoder: _source(encoder) for encoder in encoders}
+    shares = fits(space, sources, agent, budget, _execution(device))
+    if as_json:
+        print_json({name: vars(share) for name, share in shares.items()} | {"budget": budget})
+        return
+    table = Table("encoder", "as is", "split", "never", "the largest", "all fit from")
+    table.columns[0].no_wrap = True
+    for encoder, share in shares.items():
+        parts = (share.whole, share.split, share.never)
+        table.add_row(
+            literal(encoder),
+            *(f"{part / share.all:.0%}" for part in parts),
+            size_text(share.largest),
+            size_text(share.smallest),
+        )
+    for column in table.columns[1:]:
+        column.justify = "right"
+    screen = console()
+    combined = next(iter(shares.values())).all
+    screen.print(
+        literal(
+            f"{combined:,} combinations of batch, length and optimizer of '{space.name}', on a "
+            f"device with {size_text(budget)}"
+        )
+    )
+    screen.print(table)
+
+
+def _source(name: str) -> Any:
+    """By its configuration where that is known here: weights make no difference."""
+    from supermax.training.architectures import FULL, UNTRAINED
+    from supermax.training.sources import find
+
+    return find(f"{UNTRAINED}{name}" if name in FULL else name)
+
+
+def _execution(device: str) -> Any:
+    from supermax.training.steps import Execution
+
+    return Execution(device=device, precision="bf16" if device == "cuda" else "fp32")
