@@ -65,6 +65,12 @@ class AttemptRecord:
     """COMPLETE, PRUNED, FAIL; "fault": the trial was tried again; "stopped": with the run;
     "open": nothing is known of its end."""
     fault: FaultRecord | None = None
+    reserved: int | None = None
+    """Bytes that were kept for it."""
+    plan: dict[str, Any] | None = None
+    """How it was to be executed, where memory was planned."""
+    unclean: str | None = None
+    """What it left its cell in, if that was more than nothing."""
 
 
 @dataclass(frozen=True)
@@ -269,22 +275,31 @@ def _records(trials: Iterable[FrozenTrial], folder: StudyFolder) -> list[TrialRe
 
 def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
     """From the ledger: a launch, and what the lines after it say of its end."""
-    open_: dict[int, tuple[int, float]] = {}
+    open_: dict[int, dict[str, Any]] = {}
+    left: dict[int, str] = {}
     ends: dict[int, tuple[float, str, FaultRecord | None]] = {}
     for line in trial.folder.records():
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another version
             if "launch" in line:
-                open_[line["launch"]] = (line["cell"], line["at"])
+                open_[line["launch"]] = {"cell": line["cell"], "started": line["at"]}
+                kept, plan = line.get("reserved"), line.get("plan")
+                open_[line["launch"]] |= {"reserved": kept, "plan": plan}
+            elif "unclean" in line:
+                left[line["attempt"]] = str(line["unclean"])
             elif "fault" in line:
                 ends[line["attempt"]] = (line["at"], "fault", _fault(trial.number, line))
             elif "stopped" in line:
                 ends[line["stopped"]] = (line["at"], "stopped", None)
     found = []
-    for number, (cell, started) in open_.items():
+    for number, begun in open_.items():
         ended, how, fault = ends.get(number, (None, "open", None))
         if number == max(open_) and trial.trial.state.is_finished() and how != "stopped":
             ended, how = ended or trial.ended, trial.state
-        found.append(AttemptRecord(number, cell, started, ended, how, fault))
+        found.append(
+            AttemptRecord(
+                number, ended=ended, how=how, fault=fault, unclean=left.get(number), **begun
+            )
+        )
     return found
 
 

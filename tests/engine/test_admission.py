@@ -100,6 +100,14 @@ def test_what_cannot_fit_is_told_without_a_cell(study: optuna.Study) -> None:
     assert {fault.message for fault in faults} >= {"It needs 8."}
 
 
+def test_the_record_says_how_each_attempt_was_planned(study: optuna.Study) -> None:
+    study.enqueue_trial({"size": 8})
+    supermax.optimize(study, hungry, 1, planner=Room({None: 8}), progress=False)
+    (trial,) = read(study).trials
+    assert [a.reserved for a in trial.attempts] == [8, 4, 2]
+    assert [a.plan for a in trial.attempts] == [{"size": 8}, {"size": 4}, {"size": 2}]
+
+
 def hungry(trial: Any) -> float:
     """Takes at most 2; leaves a mark of how far it came."""
     size = trial.suggest_int("size", 1, 8)

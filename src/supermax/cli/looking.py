@@ -27,7 +27,7 @@ from supermax.display.strokes import spark
 from supermax.errors import EnvironmentFault, UserError
 from supermax.files import write_whole
 from supermax.naming import STORAGE
-from supermax.records import FaultRecord, StudyRecord, TrialRecord, read
+from supermax.records import AttemptRecord, FaultRecord, StudyRecord, TrialRecord, read
 from supermax.words import ended, listed, nearest, printable, size_text, took
 
 Study = Annotated[
@@ -326,8 +326,20 @@ def _attempts(trial: TrialRecord) -> list[str]:
     return [
         f"Attempt {a.number} in cell {a.cell}: {a.how.lower()}"
         + (f" after {took(a.ended - a.started)}" if a.ended is not None else "")
+        + _planned(a)
+        + (f"; {a.unclean}" if a.unclean else "")
         for a in trial.attempts
     ]
+
+
+def _planned(attempt: AttemptRecord) -> str:
+    """How the attempt's memory was planned, if it was."""
+    plan = attempt.plan or {}
+    if not attempt.reserved or "micro_batch" not in plan:
+        return ""
+    again = ", activations computed again" if plan.get("checkpoint_activations") else ""
+    kept = size_text(attempt.reserved)
+    return f", {plan['micro_batch']} sequences at a time{again}, {kept} kept for it"
 
 
 def _print_fault(screen: Console, fault: FaultRecord, *, whole: bool = True) -> None:

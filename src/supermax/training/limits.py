@@ -28,7 +28,7 @@ def hold_to(execution: Execution) -> None:
         return
     resident()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = hard if execution.memory is None else libraries() + execution.memory
+    wanted = hard if execution.memory is None else libraries() + execution.memory + stacks()
     if resource.RLIM_INFINITY not in (wanted, hard):
         wanted = min(wanted, hard)
     if wanted != soft:
@@ -39,6 +39,13 @@ def count_what_is_used() -> None:
     """For processes that are started from here on: torch's allocator (mimalloc, on some machines)
     takes a gigabyte ahead, which a limit would count as used."""
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")  # KiB
+
+
+def stacks() -> int:
+    """Bytes that the stacks of torch's threads count for, of which little is ever used."""
+    soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
+    each = 8 << 20 if soft == resource.RLIM_INFINITY else min(soft, 64 << 20)
+    return each * 2 * torch.get_num_threads()  # of OpenMP, and of autograd and the like
 
 
 @functools.cache

@@ -1,0 +1,69 @@
+"""`supermax plan`: itemised, in JSON too, and a sentence for what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.helping import sm
+
+LARGE = ("plan", "--model", "bert-large-uncased", "--batch", "48", "--accum", "4")
+
+
+def data(*args: str) -> Any:
+    return json.loads(sm(*args, "--json"))
+
+
+def test_what_does_not_fit_is_split_and_stays_the_same() -> None:
+    found = data(*LARGE, "--length", "480", "--gpu-memory", "24GiB")
+    assert found["effective_batch"] == 192
+    assert found["asked"]["total"] > 24 << 30
+    assert found["planned"]["total"] <= 24 << 30
+    plan = found["plan"]
+    assert plan["micro_batch"] * plan["micro_batches"] >= 192
+    assert sum(v for k, v in found["asked"].items() if k != "total") == found["asked"]["total"]
+
+
+def test_more_memory_takes_more_at_a_time() -> None:
+    sizes = [
+        data(*LARGE, "--length", "128", "--gpu-memory", f"{gib}GiB")["plan"]["micro_batch"]
+        for gib in (24, 40, 80)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == 192
+
+
+def test_a_device_that_is_too_small_is_told_what_would_do() -> None:
+    assert "needs 6." in sm(*LARGE, "--length", "480", "--gpu-memory", "4GiB", code=1)
+
+
+def test_every_encoder_of_a_space_has_its_share() -> None:
+    found = data("plan", "--space", "supermax", "--gpu-memory", "24GiB")
+    shares = {name: share for name, share in found.items() if name != "budget"}
+    assert len(shares) == 7
+    for share in shares.values():
+        assert share["never"] == 0
+        assert share["whole"] > 0
+        assert share["split"] > 0
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "Name one encoder"),
+        (("--model", "tiny", "--space", "demo"), "Name one encoder"),
+        (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
+        (("--model", "tiny", "--gpu-memory", "much"), "no size"),
+        (("--model", "tiny", "--gpu-memory", "1GiB", "--length", "9999"), "514 tokens at most"),
+        (("--model", "tiny-bert", "--gpu-memory", "1GiB", "--frozen", "7"), "has 2 layers"),
+        (("--model", "tiny", "--gpu-memory", "1GiB", "--agent", "criterai"), "criteria"),
+        (("--model", "tiny", "--gpu-memory", "1GiB", "--optimizer", "adam"), "adamw"),
+        (("--model", "tiny", "--gpu-memory", "1GiB", "--device", "tpu"), "cpu"),
+    ],
+)
+def test_wrong_input_is_answered_with_a_sentence(args: tuple[str, ...], words: str) -> None:
+    said = sm("plan", *args, code=2)
+    assert words in said
+    assert "Traceback" not in said
