@@ -133,6 +133,14 @@ class TestColumns:
             trial.reserved = None
         assert "1.0/2.7G" in row(lines(state, 80), "7")
 
+    def test_what_a_trial_says_it_takes_is_held_against_what_is_kept_for_it(self) -> None:
+        """Resident memory holds libraries that all cells share, and nothing of a GPU's."""
+        assert "2.5/4.0G" in row(lines(search(memory=int(2.5 * GIB)), 80), "7")
+        state = search(memory=int(2.5 * GIB))
+        for trial in state.running.values():
+            trial.reserved = None
+        assert "1.0/2.7G" in row(lines(state, 80), "7")
+
     def test_memory_that_is_full_is_red(self) -> None:
         state = search(1)
         for used, colour in [(1, "green"), (3.2, "yellow"), (3.9, "red"), (9, "red")]:

@@ -26,7 +26,7 @@ from supermax.space import Space, choices
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.encoders import import_model
-from supermax.training.limits import hold_to
+from supermax.training.limits import hold_to, in_use
 from supermax.training.loop import SAVE_EVERY, Result, train
 from supermax.training.models import count
 from supermax.training.prepare import Prepared, prepare
@@ -47,7 +47,7 @@ class TrialReporter:
 
     def note(self, **facts: Any) -> None:
         if (note := getattr(self.trial, "note", None)) is not None:  # Optuna's own has none
-            note(**facts)
+            note(**facts, memory=in_use())
 
     def should_prune(self) -> bool:
         return bool(self.trial.should_prune())

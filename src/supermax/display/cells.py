@@ -18,7 +18,7 @@ from supermax.display.strokes import bar, cut, spark
 from supermax.words import clock, one_line
 
 GAP = 2
-KNOWN = ("encoder", "epoch", "epochs", "samples_per_second")  # facts with a column of their own
+KNOWN = ("encoder", "epoch", "epochs", "samples_per_second", "memory")  # have a column
 _FULL, _TIGHT = 0.9, 0.75  # shares of its memory at which a bar changes colour
 
 
@@ -145,15 +145,20 @@ def progress(trial: RunningTrial) -> str:
 
 
 def _memory(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> list[Column]:
-    """The resident memory of each cell against what it may take."""
+    """What each trial takes against what is kept for it, or its share of the machine: what it says
+    itself where something is kept, otherwise the resident memory of its cell."""
     resident = state.readings.resident
 
+    def taken(trial: RunningTrial) -> int | None:
+        said = trial.facts.get("memory") if trial.reserved is not None else None
+        return int(said) if isinstance(said, (int, float)) else resident.get(trial.pid or 0)
+
     def share(trial: RunningTrial) -> float:
-        used, limit = resident.get(trial.pid or 0), state.memory_limit(trial)
+        used, limit = taken(trial), state.memory_limit(trial)
         return used / limit if used is not None and limit else 0.0
 
     def make(trial: RunningTrial, width: int) -> str:
-        used, limit = resident.get(trial.pid or 0), state.memory_limit(trial)
+        used, limit = taken(trial), state.memory_limit(trial)
         if used is None:
             return ""
         numbers = text.of(used, limit)

@@ -41,6 +41,14 @@ def count_what_is_used() -> None:
     os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")  # KiB
 
 
+def in_use() -> int:
+    """Bytes that this process has of its GPU, or of memory beyond the libraries where it uses
+    none."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return int(torch.cuda.memory_reserved())
+    return max(0, _status("VmRSS:") - resident())
+
+
 def stacks() -> int:
     """Bytes that the stacks of torch's threads count for, of which little is ever used."""
     soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
