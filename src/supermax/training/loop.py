@@ -92,16 +92,12 @@ def train(
 ) -> Result:
     """Train to the end, or until the reporter prunes or stops it. With a folder, states are saved
     there and training goes on from one that is found."""
-    started = last_saved = clock()
-    config = prepared.config
-    state = State()
-    saver = Saver(folder) if folder is not None else None
-    best: dict[str, torch.Tensor] = {}
+    started, config = clock(), prepared.config
+    states = _States(prepared, folder, save_every, clock)
+    state, best = states.found()
     pace = Pace(reporter.note)
-    if saver is not None and (saved := saver.load()) is not None:
-        state, best = _restore(prepared, saved)
     while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
-        _epoch(prepared, state, best, reporter, saver, pace)
+        _epoch(prepared, state, best, reporter, states, pace)
         evaluation = evaluate(prepared)
         value = evaluation.metrics[prepared.objective] * prepared.sign
         state.curve.append(
@@ -114,18 +110,17 @@ def train(
         else:
             state.worse += 1
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-        if saver is not None and (reporter.stop_requested or clock() - last_saved >= save_every):
-            saver.save(_snapshot(prepared, state, best))
-            last_saved = clock()
-            if reporter.stop_requested:
-                saver.wait()
+        stopping = reporter.stop_requested
+        if stopping or states.due:
+            states.save(state, best)
+        if stopping:
+            states.wait()
         reporter.report(evaluation.metrics[prepared.objective], state.epoch)
         if reporter.should_prune():
             reporter.prune()
     prepared.model.load_state_dict(best)
     final = evaluate(prepared)
-    if saver is not None:
-        saver.wait()
+    states.wait()
     return Result(
         value=final.metrics[prepared.objective],
         metrics=final.metrics,
@@ -151,21 +146,17 @@ def train_blind(
     """So many epochs in which nothing is measured but the loss, for data without a validation
     split. Gives the last weights; `told` hears of every epoch and its loss. With a folder it goes
     on from a state that is found there."""
-    state, last_saved = State(), clock()
-    saver = Saver(folder) if folder is not None else None
-    if saver is not None and (saved := saver.load()) is not None:
-        state, _ = _restore(prepared, saved)
+    states = _States(prepared, folder, save_every, clock)
+    state, _ = states.found()
     while state.epoch < epochs:
         _epoch(prepared, state, {}, None, None)
         loss = state.loss / max(1, state.update)
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-        if saver is not None and clock() - last_saved >= save_every:
-            saver.save(_snapshot(prepared, state, {}))
-            last_saved = clock()
+        if states.due:
+            states.save(state, {})
         if told is not None:
             told(state.epoch, loss)
-    if saver is not None:
-        saver.wait()
+    states.wait()
     weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
     return weights
 
@@ -179,7 +170,7 @@ def _epoch(
     state: State,
     best: dict[str, torch.Tensor],
     reporter: Reporter | None,
-    saver: Saver | None,
+    states: _States | None,
     pace: Pace | None = None,
 ) -> None:
     """The rest of an epoch, from the update that comes next."""
@@ -201,16 +192,51 @@ def _epoch(
         state.update += 1
         if pace is not None:
             pace.step(len(indices), state.epoch + state.update / len(batches))
-        if saver is None or reporter is None:
+        if states is None or reporter is None or not states.kept:
             continue
         if reporter.stop_requested and state.update < len(batches):
             state.loss += float(losses)
-            saver.save(_snapshot(prepared, state, best))
-            saver.wait()
+            states.save(state, best)
+            states.wait()
             reporter.stop()
     state.loss += float(losses)  # the only synchronisation of the epoch
     if pace is not None:
         pace.end(float(state.epoch + 1))
+
+
+class _States:
+    """States that a training can go on from, saved now and then beside it; none without a
+    folder."""
+
+    def __init__(
+        self, prepared: Prepared, folder: Path | None, every: float, clock: Callable[[], float]
+    ) -> None:
+        self._prepared = prepared
+        self._saver = Saver(folder) if folder is not None else None
+        self._every, self._clock = every, clock
+        self._last = clock()
+
+    @property
+    def kept(self) -> bool:
+        return self._saver is not None
+
+    @property
+    def due(self) -> bool:
+        return self.kept and self._clock() - self._last >= self._every
+
+    def found(self) -> tuple[State, dict[str, torch.Tensor]]:
+        """The state that was saved, with the best weights; a new one where there is none."""
+        saved = self._saver.load() if self._saver is not None else None
+        return (State(), {}) if saved is None else _restore(self._prepared, saved)
+
+    def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
+        if self._saver is not None:
+            self._saver.save(_snapshot(self._prepared, state, best))
+            self._last = self._clock()
+
+    def wait(self) -> None:
+        if self._saver is not None:
+            self._saver.wait()
 
 
 def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:
