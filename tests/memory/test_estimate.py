@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supermax.agents import shapes
 from supermax.agents.specs import spec_of
 from supermax.memory.estimate import Correction, Split, need
 from supermax.memory.facts import Spec
@@ -41,6 +43,21 @@ def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) ->
     found = need(spec, Split(4))
     assert found.weights == 4 * count(model)
     assert found.gradients == 4 * spec.trained
+
+
+def test_an_encoder_s_sizes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shapes, "_known", {})
+    first = shapes.encoder_of(find("tiny-deberta"))
+    (page,) = (tmp_path / "supermax" / "memory").iterdir()
+    monkeypatch.setattr(shapes, "_known", {})
+    monkeypatch.setattr(shapes, "outline", None)  # is not needed any more
+    assert shapes.encoder_of(find("tiny-deberta")) == first
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(shapes, "_known", {})
+    page.write_text("{")
+    assert shapes.encoder_of(find("tiny-deberta")) == first
 
 
 @given(specs(), st.booleans(), st.integers(1, 64))

@@ -5,9 +5,17 @@ Source ──encoder_of()──▶ memory.facts.Encoder
 
 from __future__ import annotations
 
+import contextlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
 from torch import nn
 
+from supermax.files import write_whole
 from supermax.memory.facts import Encoder
+from supermax.memory.learning import default_folder
 from supermax.training.encoders import depth_of, layer_list, outline
 from supermax.training.sources import Source
 
@@ -16,11 +24,32 @@ _known: dict[str, Encoder] = {}
 
 
 def encoder_of(source: Source) -> Encoder:
-    """The encoder as memory sees it; the first time takes as long as importing its code."""
+    """The encoder as memory sees it. The first time ever takes as long as importing its code; then
+    it is kept for the user."""
     mark = source.fingerprint
     if mark not in _known:
-        _known[mark] = _measured(source, outline(source))
+        _known[mark] = _kept(mark) or _measured(source, outline(source))
+        _keep(mark, _known[mark])
     return _known[mark]
+
+
+def _file(mark: str) -> Path:
+    return default_folder() / f"encoder-{mark}-{version('transformers')}.json"
+
+
+def _kept(mark: str) -> Encoder | None:
+    try:
+        facts = json.loads(_file(mark).read_text(encoding="utf-8"))
+        return Encoder(**{**facts, "by_layer": tuple(facts["by_layer"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(mark: str, encoder: Encoder) -> None:
+    with contextlib.suppress(OSError):  # it is only quicker
+        if not _file(mark).exists():
+            _file(mark).parent.mkdir(parents=True, exist_ok=True)
+            write_whole(_file(mark), json.dumps(asdict(encoder)))
 
 
 def _measured(source: Source, model: nn.Module) -> Encoder:
