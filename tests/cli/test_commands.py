@@ -265,12 +265,13 @@ def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
 
 
 def test_a_budget_of_memory_is_kept(playground: Path) -> None:
-    """A trial that needs more fails as on a machine of that size, and is told as what it is."""
+    """What cannot fit is told before it starts, with what would do."""
     with inside(playground):
         sm("tune", "notes.yaml", "--no-supervisor", "--set", "name=small", "--trials", "1",
            "--gpu-memory", "8MB", "--set", "retries=0")  # fmt: skip
     (fault,) = json.loads(sm("faults", "small", "--json"))
-    assert fault["kind"] == "host out of memory"
+    assert fault["kind"] == "infeasible"
+    assert "there are 7.6 MiB" in fault["message"]
 
 
 def test_a_program_that_searches_when_it_is_run_does_not_search_when_it_is_replayed(

@@ -29,11 +29,12 @@ class Taken:
 
 class Gauge:
     """The highest use of memory of a trial: torch keeps it for a GPU, the kernel for a process,
-    since the cell took the trial. A process that an earlier trial has made large says nothing."""
+    since the cell took the trial. A process that earlier trials have made large says nothing:
+    `before` is what they left in use."""
 
-    def __init__(self, execution: Execution) -> None:
+    def __init__(self, execution: Execution, before: int) -> None:
         self._on_gpu = execution.device.startswith("cuda")
-        self._before = 0 if self._on_gpu else (kernel.resident_size() or 0) - resident()
+        self._before = before
         self.result: Result | None = None
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(execution.device)
@@ -46,9 +47,11 @@ class Gauge:
 
 
 @contextlib.contextmanager
-def measured(prepared: Prepared, spec: Spec, book: Book | None) -> Iterator[Gauge]:
+def measured(
+    prepared: Prepared, spec: Spec, book: Book | None, before: int = 0
+) -> Iterator[Gauge]:
     """Note what the training inside takes, also when it is not enough."""
-    gauge = Gauge(prepared.execution)
+    gauge = Gauge(prepared.execution, before)
     short: Shortage | None = None
     try:
         yield gauge

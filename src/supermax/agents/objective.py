@@ -84,10 +84,11 @@ class AgentObjective:
         config = self.config(self.space.sample(trial))
         execution = planned(here(self.execution), getattr(trial, "plan", None))
         hold_to(execution)
+        before = in_use()
         reporter = self.reporter(trial)
         reporter.note(encoder=encoders(config), epochs=config.train.epochs)
         prepared = self.prepared(config, execution)
-        with measured(prepared, self._spec(prepared), self.book) as gauge:
+        with measured(prepared, self._spec(prepared), self.book, before) as gauge:
             result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
             gauge.result = result
         values = values_of(self.objectives, prepared, result)
