@@ -91,6 +91,10 @@ def _fitting(search: Search, fit: Fitted, cuda: bool) -> list[str]:
     """How much of the space fits the device, and which encoders do not at all."""
     memory, device = search.settings.gpu_memory, "cuda" if cuda else "cpu"
     budget = GpuBudget(memory).whole if cuda else HostBudget(memory).whole
+    if not budget:
+        return [
+            "cannot be seen, and is not planned: pip install nvidia-ml-py, or say --gpu-memory"
+        ]
     execution = foreseen(search.tuning.execution, device)
     shares = fits(fit.space, fit.sources, search.settings.agent, budget, execution)
     total = sum(share.all for share in shares.values())

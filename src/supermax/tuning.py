@@ -199,10 +199,17 @@ class Tuning:
         return Book(default_folder(), device, versions())
 
     def planner(self, objective: AgentObjective) -> MemoryPlanner | None:
-        """None where the split of a batch was given."""
+        """None where the split of a batch was given, or what there is cannot be seen."""
         if self.execution.micro_batch is not None or objective.book is None:
             return None
         on_gpu = has_cuda(self.execution)
+        budget = GpuBudget(self.memory) if on_gpu else HostBudget(self.memory)
+        if not budget.whole:
+            self.tell(
+                "How much memory the GPU has cannot be seen, so it is not planned: pip install "
+                "nvidia-ml-py, or say it (memory, --gpu-memory)."
+            )
+            return None
         if not on_gpu:
             count_what_is_used()
         execution = foreseen(self.execution, "cuda" if on_gpu else "cpu")
@@ -215,7 +222,7 @@ class Tuning:
             objective.limits,
             execution,
             objective.book,
-            GpuBudget(self.memory) if on_gpu else HostBudget(self.memory),
+            budget,
         )
 
     def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:

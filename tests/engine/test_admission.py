@@ -141,7 +141,7 @@ def test_what_fits_in_no_way_is_a_constraint(study: optuna.Study) -> None:
     supermax.optimize(study, starving, 4, planner=Room({None: 8}), progress=False)
     for trial in study.trials:
         assert trial.state.name == "PRUNED"
-        assert trial.system_attrs["constraints:supermax:memory"] >= 0.25
+        assert trial.system_attrs["constraints:supermax:infeasible"] >= 0.25
         assert trial.user_attrs["supermax"]["attempts"] == trial.params["size"].bit_length()
 
 

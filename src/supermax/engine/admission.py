@@ -18,13 +18,12 @@ from optuna.trial import Trial
 from supermax.engine.answers import Answers
 from supermax.engine.crew import Crew
 from supermax.engine.events import Notice
+from supermax.engine.faults import Kind
 from supermax.engine.fleet import Cell
 from supermax.engine.job import Attempt, Job
-from supermax.engine.policy import Prune, Replan
+from supermax.engine.policy import Prune, Replan, constraint
 from supermax.engine.provision import Occupied, Planner, Refused
 
-MEMORY = "supermax:memory"
-"""The constraint of what needs more memory than there is."""
 LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
 
 
@@ -66,7 +65,9 @@ class Admission:
             job.too_large.append(job.provision.how)
         job.provision = None
         refused = self.provide(job)
-        return Replan() if refused is None else Prune(MEMORY, refused.violation)
+        return (
+            Replan() if refused is None else Prune(constraint(Kind.INFEASIBLE), refused.violation)
+        )
 
     def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
         """An idle cell for the job where there is room for it; None: not now. Of devices with
@@ -80,13 +81,15 @@ class Admission:
         load = Counter(cell.device for cell in busy)
         found = [d for d, room in rooms.items() if room is None or room >= job.provision.reserve]
         self.short = not found
-        if not found:
-            self._crew.let_go_of_used()  # what they keep may be what is missing
-            if not attempts and job.number not in self._said:
-                self._said.add(job.number)
-                self._emit(Notice(f"Trial {job.number} waits for memory that other programs use."))
+        if self.short and not self._crew.let_go_of_used() and not attempts:
+            self._say_that_it_waits(job)  # it is not what used cells keep that is missing
         found.sort(key=lambda device: (load[device], rooms[device] or 0))
         return self._crew.pick(fresh=fresh, busy=busy, devices=found)
+
+    def _say_that_it_waits(self, job: Job) -> None:
+        if job.number not in self._said:
+            self._said.add(job.number)
+            self._emit(Notice(f"Trial {job.number} waits for memory that other programs use."))
 
     def _room(self, device: str | None, attempts: list[Attempt]) -> int | None:
         assert self._planner is not None

@@ -93,14 +93,15 @@ class Crew:
         self._idle.remove(candidates[0])
         return candidates[0]
 
-    def let_go_of_used(self) -> None:
-        """Of idle cells that have run trials, keep one on each device."""
-        seen: set[str | None] = set()
-        for cell in [cell for cell in self._idle if cell.trials]:
-            if cell.device in seen:
-                self._idle.remove(cell)
-                self.dismiss(cell)
-            seen.add(cell.device)
+    def let_go_of_used(self) -> bool:
+        """Of idle cells that have run trials, keep one on each device; says whether any went."""
+        used = [cell for cell in self._idle if cell.trials]
+        first = {cell.device: cell for cell in reversed(used)}
+        surplus = [cell for cell in used if cell is not first[cell.device]]
+        for cell in surplus:
+            self._idle.remove(cell)
+            self.dismiss(cell)
+        return bool(surplus)
 
     def _less_loaded(self, cells: list[Cell], busy: Sequence[Cell]) -> list[Cell]:
         if not self._devices:

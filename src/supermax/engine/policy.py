@@ -63,7 +63,7 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = 
     if fault.kind is Kind.WRONG_ARITY:
         return Halt(f"{fault.message} {fault.advice}")
     if fault.kind in _CONFIGURATIONS_OWN:
-        return Prune(_constraint(fault.kind), fault.violation)
+        return Prune(constraint(fault.kind), fault.violation)
     if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
         return Fail(fault.culprit)
     if fault.kind in _FREE:
@@ -74,7 +74,7 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = 
     if fault.kind in _TWICE_IS_PROOF and _seen_on_fresh_cells(fault, charged) >= 2:
         return Fail(Culprit.CONFIGURATION_OR_CODE)
     if len(charged) >= retries:
-        return Prune(_constraint(fault.kind)) if fault.kind in _MEMORY else Fail(fault.culprit)
+        return Prune(constraint(fault.kind)) if fault.kind in _MEMORY else Fail(fault.culprit)
     delay = min(_BACK_OFF * 2 ** len(charged), _LONGEST_BACK_OFF)
     return Retry(delay, blocking_launches=fault.kind in _CUDA)
 
@@ -101,7 +101,7 @@ def _same(one: Fault, other: Fault) -> bool:
     return one.kind is other.kind and (one.kind in _CUDA or one.signature == other.signature)
 
 
-def _constraint(kind: Kind) -> str:
+def constraint(kind: Kind) -> str:
     return f"supermax:{kind.name.lower()}"
 
 

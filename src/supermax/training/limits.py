@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import resource
-from pathlib import Path
 
+import psutil
 import torch
 
 from supermax.training.steps import Execution
@@ -46,7 +45,7 @@ def in_use() -> int:
     none."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return int(torch.cuda.memory_reserved())
-    return max(0, _status("VmRSS:") - resident())
+    return max(0, psutil.Process().memory_info().rss - resident())
 
 
 def stacks() -> int:
@@ -59,18 +58,10 @@ def stacks() -> int:
 @functools.cache
 def libraries() -> int:
     """Bytes of data that this process had before its first trial: they are not the trial's."""
-    return _status("VmData:")
+    return int(getattr(psutil.Process().memory_info(), "data", 0))  # Linux tells
 
 
 @functools.cache
 def resident() -> int:
     """The same, of what is in memory."""
-    return _status("VmRSS:")
-
-
-def _status(key: str) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(key):
-                return int(line.split()[1]) * 1024
-    return 0
+    return int(psutil.Process().memory_info().rss)
