@@ -95,7 +95,7 @@ ALLOWED = {
         "errors",
     },
     "cleaning": {"records", "engine", "naming"},
-    "doctor": {"study", "training", "settings", "engine", "errors", "words"},
+    "doctor": {"memory", "study", "training", "settings", "engine", "errors", "words"},
     "replaying": {"records", "engine", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {

@@ -12,7 +12,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import psutil
 
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
+from supermax.memory.devices import Gpu, gpus
 from supermax.study import existing, file_of, without_password
 from supermax.words import counted, in_short, size_text
 
@@ -102,30 +102,33 @@ def device() -> Iterator[Finding]:
         else:
             yield Finding("device", WARNING, "no GPU: trials run on the CPU")
         return
-    for i in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(i)
+    found = gpus()
+    for gpu in found:
+        yield from _gpu(gpu, str(torch.version.cuda))
+    if not found:
         yield Finding(
             "device",
-            GOOD if free > total / 2 else WARNING,
-            f"GPU {i}: {torch.cuda.get_device_name(i)}, {size_text(free)} of {size_text(total)} "
-            f"free, CUDA {torch.version.cuda}",
-            "" if free > total / 2 else "somebody else uses it: see below, or wait",
+            WARNING,
+            f"{torch.cuda.get_device_name()}; how much of its memory is free cannot be seen",
+            "pip install nvidia-ml-py, so that memory can be planned",
         )
-    yield from _others_on_the_gpu()
     conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     yield Finding("device", GOOD, f"allocator settings: {conf or 'torch as it comes'}")
 
 
-def _others_on_the_gpu() -> Iterator[Finding]:
-    if shutil.which("nvidia-smi") is None:
-        return
-    query = "--query-compute-apps=pid,used_memory,process_name", "--format=csv,noheader"
-    done = subprocess.run(
-        ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=False
+def _gpu(gpu: Gpu, cuda: str) -> Iterator[Finding]:
+    free = gpu.total - gpu.used
+    plenty = free > gpu.total / 2
+    yield Finding(
+        "device",
+        GOOD if plenty else WARNING,
+        f"GPU {gpu.index}: {gpu.name}, {size_text(free)} of {size_text(gpu.total)} free, "
+        f"CUDA {cuda}",
+        "" if plenty else "somebody else uses it: see below, or wait",
     )
-    for line in done.stdout.splitlines():
-        if line.strip() and line.split(",")[0].strip() != str(os.getpid()):  # it looked itself
-            yield Finding("device", WARNING, f"in use by {line.strip()}")
+    for pid, size in gpu.processes.items():
+        if pid != os.getpid():  # it looked itself
+            yield Finding("device", WARNING, f"{size_text(size)} in use by process {pid}")
 
 
 def storage(where: str) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from supermax import doctor
 from supermax.memory.devices import Gpu, GpuBudget, HostBudget, by_program, host_budget, named
 from tests.memory.specs import GIB, MIB
 
@@ -73,3 +74,15 @@ def test_the_driver_s_program_tells_the_same(
 def test_a_cpu_has_most_of_what_is_free() -> None:
     assert host_budget() > 0
     assert HostBudget(3 * GIB).available(None, set(), 0) == 3 * GIB
+
+
+def test_the_doctor_says_who_else_is_there() -> None:
+    first, *others = doctor._gpu(CARD, "13.0")
+    assert first.text == "GPU 0: a card, 70.0 GiB of 80.0 GiB free, CUDA 13.0"
+    assert first.state == doctor.GOOD
+    assert [other.text for other in others] == [
+        "4.0 GiB in use by process 5",
+        "6.0 GiB in use by process 6",
+    ]
+    crowded = Gpu(0, "a card", 70 * GIB, 80 * GIB)
+    assert next(doctor._gpu(crowded, "13.0")).state == doctor.WARNING

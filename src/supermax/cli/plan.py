@@ -199,7 +199,10 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     from supermax.space import choices, load
     from supermax.space.presets import preset, presets
 
-    space = preset(agent, name).space if name in presets() else load(name)
+    try:
+        space = preset(agent, name).space if name in presets() else load(name)
+    except UserError as error:
+        raise UserError(f"{error} Presets are {', '.join(presets())}.") from None
     encoders = [str(choice) for choice in choices(space, "encoder.name")]
     sources = {encoder: _source(encoder) for encoder in encoders}
     shares = fits(space, sources, agent, budget, _execution(device))
