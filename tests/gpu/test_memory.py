@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -140,3 +141,9 @@ def test_trials_keep_to_what_was_planned(tmp_path: Path, gib: int) -> None:
         assert int(reserved) <= int(kept)
         assert bool(int(whole)) == (gib == 0)
         assert not gib or int(kept) <= gib * GIB
+    (page,) = (tmp_path / "supermax" / "memory").glob("*.jsonl")
+    lines = [json.loads(line) for line in page.read_text().splitlines()]
+    probes, trials = lines[:-3], lines[-3:]
+    assert probes
+    assert all(line["allocated"] > GIB and line["seconds"] > 0 for line in lines)
+    assert max(line["allocated"] for line in trials) <= 1.1 * probes[0]["allocated"]

@@ -6,7 +6,7 @@ with measured(...) as gauge: train ──▶ Book
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +48,16 @@ class Gauge:
 
 @contextlib.contextmanager
 def measured(
-    prepared: Prepared, spec: Spec, book: Book | None, before: int = 0
+    prepared: Prepared,
+    spec: Spec,
+    book: Book | None,
+    before: int = 0,
+    probes: Sequence[Measured] = (),
 ) -> Iterator[Gauge]:
-    """Note what the training inside takes, also when it is not enough."""
+    """Note what probes took, and what the training inside takes, also when it is not enough."""
+    if book is not None:
+        for probe in probes:
+            book.note(spec, probe)
     gauge = Gauge(prepared.execution, before)
     short: Shortage | None = None
     try:

@@ -15,6 +15,7 @@ import optuna
 import torch
 from safetensors.torch import save_file
 
+from supermax.agents.calibrating import probed
 from supermax.agents.measures import values_of
 from supermax.agents.measuring import measured
 from supermax.agents.specs import spec_of
@@ -82,13 +83,15 @@ class AgentObjective:
 
     def __call__(self, trial: Any) -> float | tuple[float, ...]:
         config = self.config(self.space.sample(trial))
-        execution = planned(here(self.execution), getattr(trial, "plan", None))
+        plan = getattr(trial, "plan", None) or {}
+        execution = planned(here(self.execution), plan)
         hold_to(execution)
         before = in_use()
         reporter = self.reporter(trial)
         reporter.note(encoder=encoders(config), epochs=config.train.epochs)
+        probes = probed(config, execution, plan.get("probes", ()))
         prepared = self.prepared(config, execution)
-        with measured(prepared, self._spec(prepared), self.book, before) as gauge:
+        with measured(prepared, self._spec(prepared), self.book, before, probes) as gauge:
             result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
             gauge.result = result
         values = values_of(self.objectives, prepared, result)
@@ -154,7 +157,7 @@ def encoders(config: Config) -> str:
     return " + ".join(dict.fromkeys(names))
 
 
-def planned(execution: Execution, plan: dict[str, Any] | None) -> Execution:
+def planned(execution: Execution, plan: dict[str, Any]) -> Execution:
     """As the run's memory was planned, where it was."""
     if not plan:
         return execution

@@ -19,6 +19,7 @@ from supermax.memory.estimate import CONTEXT, Split
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Book
 from supermax.memory.planner import Failed, NoPlan, Plan, plan
+from supermax.memory.probes import probes
 from supermax.space import Space
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
@@ -48,6 +49,7 @@ class MemoryPlanner:
     book: Book
     budget: Budget
     _longest: dict[str, int] = field(default_factory=dict)
+    _probed: set[tuple[str, ...]] = field(default_factory=set)
     _free: int | None = None
     """What this run could have when it was last looked."""
 
@@ -62,7 +64,7 @@ class MemoryPlanner:
         if isinstance(found, NoPlan):
             return Refused(str(found), found.over)
         where = "host" if spec.device == "cpu" else "device"
-        return Provision(found.need.total, how_of(found), where)
+        return Provision(found.need.total, how_of(found) | self._probes(found, failed), where)
 
     def planned(self, spec: Spec, failed: Sequence[dict[str, Any]] = ()) -> Plan | NoPlan:
         """Within what others leave; where that is too little, it waits for the whole device."""
@@ -80,6 +82,20 @@ class MemoryPlanner:
                 break
         assert found is not None
         return found
+
+    def _probes(self, found: Plan, failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """For the first trial of an encoder of which nothing is known on this device."""
+        encoders = tuple(encoder.fingerprint for encoder in found.spec.encoders)
+        if failed or encoders in self._probed or self.book.known(found.spec).paces:
+            return {}
+        self._probed.add(encoders)
+        length = found.spec.length
+        return {
+            "probes": [
+                {"micro_batch": s.micro_batch, "checkpointing": s.checkpointing, "length": length}
+                for s in probes(found)
+            ]
+        }
 
     def room(self, occupied: Occupied) -> int | None:
         context = CONTEXT["cpu" if self.execution.device == "cpu" else "cuda"]

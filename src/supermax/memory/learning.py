@@ -31,7 +31,8 @@ _PRIOR = 2
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial took. `at_least`: it ran out of memory, and would have needed more."""
+    """What a trial, or a probe, took. `at_least`: it ran out of memory, and would have needed
+    more. Nothing allocated: only its time was looked at."""
 
     micro_batch: int
     checkpointing: bool
@@ -52,6 +53,7 @@ class Known:
     correction: Correction = field(default_factory=Correction)
     paces: tuple[Pace, ...] = ()
     measurements: int = 0
+    """Of memory."""
 
 
 class Book:
@@ -90,17 +92,20 @@ class Book:
 def learnt(spec: Spec, measurements: list[Measured]) -> Known:
     """From measurements of the same encoder to what they say of its estimates."""
     ratios, extra, paces = [1.0] * _PRIOR, 0, []
-    worst = 1.0 if len(measurements) < _ENOUGH else 0.0
+    seen = sum(one.allocated > 0 for one in measurements)
+    worst = 1.0 if seen < _ENOUGH else 0.0
     for one in measurements:
-        ratio = _ratio(spec, one)
-        worst = max(worst, ratio)
         if one.seconds is not None and one.tokens > 0:
             paces.append(Pace(one.tokens, one.checkpointing, one.seconds))
+        if not one.allocated:
+            continue
+        ratio = _ratio(spec, one)
+        worst = max(worst, ratio)
         if not one.at_least:
             ratios.append(ratio)
             extra = max(extra, one.reserved - one.allocated)
     scale = sorted(ratios)[len(ratios) // 2]
-    return Known(Correction(scale, max(scale, worst), extra), tuple(paces), len(measurements))
+    return Known(Correction(scale, max(scale, worst), extra), tuple(paces), seen)
 
 
 def _ratio(spec: Spec, one: Measured) -> float:

@@ -39,6 +39,8 @@ def probe(
     tokens. On a CPU the peak is not looked at, and is 0."""
     on_gpu = execution.device.startswith("cuda")
     size = execution.micro_batch or config.train.effective_batch
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
     if on_gpu:
         gc.collect()
         torch.cuda.empty_cache()

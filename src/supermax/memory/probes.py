@@ -1,0 +1,43 @@
+"""Which few steps to try before an encoder's first trial here, since nothing is known of it yet.
+
+Plan ──probes()──▶ splits to try within the memory that is kept for the trial anyway
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from supermax.memory.estimate import Split, need
+from supermax.memory.planner import Plan
+from supermax.memory.speed import micro_seconds
+
+STEPS = {"cuda": 6, "cpu": 2}
+"""Micro-steps of a probe: a GPU's first ones are slower than the rest."""
+LONGEST = {"cuda": 15.0, "cpu": 3.0}
+"""Seconds that all probes of an encoder may be expected to take."""
+_MOST = 3
+
+
+def probes(plan: Plan) -> list[Split]:
+    """The plan itself, then others that might turn out faster: half of the micro-batch, and the
+    other way to treat activations. None of them needs more than the plan, and together they are
+    short."""
+    found: list[Split] = []
+    kind = "cpu" if plan.spec.device == "cpu" else "cuda"
+    left = LONGEST[kind]
+    for split in _candidates(plan.split):
+        seconds = STEPS[kind] * micro_seconds(plan.spec, split)
+        if need(plan.spec, split).total <= plan.need.total and seconds <= left:
+            found.append(split)
+            left -= seconds
+    return found[:_MOST]
+
+
+def _candidates(planned: Split) -> Iterator[Split]:
+    smaller = max(1, planned.micro_batch // 2)
+    yield planned
+    if smaller < planned.micro_batch:
+        yield Split(smaller, planned.checkpointing, planned.evaluated)
+    yield Split(planned.micro_batch, not planned.checkpointing, planned.evaluated)
+    if smaller < planned.micro_batch:
+        yield Split(smaller, not planned.checkpointing, planned.evaluated)
