@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import supermax.agents.calibrating as calibrating
 from supermax.agents.calibrating import probed
-from supermax.records import read
+from supermax.agents.objective import AgentObjective
+from supermax.agents.provisioning import MemoryPlanner
+from supermax.engine.provision import Provision
+from supermax.memory.learning import Book
 from supermax.space import loads
 from supermax.training.config import read_config
+from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.steps import Execution
-from supermax.tuning import Tuning
 
 pytestmark = pytest.mark.usefixtures("quick")
 CONFIG = read_config(
@@ -31,40 +36,67 @@ parameters:
 ONE = {"micro_batch": 4, "checkpointing": False, "length": 24}
 
 
-def small(folder: Path, name: str) -> Tuning:
-    return Tuning(
-        "criteria",
-        synthetic(40, difficulty=0.0, seed=3, max_words=12),
-        str(folder / "s.db"),
-        folder / "cache",
-        name=name,
-        space=loads(SPACE),
-        trials=1,
-        limits={"epochs": 1, "patience": None},
-        tell=lambda _: None,
-    )
+class Card:
+    whole = 80 << 30
+
+    def available(self, device: str | None, pids: Any, ours: int) -> int:
+        return self.whole
 
 
-def test_probes_come_before_the_first_trial_only_and_are_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "known"))
-    first = small(tmp_path, "first")
-    tuned = first.run(progress=False)
-    (trial,) = read(tuned.study).trials
-    asked = (trial.attempts[0].plan or {})["probes"]
-    assert [(one["micro_batch"], one["checkpointing"]) for one in asked] == [
+def made_for_a_gpu(folder: Path) -> MemoryPlanner:
+    splits = split(synthetic(40, difficulty=0.0, seed=3, max_words=12))
+    return MemoryPlanner(
+        "criteria", loads(SPACE), splits.train, splits.validation, folder / "cache",
+        {"epochs": 1, "patience": None}, Execution(device="cuda", precision="bf16"),
+        Book(folder / "known", "a card", "torch 1"), Card(),
+    )  # fmt: skip
+
+
+def plan_of(planner: MemoryPlanner, failed: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    values = {"encoder.name": "tiny-bert", "train.effective_batch": 8, "optim.lr": 0.001}
+    found = planner.provide(optuna.trial.FixedTrial(values), failed)
+    assert isinstance(found, Provision)
+    return found.how
+
+
+def test_the_first_trial_of_an_encoder_that_nothing_is_known_of_probes_it(tmp_path: Path) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    first = plan_of(planner)
+    assert [(one["micro_batch"], one["checkpointing"]) for one in first["probes"]] == [
         (8, False), (4, False), (8, True),
     ]  # fmt: skip
-    (page,) = first.book().folder.glob("*.jsonl")
+    assert "probes" not in plan_of(planner)
+    assert "probes" in plan_of(made_for_a_gpu(tmp_path))  # nothing was noted yet
+
+
+def test_what_a_trial_probed_is_known_to_the_next_run(tmp_path: Path) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    plan = plan_of(planner)
+    objective = AgentObjective(
+        "criteria", planner.space, planner.train, planner.validation, planner.cache,
+        ["macro_f1"], planner.limits, Execution(), book=planner.book,
+    )  # fmt: skip
+
+    class Here(optuna.trial.FixedTrial):
+        checkpoint_dir = tmp_path / "trial" / "checkpoint"
+
+    Here.checkpoint_dir.mkdir(parents=True)
+    trial = Here({"encoder.name": "tiny-bert", "train.effective_batch": 8, "optim.lr": 0.001})
+    trial.plan = {**plan, "memory": None}
+    objective(trial)
+    (page,) = planner.book.folder.glob("*.jsonl")
     lines = [json.loads(line) for line in page.read_text().splitlines()]
-    noted = [(line["micro_batch"], line["checkpointing"], line["tokens"]) for line in lines]
-    assert noted[:3] == [
+    noted = [(line["micro_batch"], line["checkpointing"], line["tokens"]) for line in lines[:3]]
+    assert noted == [
         (one["micro_batch"], one["checkpointing"], one["micro_batch"] * one["length"])
-        for one in asked
+        for one in plan["probes"]
     ]
-    second = small(tmp_path, "second").run(progress=False)
-    assert "probes" not in (read(second.study).trials[0].attempts[0].plan or {})
+
+
+def test_a_trial_that_ran_out_of_memory_is_not_probed(tmp_path: Path) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    plan = plan_of(planner)
+    assert "probes" not in plan_of(made_for_a_gpu(tmp_path), [plan])
 
 
 def test_a_probe_that_fails_costs_nothing(

@@ -94,6 +94,7 @@ def forget(book: Book) -> None:
 def test_a_real_shortage_is_planned_again_and_changes_nothing(tmp_path: Path) -> None:
     free = tuning(tmp_path, "free").run(progress=False)
     (whole,) = read(free.study).trials
+    assert whole.state == "COMPLETE", whole.faults
     assert whole.result["micro_batch"] == 128
 
     tight = tuning(tmp_path, "tight")

@@ -335,3 +335,24 @@ def test_the_record_of_a_trial_is_json(study: optuna.Study) -> None:
     record = study.trials[0].user_attrs["supermax"]
     assert json.loads(json.dumps(record)) == record
     assert record["peak_rss"] > 1_000_000
+
+
+@pytest.mark.skipif(not kernel.LINUX, reason="names of threads are Linux's")
+@pytest.mark.parametrize(("name", "forbids"), [("jemalloc_bg_thd", False), ("mine", True)])
+def test_a_thread_that_is_prepared_for_a_fork_does_not_forbid_it(name: str, forbids: bool) -> None:
+    code = f"""
+import ctypes, threading
+from supermax.engine.keeper import _why_not_fork
+named, over = threading.Event(), threading.Event()
+def run():
+    ctypes.CDLL(None).prctl(15, b"{name}", 0, 0, 0)
+    named.set()
+    over.wait()
+thread = threading.Thread(target=run)
+thread.start()
+named.wait()
+print(_why_not_fork())
+over.set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == ("loading the objective started 1 thread(s)\n" if forbids else "None\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 
 from supermax.memory.estimate import need
@@ -22,9 +24,7 @@ def test_no_probe_needs_more_than_the_plan_nor_takes_long(spec: Spec, budget: in
     tried = probes(found)
     assert len(set(tried)) == len(tried) <= 3
     assert all(need(spec, split).total <= found.need.total for split in tried)
-    assert (
-        sum(STEPS[spec.device] * micro_seconds(spec, one) for one in tried) <= LONGEST[spec.device]
-    )
+    assert sum(STEPS * micro_seconds(spec, split) for split in tried) <= LONGEST
 
 
 def test_the_plan_itself_comes_first_then_what_might_be_faster() -> None:
@@ -39,7 +39,13 @@ def test_the_plan_itself_comes_first_then_what_might_be_faster() -> None:
 
 
 def test_a_long_step_is_not_probed() -> None:
-    slow = Spec((BERT_LARGE,), 512, 512, device="cpu", precision="fp32")
-    found = plan(slow, 2000 * GIB)
+    huge = replace(BERT_LARGE, by_layer=(600_000_000,) * 24, matrices=600_000_000)
+    found = plan(Spec((huge,), 512, 512), 20_000 * GIB)
     assert isinstance(found, Plan)
     assert found.split not in probes(found)
+
+
+def test_nothing_is_probed_on_a_cpu() -> None:
+    found = plan(Spec((BERT_LARGE,), 8, 64, device="cpu", precision="fp32"), 200 * GIB)
+    assert isinstance(found, Plan)
+    assert probes(found) == []

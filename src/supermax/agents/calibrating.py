@@ -43,9 +43,8 @@ def _tried(
     micros = _MICROS if micro_batch < batch else 1
     blank = Measured(micro_batch, checkpointing, length, batch, 0, 0, tokens=micro_batch * length)
     on_gpu = execution.device.startswith("cuda")
-    steps = STEPS["cuda" if on_gpu else "cpu"]
     try:
-        peak = probe(config, as_planned, length, micros=micros, updates=steps // micros)
+        peak = probe(config, as_planned, length, micros=micros, updates=STEPS // micros)
         yield replace(
             blank, allocated=peak.allocated, reserved=peak.reserved, seconds=peak.seconds
         )

@@ -52,6 +52,7 @@ _BOOT = (
     "from supermax.engine.{module} import main; main(*map(int, sys.argv[2:]))"
 )
 _STRAY_PATIENCE = 5.0
+_SAFE_THREADS = ("jemalloc_bg_thd",)  # jemalloc (pyarrow has it) prepares for a fork itself
 LOADING = "SUPERMAX_LOADING"  # in the environment while the user's modules are imported
 
 
@@ -277,13 +278,13 @@ def _why_not_fork() -> str | None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "loading the objective started CUDA"
-    if _threads() > 1:
+    if _other_threads():
         # Some libraries (OpenBLAS) end their threads before a fork and restart them on demand.
         if (pid := os.fork()) == 0:
             os._exit(0)
         os.waitpid(pid, 0)
-        if _threads() > 1:
-            return f"loading the objective started {_threads() - 1} thread(s)"
+        if others := _other_threads():
+            return f"loading the objective started {len(others)} thread(s)"
     return None
 
 
@@ -302,8 +303,14 @@ def _preload(objective: Any) -> None:
         objective.preload()
 
 
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
+def _other_threads() -> list[str]:
+    """Names of threads beside this one that a fork would cut off in the middle of something."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            if int(task.name) != os.getpid():
+                names.append((task / "comm").read_text().strip())
+    return [name for name in names if name not in _SAFE_THREADS]
 
 
 def _random_states() -> tuple[Any, Any]:

@@ -11,9 +11,9 @@ from supermax.memory.estimate import Split, need
 from supermax.memory.planner import Plan
 from supermax.memory.speed import micro_seconds
 
-STEPS = {"cuda": 6, "cpu": 2}
-"""Micro-steps of a probe: a GPU's first ones are slower than the rest."""
-LONGEST = {"cuda": 15.0, "cpu": 3.0}
+STEPS = 6
+"""Micro-steps of a probe: the first ones are slower than the rest."""
+LONGEST = 15.0
 """Seconds that all probes of an encoder may be expected to take."""
 _MOST = 3
 
@@ -21,12 +21,14 @@ _MOST = 3
 def probes(plan: Plan) -> list[Split]:
     """The plan itself, then others that might turn out faster: half of the micro-batch, and the
     other way to treat activations. None of them needs more than the plan, and together they are
-    short."""
+    short. None on a CPU: a process does not give memory back as a GPU's allocator does, and what
+    a probe leaves behind would count against the trial."""
     found: list[Split] = []
-    kind = "cpu" if plan.spec.device == "cpu" else "cuda"
-    left = LONGEST[kind]
+    if plan.spec.device == "cpu":
+        return []
+    left = LONGEST
     for split in _candidates(plan.split):
-        seconds = STEPS[kind] * micro_seconds(plan.spec, split)
+        seconds = STEPS * micro_seconds(plan.spec, split)
         if need(plan.spec, split).total <= plan.need.total and seconds <= left:
             found.append(split)
             left -= seconds
