@@ -23,7 +23,7 @@ from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.memory.devices import Gpu, gpus
 from supermax.study import existing, file_of, without_password
-from supermax.words import counted, in_short, size_text
+from supermax.words import counted, in_short, printable, size_text
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
 _LEAST_DISK = 2 * 1024**3
@@ -123,12 +123,21 @@ def _gpu(gpu: Gpu, cuda: str) -> Iterator[Finding]:
         "device",
         GOOD if plenty else WARNING,
         f"GPU {gpu.index}: {gpu.name}, {size_text(free)} of {size_text(gpu.total)} free, "
-        f"CUDA {cuda}",
+        f"CUDA {cuda}{f', driver {gpu.driver}' if gpu.driver else ''}",
         "" if plenty else "somebody else uses it: see below, or wait",
     )
     for pid, size in gpu.processes.items():
         if pid != os.getpid():  # it looked itself
-            yield Finding("device", WARNING, f"{size_text(size)} in use by process {pid}")
+            yield Finding("device", WARNING, f"{size_text(size)} in use by {_process(pid)}")
+
+
+def _process(pid: int) -> str:
+    """As a person finds it again; one in another container can only be named by its number."""
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({printable(process.name())} of {process.username()})"
+    except (psutil.Error, KeyError):
+        return f"process {pid}"
 
 
 def storage(where: str) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.starting import weaknesses
 from supermax.errors import SupermaxError
 from supermax.memory.devices import GpuBudget, HostBudget
+from supermax.memory.sharing import AUTO
 from supermax.records import finished, read
 from supermax.search import Search, space_of, storage_of
 from supermax.settings import Resolved, Settings
@@ -34,7 +35,8 @@ def plan(search: Search) -> list[str]:
     settings, tuning = search.settings, search.tuning
     cuda = has_cuda(tuning.execution)
     fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
-    needed = bytes_needed(fit.sources, settings.top, settings.workers)
+    workers = tuning.workers(settings.workers, settings.gpus)
+    needed = bytes_needed(fit.sources, settings.top, workers)
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
     device = "on the GPU" if cuda else "on the CPU"
@@ -42,7 +44,7 @@ def plan(search: Search) -> list[str]:
         f"Search      {settings.agent} into the study '{settings.study}' in "
         f"{without_password(str(tuning.storage))}",
         f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
-        f"{settings.workers} at a time, {device}",
+        f"{'up to ' * (settings.workers == AUTO)}{workers} at a time, {device}",
         *_aligned("Data", described(search)),
         f"Encoders    {encoders}",
         *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
@@ -51,7 +53,7 @@ def plan(search: Search) -> list[str]:
         f"Disk        up to {size_text(needed)} of weights and states",
     ]
     assert tuning.splits is not None
-    lines += _aligned("Time", _pace(settings))
+    lines += _aligned("Time", _pace(settings, workers))
     lines += _aligned("Memory", _fitting(search, fit, cuda))
     lines += _aligned("Beware", weaknesses(tuning.splits))
     return [*lines, *origins(search.resolved)]
@@ -71,7 +73,7 @@ def folded(lines: list[str], width: int) -> list[str]:
     return [part for line in lines for part in fold(line)]
 
 
-def _pace(settings: Settings) -> list[str]:
+def _pace(settings: Settings, workers: int) -> list[str]:
     """What the trials so far took, and what that makes of those to come."""
     try:
         versions = find_versions(existing(storage_of(settings)), settings.study)
@@ -83,7 +85,7 @@ def _pace(settings: Settings) -> list[str]:
     if not took or left <= 0:
         return []
     each = median(took)
-    hours = each * left / settings.workers / 3600
+    hours = each * left / workers / 3600
     return [f"{each:.3g} s a trial so far: some {hours:.1f} h for the {left} to come"]
 
 

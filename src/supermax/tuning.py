@@ -33,11 +33,13 @@ from supermax.agents.starting import (
     refuse_another,
     weaknesses,
 )
+from supermax.engine import kernel
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.devices import GpuBudget, HostBudget, gpus, named
 from supermax.memory.learning import Book, default_folder
+from supermax.memory.sharing import cells_that_pay
 from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
 from supermax.ranking import ranked
 from supermax.run import optimize
@@ -138,7 +140,8 @@ class Tuning:
     tell: Callable[[str], None] = print
 
     def run(self, **options: Any) -> Tuned:
-        """Search. `options` go to supermax.optimize (workers, timeout, progress, …)."""
+        """Search. `options` go to supermax.optimize (workers, timeout, progress, …); `workers`
+        may be "auto"."""
         size = preset(self.agent, self.preset, models=_with_commas(self.models))
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
         names = [self.objectives] if isinstance(self.objectives, str) else self.objectives
@@ -180,7 +183,8 @@ class Tuning:
             book=self.book(),
         )
         run_dir = find_home(study).run_dir
-        check_room(run_dir, bytes_needed(fit.sources, self.top, options.get("workers", 1)))
+        options["workers"] = self.workers(options.get("workers", 1), options.get("devices"))
+        check_room(run_dir, bytes_needed(fit.sources, self.top, options["workers"]))
         keeper = Keeper(run_dir, self.top, self.budget)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         options = {"reuse_cells": True, "planner": self.planner(objective), **options}
@@ -189,6 +193,11 @@ class Tuning:
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
+
+    def workers(self, wanted: int | str, devices: Sequence[str] | None = None) -> int:
+        """Trials at a time."""
+        gpus = max(1, len(devices or ())) if has_cuda(self.execution) else 0
+        return cells_that_pay(wanted, gpus=gpus, cores=kernel.cores())
 
     def book(self) -> Book:
         """What trials on this device took, with the libraries that are installed."""

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from supermax.cli.tune import resolved
+from supermax.engine import kernel
 from supermax.naming import SETTINGS
 from supermax.planning import _pace
 from supermax.settings.resolving import Value
@@ -249,11 +250,12 @@ def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> N
         "Best so far: trial",
     ):
         assert words in said
-    again = sm("tune", "notes.yaml", "--no-supervisor")
+    again = sm("tune", "notes.yaml", "--no-supervisor", "--workers", "auto")
+    assert f"up to {kernel.cores()} at a time" in again
     assert "2 finished trials in the study (2 COMPLETE). This run: 0" in again
     settings = resolved("notes.yaml", {"trials": Value(102, "here")})[0].settings
-    assert "s a trial so far" in _pace(settings)[0]
-    assert "for the 100 to come" in _pace(settings)[0]
+    assert "s a trial so far" in _pace(settings, workers=2)[0]
+    assert "for the 100 to come" in _pace(settings, workers=2)[0]
 
 
 def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:

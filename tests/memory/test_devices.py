@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from supermax import doctor
@@ -12,6 +14,7 @@ from supermax.memory.devices import Gpu, GpuBudget, HostBudget, by_program, host
 from tests.memory.specs import GIB, MIB
 
 CARD = Gpu(0, "a card", 10 * GIB, 80 * GIB, uuid="GPU-abc", processes={5: 4 * GIB, 6: 6 * GIB})
+GONE = 1 << 22  # more than there are numbers of processes
 
 
 def budget(*cards: Gpu, limit: int | None = None) -> GpuBudget:
@@ -63,10 +66,13 @@ def test_the_driver_s_program_tells_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, GPU-abc, NVIDIA H200, 1024, 143771'\necho nonsense\n")
+    program.write_text(
+        "#!/bin/sh\necho '0, GPU-abc, NVIDIA H200, 1024, 143771, 580.9'\necho nonsense\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert by_program() == (Gpu(0, "NVIDIA H200", 1024 * MIB, 143771 * MIB, uuid="GPU-abc"),)
+    card = Gpu(0, "NVIDIA H200", 1024 * MIB, 143771 * MIB, uuid="GPU-abc", driver="580.9")
+    assert by_program() == (card,)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert by_program() == ()
 
@@ -77,12 +83,17 @@ def test_a_cpu_has_most_of_what_is_free() -> None:
 
 
 def test_the_doctor_says_who_else_is_there() -> None:
-    first, *others = doctor._gpu(CARD, "13.0")
-    assert first.text == "GPU 0: a card, 70.0 GiB of 80.0 GiB free, CUDA 13.0"
+    with subprocess.Popen(["sleep", "60"]) as someone:
+        there = {os.getpid(): GIB, someone.pid: 4 * GIB, GONE: 6 * GIB}
+        card = Gpu(0, "a card", 11 * GIB, 80 * GIB, processes=there, driver="580.9")
+        first, *others = doctor._gpu(card, "13.0")
+        someone.kill()
+    assert first.text == "GPU 0: a card, 69.0 GiB of 80.0 GiB free, CUDA 13.0, driver 580.9"
     assert first.state == doctor.GOOD
+    me = psutil.Process().username()
     assert [other.text for other in others] == [
-        "4.0 GiB in use by process 5",
-        "6.0 GiB in use by process 6",
+        f"4.0 GiB in use by process {someone.pid} (sleep of {me})",
+        f"6.0 GiB in use by process {GONE}",
     ]
     crowded = Gpu(0, "a card", 70 * GIB, 80 * GIB)
     assert next(doctor._gpu(crowded, "13.0")).state == doctor.WARNING

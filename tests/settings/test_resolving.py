@@ -110,7 +110,11 @@ def test_paths_of_a_file_are_meant_from_where_it_is(tmp_path: Path) -> None:
         ("agent: critera\n", "line 1: there is no agent 'critera'; did you mean 'criteria'?"),
         ("agent: criteria\nepoch: 3\n", "line 2: epoch: there is no such key; did you mean"),
         ("agent: criteria\nepochs: many\n", "line 2: epochs: it must be a whole number ('many')"),
-        ("agent: criteria\nworkers: 0\n", "line 2: workers:"),
+        (
+            "agent: criteria\nworkers: 0\n",
+            "line 2: workers: 0 is no number of workers; write 1",
+        ),
+        ("agent: criteria\nworkers: many\n", "line 2: workers: 'many' is no number of workers"),
         ("agent: criteria\npreset: huge\n", "line 2: there is no preset 'huge'"),
         ("agent: criteria\nsampler: tpee\n", "line 2: there is no sampler 'tpee'; did you mean"),
         ("agent: criteria\ntimeout: soon\n", "'soon' is no duration"),

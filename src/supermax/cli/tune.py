@@ -51,7 +51,7 @@ def tune(
         Text, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
     ] = None,
     trials: Annotated[Text, typer.Option(help="Finished trials in all.")] = None,
-    workers: Annotated[Text, typer.Option(help="Trials at a time.")] = None,
+    workers: Annotated[Text, typer.Option(help="Trials at a time, or auto.")] = None,
     gpu_memory: Annotated[
         Text, typer.Option(help="Budget of a device, to emulate a smaller one: 24GiB.")
     ] = None,

@@ -33,6 +33,7 @@ class Gpu:
     busy: float | None = None  # share of the time in which it computed
     uuid: str = ""
     processes: Mapping[int, int] = field(default_factory=dict)  # bytes by process
+    driver: str = ""  # its version
 
 
 class Nvml:
@@ -60,6 +61,7 @@ class Nvml:
 
 def _look(nvml: Any) -> tuple[Gpu, ...]:
     gpus = []
+    driver = _text(_optional(getattr(nvml, "nvmlSystemGetDriverVersion", None)) or "")
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
@@ -79,6 +81,7 @@ def _look(nvml: Any) -> tuple[Gpu, ...]:
                 None if rates is None else rates.gpu / 100,
                 _text(_optional(getattr(nvml, "nvmlDeviceGetUUID", None), handle) or ""),
                 by_process,
+                driver,
             )
         )
     return tuple(gpus)
@@ -88,10 +91,10 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _optional(read: Callable[[Any], Any] | None, handle: Any) -> Any:
+def _optional(read: Callable[..., Any] | None, *of: Any) -> Any:
     """Some cards do not tell all."""
     try:
-        return None if read is None else read(handle)
+        return None if read is None else read(*of)
     except Exception:
         return None
 
@@ -100,7 +103,7 @@ def by_program() -> tuple[Gpu, ...]:
     """The same from nvidia-smi, which takes a second or two."""
     if shutil.which("nvidia-smi") is None:
         return ()
-    query = "--query-gpu=index,uuid,name,memory.used,memory.total"
+    query = "--query-gpu=index,uuid,name,memory.used,memory.total,driver_version"
     done = subprocess.run(
         ["nvidia-smi", query, "--format=csv,noheader,nounits"],
         capture_output=True,
@@ -111,9 +114,9 @@ def by_program() -> tuple[Gpu, ...]:
     gpus = []
     for line in done.stdout.splitlines():
         parts = [part.strip() for part in line.split(",")]
-        if len(parts) == 5 and parts[3].isdigit() and parts[4].isdigit():
+        if len(parts) == 6 and parts[3].isdigit() and parts[4].isdigit():
             used, total = int(parts[3]) << 20, int(parts[4]) << 20
-            gpus.append(Gpu(int(parts[0]), parts[2], used, total, uuid=parts[1]))
+            gpus.append(Gpu(int(parts[0]), parts[2], used, total, uuid=parts[1], driver=parts[5]))
     return tuple(gpus)
 
 

@@ -13,6 +13,7 @@ Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
 Pruner = Literal["median", "hyperband", "halving", "none"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Bytes = Annotated[int, BeforeValidator(units.size)]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(units.workers)]
 
 
 def _list(value: Any) -> Any:
@@ -76,7 +77,7 @@ class Settings(_Part):
     sampler: Sampler = Field("tpe", description=", ".join(get_args(Sampler)))
     pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
     seed: int | None = Field(None, ge=0, description="of the sampler")
-    workers: int = Field(1, ge=1, le=512, description="trials at a time")
+    workers: Workers = Field(1, description="trials at a time, or auto: as many as pay")
     gpus: Words = Field([], description="to spread trials over, as CUDA numbers them")
     gpu_memory: Bytes | None = Field(
         None, description="budget of a device, to emulate a smaller one: 24GiB"

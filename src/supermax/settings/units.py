@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: 8h, 90m, 24GiB."""
+"""Durations, sizes and numbers as people write them: 8h, 90m, 24GiB, auto."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def size(text: str | int) -> int:
     if match is None or match[2].lower() not in units:
         raise ValueError(f"{text!r:.40} is no size; write 24GiB or 500MB")
     return int(_positive(float(match[1]) * units[match[2].lower()], text))
+
+
+def workers(text: str | int) -> int | str:
+    """A number of trials at a time, or auto. Raises ValueError."""
+    if str(text).strip().lower() == "auto":
+        return "auto"
+    bare = str(text).strip()
+    if isinstance(text, bool) or not re.fullmatch(r"\d{1,4}", bare) or not 1 <= int(bare) <= 512:
+        raise ValueError(f"{text!r:.40} is no number of workers; write 1 to 512, or auto")
+    return int(bare)
 
 
 def _positive(value: float, text: object) -> float:
