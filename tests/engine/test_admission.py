@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from supermax.records import read
 
 pytestmark = pytest.mark.usefixtures("quick")
 HELD: list[Any] = []
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -154,6 +159,38 @@ def test_a_killed_run_remembers_what_was_too_large(study: optuna.Study) -> None:
     assert out_of_memory(lines) == [{"size": 8}, {"size": 4}]
     cut = [line for line in lines if line.get("launch") != 3][:4]
     assert out_of_memory(json.loads(json.dumps(cut))) == [{"size": 8}, {"size": 4}]
+
+
+KILLED = """
+import os, signal, sys
+import optuna, supermax
+from tests.engine.test_admission import Room, hungry
+
+class Dies(Room):
+    def provide(self, trial, failed):
+        if failed:  # the shortage is told, the next plan is not made yet
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().provide(trial, failed)
+
+study = optuna.load_study(study_name="test", storage=sys.argv[1])
+supermax.optimize(study, hungry, 1, planner=Dies({None: 8}), progress=False)
+"""
+
+
+def test_kill_9_between_a_shortage_and_its_new_plan_loses_nothing(
+    study: optuna.Study, url: str
+) -> None:
+    study.enqueue_trial({"size": 8})
+    command = [sys.executable, "-c", KILLED, url]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    (trial,) = read(study).trials
+    assert trial.state == "RUNNING"
+    room = Room({None: 8})
+    supermax.optimize(study, hungry, 1, planner=room, progress=False)
+    (trial,) = read(study).trials
+    assert trial.state == "COMPLETE"
+    assert room.asked[0] == (0, 1)  # it is known that 8 was too large
+    assert [attempt.plan for attempt in trial.attempts] == [{"size": n} for n in (8, 4, 2)]
 
 
 def test_each_device_gets_what_fits_it(study: optuna.Study, monkeypatch: Any) -> None:

@@ -123,6 +123,7 @@ class Coordinator:
         self.settling = True
         for job in leftovers:
             self.take_up(job)
+            job.provision = None  # planned for an earlier run's device
         self.settling = False
         if exhausted(self.study):
             self.study._stop_flag = True

@@ -42,7 +42,8 @@ class Job:
         self.attempt += 1
         line: dict[str, Any] = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
-            line |= {"reserved": self.provision.reserve, "plan": self.provision.how}
+            kept = self.provision
+            line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
         self.folder.append(line)
 
     def note_fault(self, fault: Fault, decision: str, evidence: Evidence) -> None:
@@ -92,6 +93,7 @@ class Job:
         records = self.folder.records()
         self.attempt, faults = history(records)
         self.too_large = out_of_memory(records)
+        self.provision = last_provision(records)
         self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
         if (drawn := self.folder.drawn()) is not None:
@@ -142,6 +144,14 @@ def out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     plans = {r["launch"]: r["plan"] for r in records if "launch" in r and "plan" in r}
     short = [r["attempt"] for r in records if r.get("decision", "").startswith(REPLANNED)]
     return [plans[attempt] for attempt in short if attempt in plans]
+
+
+def last_provision(records: list[dict[str, Any]]) -> Provision | None:
+    """What was kept for the last attempt that a ledger tells of."""
+    planned = [record for record in records if "launch" in record][-1:]
+    return next(
+        (Provision(r["reserved"], r["plan"], r["where"]) for r in planned if "plan" in r), None
+    )
 
 
 def lost_coordinator() -> Fault:
