@@ -236,7 +236,7 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
 def packing(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
     from packing import packed  # beside this file: cells import what they run
 
-    for workers in (1, 2, 4, 8, 1):
+    for workers in (4, 1, 8, 2):
         key = f"packing {workers} {time.time()}"
         keep({"key": key, "part": "packing", "workers": workers, **packed(workers)})
 
