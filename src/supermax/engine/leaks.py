@@ -62,8 +62,11 @@ def device_in_use() -> int | None:
 
 
 def _give_back() -> None:
-    """Of a GPU, what is kept for later: others may need it now."""
+    """Of a GPU, what is kept for later: others may need it now. So do the libraries for matrices,
+    whose room counts as a tensor's."""
     if (cuda := _cuda()) is not None:
+        with contextlib.suppress(AttributeError):
+            sys.modules["torch"]._C._cuda_clearCublasWorkspaces()
         cuda.empty_cache()
 
 
