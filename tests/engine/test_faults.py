@@ -29,6 +29,7 @@ def returned(*values: float, directions: int = 1) -> Evidence:
 
 
 NAN = float("nan")
+BLAS = "OpenBLAS error: Memory allocation still failed after 10 retries, giving up."
 TABLE = [
     (raised("torch.OutOfMemoryError", OOM), Kind.DEVICE_OOM),
     (raised("torch.cuda.OutOfMemoryError", OOM), Kind.DEVICE_OOM),
@@ -59,6 +60,10 @@ TABLE = [
     (Evidence(signum=signal.SIGINT), Kind.KILLED),
     (Evidence(signum=signal.SIGKILL, oom_kills=1), Kind.HOST_OOM),
     (Evidence(signum=signal.SIGSEGV, oom_kills=1), Kind.SIGNAL),
+    (Evidence(exit_code=1, log_tail=f"{BLAS}\nFatal Python error"), Kind.HOST_OOM),
+    (Evidence(signum=signal.SIGSEGV, log_tail=BLAS), Kind.HOST_OOM),
+    (Evidence(signum=signal.SIGABRT, log_tail="what():  std::bad_alloc"), Kind.HOST_OOM),
+    (Evidence(signum=signal.SIGKILL, log_tail=BLAS), Kind.KILLED),
     (Evidence(exit_code=0), Kind.EXIT),
     (Evidence(exit_code=3), Kind.EXIT),
     (Evidence(killed_for=KilledFor.TIMEOUT, signum=signal.SIGTERM, limit=5.0), Kind.TIMEOUT),

@@ -191,6 +191,8 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
 
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
 _HOST_FULL = ("defaultcpuallocator", "std::bad_alloc")
+_LIBRARY_FULL = ("openblas error: memory allocation still failed", "what():  std::bad_alloc")
+_BY_ITSELF = (signal.SIGABRT, signal.SIGSEGV)
 _FRESH = (
     "There was enough free memory, in pieces too small to use. A fresh process begins with one "
     "piece; PYTORCH_ALLOC_CONF=expandable_segments:True keeps it so."
@@ -236,6 +238,15 @@ def _without_outcome(evidence: Evidence) -> Fault:
             "coordinator",
             fresh,
         )
+    if evidence.signum in (None, *_BY_ITSELF) and _gave_up_for_memory(evidence.log_tail):
+        return Fault(
+            Kind.HOST_OOM,
+            Culprit.CONFIGURATION,
+            "A library ended the process because it could get no more memory.",
+            _LESS_MEMORY,
+            "library oom",
+            fresh,
+        )
     if evidence.signum is not None:
         return _signalled(evidence, evidence.signum)
     return Fault(
@@ -246,6 +257,11 @@ def _without_outcome(evidence: Evidence) -> Fault:
         f"exit {evidence.exit_code}",
         fresh,
     )
+
+
+def _gave_up_for_memory(log: str) -> bool:
+    low = log.lower()
+    return any(sign in low for sign in _LIBRARY_FULL)
 
 
 def _signalled(evidence: Evidence, signum: int) -> Fault:

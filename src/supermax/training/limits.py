@@ -11,6 +11,8 @@ import torch
 
 from supermax.training.steps import Execution
 
+_BLAS = 64 << 20  # bytes
+
 
 def hold_to(execution: Execution) -> None:
     """From here on this process gets no more than `execution.memory`; what asks for more fails as
@@ -27,7 +29,7 @@ def hold_to(execution: Execution) -> None:
         return
     resident()
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = hard if execution.memory is None else libraries() + execution.memory + stacks()
+    wanted = hard if execution.memory is None else libraries() + execution.memory + unused()
     if resource.RLIM_INFINITY not in (wanted, hard):
         wanted = min(wanted, hard)
     if wanted != soft:
@@ -48,11 +50,12 @@ def in_use() -> int:
     return max(0, psutil.Process().memory_info().rss - resident())
 
 
-def stacks() -> int:
-    """Bytes that the stacks of torch's threads count for, of which little is ever used."""
+def unused() -> int:
+    """Bytes that count although little of them is ever used: stacks of torch's threads (OpenMP's,
+    and autograd's), and buffers that OpenBLAS takes for each thread, or ends the process."""
     soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
-    each = 8 << 20 if soft == resource.RLIM_INFINITY else min(soft, 64 << 20)
-    return each * 2 * torch.get_num_threads()  # of OpenMP, and of autograd and the like
+    stack = 8 << 20 if soft == resource.RLIM_INFINITY else min(soft, 64 << 20)
+    return (2 * stack + _BLAS) * torch.get_num_threads()
 
 
 @functools.cache
