@@ -47,6 +47,7 @@ def in_order(page: Path, folder: Path) -> None:
             subprocess.run(line, shell=True, check=True, cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_tutorial_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     in_order(ROOT / "docs" / "tutorial.md", tmp_path)

@@ -54,7 +54,7 @@ def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Tuning:
     )
 
 
-@pytest.mark.parametrize("agent", ["criteria", "joint"])
+@pytest.mark.parametrize("agent", ["criteria", pytest.param("joint", marks=pytest.mark.slow)])
 def test_a_search_keeps_what_it_should_and_goes_on(tmp_path: Path, agent: str) -> None:
     tuned = tuning(tmp_path, agent, trials=3, top=2).run(workers=2, progress=False)
     assert tuned.summary.trials["COMPLETE"] == 3

@@ -42,7 +42,8 @@ def finished() -> int:
         return 0
 
 
-@pytest.mark.parametrize(("kills", "trials"), [(1, 2), pytest.param(5, 8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "trials"), [(1, 2), (5, 8)])
 def test_a_run_killed_again_and_again_ends_as_if_nothing_had_been(
     playground: Path, kills: int, trials: int
 ) -> None:

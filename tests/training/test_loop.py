@@ -65,6 +65,34 @@ def test_an_interrupted_trial_ends_as_if_it_had_not_been(
     assert torch.get_num_threads() == 1
 
 
+@pytest.mark.parametrize("asked", ["report", "should_prune"])
+def test_a_stop_that_comes_with_an_answer_loses_nothing(tmp_path: Path, asked: str) -> None:
+    class Answered(Quiet):
+        stop_requested = False
+
+        def answer(self) -> None:
+            self.stop_requested = True
+            raise Stopped
+
+        def report(self, value: float, epoch: int) -> None:
+            if asked == "report":
+                self.answer()
+
+        def should_prune(self) -> bool:
+            self.answer()
+            return False
+
+    wanted = config(**NOISY, train={"epochs": 2})
+    whole = train(ready(tmp_path, wanted), Quiet())
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with pytest.raises(Stopped):
+        train(ready(tmp_path, wanted), Answered(), folder)
+    rest = Quiet()
+    assert same(train(ready(tmp_path, wanted), rest, folder), whole)
+    assert len(rest.values) == 1
+
+
 def test_a_state_is_saved_a_minute_after_the_last_and_is_whole_or_absent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

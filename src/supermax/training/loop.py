@@ -115,8 +115,15 @@ def train(
             states.save(state, best)
         if stopping:
             states.wait()
-        reporter.report(evaluation.metrics[prepared.objective], state.epoch)
-        if reporter.should_prune():
+        try:
+            reporter.report(evaluation.metrics[prepared.objective], state.epoch)
+            pruned = reporter.should_prune()
+        except BaseException:
+            if reporter.stop_requested and not stopping:  # it came with the answer
+                states.save(state, best)
+                states.wait()
+            raise
+        if pruned:
             reporter.prune()
     prepared.model.load_state_dict(best)
     final = evaluate(prepared)
