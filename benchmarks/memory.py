@@ -118,7 +118,7 @@ def estimates(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
                 "key": key, "part": "estimates", "encoder": encoder, "agent": config.agent,
                 "micro_batch": batch, "length": spec.length, "checkpointing": again,
                 "micro_batches": times, "optimizer": spec.optimizer, "frozen": spec.frozen,
-                "predicted": found.allocated, "reserve": found.reserved,
+                "predicted": found.allocated - found.saved, "reserve": found.reserved,
                 "allocated": peak.allocated, "reserved": peak.reserved,
                 "seconds": peak.seconds,
             }
@@ -217,6 +217,7 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
                 peak.reserved,
                 peak.seconds,
                 micro * spec.length,
+                probe=True,
             ),
         )
         return facts | {
@@ -226,7 +227,7 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
             "reserve": found.need.reserved,
             "reserved": peak.reserved,
             "allocated": peak.allocated,
-            "predicted": found.need.allocated,
+            "predicted": found.need.allocated - found.need.saved,
         }
 
 

@@ -41,7 +41,8 @@ def _tried(
     batch = config.train.effective_batch
     as_planned = replace(execution, micro_batch=micro_batch, checkpoint_activations=checkpointing)
     micros = _MICROS if micro_batch < batch else 1
-    blank = Measured(micro_batch, checkpointing, length, batch, 0, 0, tokens=micro_batch * length)
+    tokens = micro_batch * length
+    blank = Measured(micro_batch, checkpointing, length, batch, 0, 0, tokens=tokens, probe=True)
     on_gpu = execution.device.startswith("cuda")
     try:
         peak = probe(config, as_planned, length, micros=micros, updates=STEPS // micros)

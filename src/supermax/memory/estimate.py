@@ -49,8 +49,8 @@ class Need:
     """What the optimizer's own step, or evaluation, takes more than the backward pass does; below
     0 where gradients take the place of activations as these go."""
     saved: int
-    """Copies of the weights: the best epoch's, and the state to go on from. On a GPU they are in
-    the host's memory and do not count."""
+    """Copies of the weights: the best epoch's, and the state to go on from, which on a GPU is in
+    the host's memory and does not count."""
     slack: int
     """What the allocator holds on to, and what an estimate may lack."""
     context: int
@@ -105,7 +105,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
         optimizer=int(_STATE[spec.optimizer] * spec.trained),
         **_forward(spec, micro, split.checkpointing, correction.scale),
         other_moments=0,
-        saved=_saved(spec) if kind == "cpu" else 0,
+        saved=_saved(spec) if kind == "cpu" else 4 * spec.numbers,
         slack=0,
         context=CONTEXT[kind],
     )

@@ -44,6 +44,8 @@ class Measured:
     """Of a micro-step of `tokens` tokens, where it was long enough to tell."""
     tokens: int = 0
     at_least: bool = False
+    probe: bool = False
+    """Of a few steps alone, without the copies of weights that a trial keeps."""
     traits: dict[str, Any] = field(default_factory=dict)
     """Of the Spec, which the estimate depends on."""
 
@@ -113,7 +115,8 @@ def _ratio(spec: Spec, one: Measured) -> float:
     like = _like(spec, one)
     guess = need(like, Split(one.micro_batch, one.checkpointing, evaluated=0))
     varying = guess.varying + max(0, guess.other_moments)
-    measured = one.allocated - (guess.allocated - varying)
+    kept = guess.saved if one.probe else 0
+    measured = one.allocated - (guess.allocated - varying - kept)
     return min(4.0, max(0.25, measured / max(1, varying)))
 
 

@@ -39,6 +39,18 @@ def restore_random(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
+def copied(
+    weights: dict[str, torch.Tensor], into: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """The weights as they are now, where they are: no device has to wait. An earlier copy is
+    overwritten."""
+    if not into:
+        return {name: weight.detach().clone() for name, weight in weights.items()}
+    for name, weight in weights.items():
+        into[name].copy_(weight)
+    return into
+
+
 def on_cpu(value: Any) -> Any:
     """A copy that training does not change any more."""
     if isinstance(value, torch.Tensor):

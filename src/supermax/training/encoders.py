@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,9 +51,31 @@ def load(source: Source, config: PretrainedConfig) -> nn.Module:
     model = _untrained(config) if source.place is None else _pretrained(source, config)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # pooling is the project's own
+    _remember_positions(model)
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise UserError(listed(f"The weights of '{source.name}' were not loaded:", meta[:5]))
     return model  # type: ignore[no-any-return]
+
+
+def _remember_positions(model: Any) -> None:
+    """DeBERTa works out its relative positions in every forward pass, with a word from the host.
+    They depend on the length alone: once for each is enough."""
+    stack: Any = getattr(model, "encoder", None)
+    if not hasattr(stack, "get_rel_pos"):
+        return
+    build, of = type(stack).get_rel_pos, weakref.ref(stack)
+    kept: dict[tuple[int, torch.device], Any] = {}
+
+    def positions(states: Any, query_states: Any = None, relative_pos: Any = None) -> Any:
+        if query_states is not None or relative_pos is not None:
+            return build(of(), states, query_states, relative_pos)
+        key = (states.size(-2), states.device)
+        if key not in kept:
+            with torch.inference_mode(False):  # training will need them as well
+                kept[key] = build(of(), states)
+        return kept[key]
+
+    stack.get_rel_pos = positions
 
 
 def _untrained(config: PretrainedConfig) -> Any:

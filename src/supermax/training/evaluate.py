@@ -20,7 +20,7 @@ from supermax.training.tokens import NONE, Tokens
 if TYPE_CHECKING:
     from supermax.training.prepare import Data, Prepared
 
-_AT_ONCE = 64
+_AT_ONCE = 512
 
 
 @dataclass(frozen=True)

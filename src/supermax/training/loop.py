@@ -18,13 +18,18 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from supermax.training.batches import collate, order, split
-from supermax.training.checkpoint import Saver, on_cpu, random_states, restore_random
+from supermax.training.batches import order
+from supermax.training.checkpoint import (
+    Saver,
+    copied,
+    on_cpu,
+    random_states,
+    restore_random,
+)
 from supermax.training.evaluate import Evaluation, evaluate
 from supermax.training.pace import Pace
 from supermax.training.prepare import Prepared
-from supermax.training.schedules import apply
-from supermax.training.steps import on, shares
+from supermax.training.ways import Epoch
 
 SAVE_EVERY = 60.0
 """Seconds between two saved states; the first epoch's end after that."""
@@ -95,6 +100,8 @@ def train(
     started, config = clock(), prepared.config
     states = _States(prepared, folder, save_every, clock)
     state, best = states.found()
+    best = best or copied(prepared.model.state_dict(), {})  # room for them, from the start
+    best_evaluation: Evaluation | None = None  # a state that was found does not have it
     pace = Pace(reporter.note)
     while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
         _epoch(prepared, state, best, reporter, states, pace)
@@ -106,7 +113,7 @@ def train(
         )
         if value > state.best + config.train.min_delta or state.best_epoch < 0:
             state.best, state.best_epoch, state.worse = value, state.epoch, 0
-            best = on_cpu(prepared.model.state_dict())
+            best, best_evaluation = copied(prepared.model.state_dict(), best), evaluation
         else:
             state.worse += 1
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
@@ -126,7 +133,7 @@ def train(
         if pruned:
             reporter.prune()
     prepared.model.load_state_dict(best)
-    final = evaluate(prepared)
+    final = best_evaluation or evaluate(prepared)
     states.wait()
     return Result(
         value=final.metrics[prepared.objective],
@@ -135,7 +142,7 @@ def train(
         epochs=state.epoch,
         curve=state.curve,
         evaluation=final,
-        weights=best,
+        weights=on_cpu(best),
         seconds=clock() - started,
         samples_per_second=pace.overall,
     )
@@ -182,31 +189,26 @@ def _epoch(
 ) -> None:
     """The rest of an epoch, from the update that comes next."""
     prepared.model.train()
-    execution, data = prepared.execution, prepared.train
-    size = prepared.config.train.effective_batch
+    data, size = prepared.train, prepared.config.train.effective_batch
     batches = order(data.lengths, size, prepared.seed, state.epoch)
-    losses = torch.zeros((), device=execution.device, dtype=torch.float64)
+    before = state.epoch * len(batches)
+    factors = [prepared.schedule(before + update) for update in range(len(batches))]
+    prepared.way.begin(Epoch(batches, factors), state.update)
     if pace is not None:
         pace.begin()
     for indices in batches[state.update :]:
-        share = shares(*data.targets(indices), prepared.weights)
-        factor = prepared.schedule(state.epoch * len(batches) + state.update)
-        apply(prepared.step.optimizer, prepared.base_rates, factor)
-        for some in split(indices, execution.micro_batch or len(indices)):
-            batch = on(collate(data.views, prepared.pads, data.rows(some)), execution.device)
-            losses += prepared.step.micro(batch, share)
-        prepared.step.update()
+        prepared.way.take(state.update)
         state.update += 1
         if pace is not None:
             pace.step(len(indices), state.epoch + state.update / len(batches))
         if states is None or reporter is None or not states.kept:
             continue
         if reporter.stop_requested and state.update < len(batches):
-            state.loss += float(losses)
+            state.loss += prepared.way.loss()
             states.save(state, best)
             states.wait()
             reporter.stop()
-    state.loss += float(losses)  # the only synchronisation of the epoch
+    state.loss += prepared.way.loss()  # the only synchronisation of the epoch
     if pace is not None:
         pace.end(float(state.epoch + 1))
 
@@ -238,7 +240,8 @@ class _States:
 
     def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
         if self._saver is not None:
-            self._saver.save(_snapshot(self._prepared, state, best))
+            seen = best if state.best_epoch >= 0 else {}
+            self._saver.save(_snapshot(self._prepared, state, seen))
             self._last = self._clock()
 
     def wait(self) -> None:
@@ -263,4 +266,5 @@ def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str
     restore_random(saved["random"])
     if prepared.execution.device == "cpu":  # sums over other numbers of threads differ in bits
         torch.set_num_threads(saved["threads"])
-    return State(**saved["loop"]), saved["best"]
+    device = prepared.execution.device
+    return State(**saved["loop"]), {k: v.to(device) for k, v in saved["best"].items()}

@@ -19,7 +19,7 @@ from supermax.training.config import LossConfig
 
 IGNORED = -100
 """The label, or position, of an example that this loss has nothing to say about."""
-_LEAST = 1e-6  # a batch with nothing labelled is divided by this: 0, and no overflow in fp16
+LEAST = 1e-6  # a batch with nothing labelled is divided by this: 0, and no overflow in fp16
 
 
 def class_weights(counts: Sequence[int], config: LossConfig) -> Tensor | None:
@@ -55,8 +55,8 @@ def class_normaliser(labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """The sum of the weights of the labelled examples; a little above 0 when there are none."""
     known = labels != IGNORED
     if weights is None:
-        return known.sum().to(torch.float32).clamp_min(_LEAST)
-    return (_weight_of(labels, weights) * known).sum().clamp_min(_LEAST)
+        return known.sum().to(torch.float32).clamp_min(LEAST)
+    return (_weight_of(labels, weights) * known).sum().clamp_min(LEAST)
 
 
 def span_loss(
@@ -83,7 +83,7 @@ def span_loss(
 def span_normaliser(starts: Tensor, ends: Tensor) -> Tensor:
     """How many examples have a target; a little above 0 when there are none."""
     known = (starts != IGNORED) | (ends != IGNORED)
-    return known.sum().to(torch.float32).clamp_min(_LEAST)
+    return known.sum().to(torch.float32).clamp_min(LEAST)
 
 
 def _wide(logits: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.errors import UserError
+from supermax.training.captured import CapturedWay, why_not
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.encoders import load
@@ -25,11 +26,13 @@ from supermax.training.losses import class_weights
 from supermax.training.metrics import check_metric
 from supermax.training.models import Model
 from supermax.training.optimizers import make_optimizer, parameter_groups
+from supermax.training.recording import Graphs
 from supermax.training.schedules import make_schedule
 from supermax.training.sources import Source, find
 from supermax.training.steps import EagerStep, Execution
 from supermax.training.tokenizers import special_ids, tokenizer_for
 from supermax.training.tokens import NONE, Tokens, tokenised
+from supermax.training.ways import EagerWay, Way
 
 DEFAULT_METRIC = {
     "criteria": "macro_f1",
@@ -72,8 +75,8 @@ class Prepared:
     execution: Execution
     model: Model
     step: EagerStep
+    way: Way
     schedule: Callable[[int], float]
-    base_rates: list[float]
     weights: Tensor | None
     train: Data
     validation: Data
@@ -136,23 +139,38 @@ def prepare(
     groups = parameter_groups(model, config.optim, model.depth(), model.layers)
     optimizer = make_optimizer(groups, config.optim, torch.device(execution.device))
     updates = -(-len(data[0].chosen) // config.train.effective_batch) * config.train.epochs
+    step = EagerStep(model, optimizer, config, weights, execution)
+    pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Prepared(
         config=config,
         execution=execution,
         model=model,
-        step=EagerStep(model, optimizer, config, weights, execution),
+        step=step,
+        way=_way(step, data[0], pads),
         schedule=make_schedule(config.schedule, updates),
-        base_rates=[float(group["lr"]) for group in optimizer.param_groups],
         weights=weights,
         train=data[0],
         validation=data[1],
-        pads=tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers),
+        pads=pads,
         tokenizers=tokenizers,
         sources=sources,
         objective=objective,
         sign=sign,
         seed=seed,
     )
+
+
+def _way(step: EagerStep, data: Data, pads: tuple[int, ...]) -> Way:
+    """Recorded steps on a GPU, where they can be recorded."""
+    config, execution = step.config, step.execution
+    rates = [float(group["lr"]) for group in step.optimizer.param_groups]
+    reason = "it runs on a CPU"
+    if execution.device.startswith("cuda"):
+        reason = why_not(execution) or ""
+    if reason:
+        return EagerWay(step, data, pads, rates, reason)
+    recorder = Graphs(execution.device)
+    return CapturedWay(step, data, pads, rates, recorder, config.train.epochs)
 
 
 def encoders_of(config: Config) -> tuple[Source, ...]:

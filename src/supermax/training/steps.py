@@ -1,8 +1,4 @@
-"""One update of the weights: micro-steps that add gradients up, then clip and step.
-
-The loop knows this interface and nothing of how a step is taken, so that a captured step can
-take the place of this eager one.
-"""
+"""One update of the weights: micro-steps that add gradients up, then clip and step."""
 
 from __future__ import annotations
 
@@ -31,6 +27,8 @@ class Execution:
     threads: int | None = None
     evaluated: int = 1 << 14
     """Tokens that are evaluated at a time, padding included."""
+    captured: bool = True
+    """Steps are recorded and replayed, where that is possible."""
     memory: int | None = None
     """Bytes that it may take: of the device, or of memory beyond the libraries where there is
     none."""
@@ -79,6 +77,8 @@ class EagerStep:
         self.weights = weights
         self.execution = execution
         self.scaler = torch.amp.GradScaler(enabled=execution.precision == "fp16")
+        self.keep_gradients = False
+        """After an update they stay where they are, and are 0."""
         self._trained = [p for p in model.parameters() if p.requires_grad]
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
@@ -96,14 +96,28 @@ class EagerStep:
             nn.utils.clip_grad_norm_(self._trained, self.config.train.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.keep_gradients)
 
     def state(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}
+        """The same whichever way steps are taken."""
+        optimizer = self.optimizer.state_dict()
+        groups = [
+            {key: _PLAIN.get(key, value) for key, value in group.items()}
+            for group in optimizer["param_groups"]
+        ]
+        optimizer = {**optimizer, "param_groups": groups}
+        return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        ways = [{k: v for k, v in g.items() if k in _PLAIN} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
+        for group, way in zip(self.optimizer.param_groups, ways, strict=True):
+            group.update(way)
         self.scaler.load_state_dict(state["scaler"])
+
+
+_PLAIN = {"lr": 0.0, "capturable": False}
+"""What a group of parameters says of the way steps are taken: a rate is set before each."""
 
 
 def autocast(execution: Execution) -> AbstractContextManager[Any]:

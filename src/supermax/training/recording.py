@@ -1,0 +1,58 @@
+"""Work that is recorded once and then run again as a whole, without asking Python for each part.
+
+run ──record()──▶ replay
+
+On a GPU that is a CUDA graph. Anywhere else the work itself is its recording, so that all that
+is built on recordings can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+Work = Callable[[], None]
+
+
+class Recorder(Protocol):
+    def record(self, run: Work, rehearse: Work) -> Work:
+        """What does `run` when it is called. `rehearse` is done first: the same operations, with
+        no effect that lasts. Neither draws random numbers that anybody else would miss."""
+
+
+class Graphs:
+    """CUDA graphs, which share the memory for what comes and goes: they never run together."""
+
+    def __init__(self, device: str) -> None:
+        self._device = torch.device(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+
+    def record(self, run: Work, rehearse: Work) -> Work:
+        here = torch.cuda.current_stream(self._device)
+        random = torch.cuda.get_rng_state(self._device)
+        self._stream.wait_stream(here)
+        with torch.cuda.stream(self._stream):
+            rehearse()
+        here.wait_stream(self._stream)
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # what the rehearsal took is the recording's now
+        torch.cuda.set_rng_state(random, self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        ):
+            run()
+        return graph.replay
+
+
+class Unrecorded:
+    """The work itself, done anew each time."""
+
+    def record(self, run: Work, rehearse: Work) -> Work:
+        random = torch.get_rng_state()
+        rehearse()
+        torch.set_rng_state(random)
+        return run

@@ -1,0 +1,93 @@
+"""An epoch laid out beforehand: which rows each micro-step takes, how wide it is, and what its
+losses are divided by. Every micro-step has one size, so that each can be a recorded one.
+
+batches ──timetable()──▶ Timetable;  needed widths ──chosen()──▶ the few that are recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from supermax.training.losses import LEAST
+from supermax.training.resident import NOBODY
+from supermax.training.tokens import NONE
+
+if TYPE_CHECKING:
+    from supermax.training.prepare import Data
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Timetable:
+    rows: Indices
+    """[micro-steps, size]; NOBODY where a batch has fewer."""
+    needed: Indices
+    """[micro-steps, encoders]: the longest sequence of each."""
+    shares: NDArray[np.float32]
+    """[micro-steps, 2]: what the losses of classes and of spans are divided by."""
+    first: Indices
+    """[updates + 1]: the micro-step each update begins with."""
+
+
+def timetable(
+    batches: Sequence[Indices], data: Data, size: int, weights: NDArray[Any] | None
+) -> Timetable:
+    """`size` sequences a micro-step; `weights` are those of the classes."""
+    counts = [-(-len(batch) // size) for batch in batches]
+    first = np.concatenate([[0], np.cumsum(counts)])
+    rows = np.full((int(first[-1]), size), NOBODY, dtype=np.int64)
+    for batch, at, times in zip(batches, first, counts, strict=False):
+        wide = np.full(times * size, NOBODY, dtype=np.int64)
+        wide[: len(batch)] = data.rows(batch)
+        rows[at : at + times] = wide.reshape(times, size)
+    shares = np.repeat(_shares(batches, data, weights), counts, axis=0)
+    needed = [np.where(rows == NOBODY, 0, v.lengths[rows]).max(axis=1) for v in data.views]
+    return Timetable(rows, np.stack(needed, axis=1), shares, first)
+
+
+def _shares(
+    batches: Sequence[Indices], data: Data, weights: NDArray[Any] | None
+) -> NDArray[np.float32]:
+    """As `losses.class_normaliser` and `span_normaliser` have them, for all batches at once."""
+    every = data.rows(np.concatenate(batches))
+    begins = np.cumsum([0, *(len(batch) for batch in batches)])[:-1]
+    labels, starts = data.views[-1].label[every], data.views[-1].start[every]
+    known = (labels != NONE).astype(np.float64)
+    if weights is not None:
+        known *= weights[np.maximum(labels, 0)]
+    sums = [np.add.reduceat(part, begins) for part in (known, (starts != NONE).astype(float))]
+    found: NDArray[np.float32] = np.maximum(np.stack(sums, axis=1), LEAST).astype(np.float32)
+    return found
+
+
+def chosen(
+    needed: Mapping[int, int], seconds: Callable[[int], float], recording: float
+) -> list[int]:
+    """The widths to record, of which each batch takes the next that is wide enough: so few that
+    recording them (`recording` seconds each) does not cost more than padding. `needed`: how often
+    each width comes; `seconds`: what a batch of a width takes."""
+    widths = sorted(needed)
+    times = [0, *accumulate(needed[width] for width in widths)]
+    costs, before = [0.0], [0]
+    for end, width in enumerate(widths, 1):
+        each = seconds(width)
+        options = [costs[b] + recording + each * (times[end] - times[b]) for b in range(end)]
+        before.append(min(range(end), key=options.__getitem__))
+        costs.append(options[before[end]])
+    found, end = [], len(widths)
+    while end:
+        found.append(widths[end - 1])
+        end = before[end]
+    return found[::-1]
+
+
+def widened(needed: int, widths: Sequence[int]) -> int:
+    """The narrowest of the widths that holds it."""
+    return next(width for width in widths if width >= needed)

@@ -1,0 +1,76 @@
+"""Ways to take the steps of an epoch: the loop knows this interface and nothing of how.
+
+Epoch ──begin()──▶ take(update) … ──▶ loss()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from supermax.training.batches import Indices, collate, split
+from supermax.training.schedules import apply
+from supermax.training.steps import EagerStep, on, shares
+
+if TYPE_CHECKING:
+    from supermax.training.prepare import Data
+
+
+@dataclass(frozen=True)
+class Epoch:
+    batches: Sequence[Indices]
+    """Effective batches, in their order."""
+    factors: Sequence[float]
+    """Of the learning rate, for each."""
+
+
+class Way(Protocol):
+    why_eager: str | None
+    """Why steps are not recorded ones; None where they are."""
+
+    def begin(self, epoch: Epoch, done: int) -> None:
+        """Get ready for the rest of an epoch, of which `done` updates are behind."""
+
+    def take(self, update: int) -> None:
+        """All micro-steps of an effective batch, and the update of the weights."""
+
+    def loss(self) -> float:
+        """The sum of the updates' losses since the epoch, or its rest, began. Waits for the
+        device, which nothing else here does."""
+
+
+class EagerWay:
+    """As PyTorch runs them, one operation after the other: the reference for all others."""
+
+    def __init__(
+        self,
+        step: EagerStep,
+        data: Data,
+        pads: tuple[int, ...],
+        base_rates: Sequence[float],
+        why_eager: str,
+    ) -> None:
+        self._step, self._data, self._pads, self._base_rates = step, data, pads, base_rates
+        self.why_eager: str | None = why_eager
+        self._epoch = Epoch((), ())
+        self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
+
+    def begin(self, epoch: Epoch, done: int) -> None:
+        self._epoch = epoch
+        self._loss.zero_()
+
+    def take(self, update: int) -> None:
+        step, execution, data = self._step, self._step.execution, self._data
+        indices = self._epoch.batches[update]
+        share = shares(*data.targets(indices), step.weights)
+        apply(step.optimizer, self._base_rates, self._epoch.factors[update])
+        for some in split(indices, execution.micro_batch or len(indices)):
+            batch = on(collate(data.views, self._pads, data.rows(some)), execution.device)
+            self._loss += step.micro(batch, share)
+        step.update()
+
+    def loss(self) -> float:
+        return float(self._loss)

@@ -1,0 +1,102 @@
+"""Recorded steps on a real GPU, held against steps one by one: families, agents, optimizers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from supermax.training.loop import Result, train
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps import Execution
+from tests.gpu.test_training import FAMILIES
+from tests.training.corpora import Quiet, Stopped, config, corpus
+from tests.training.test_captured import AGENTS, SILENT
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+]
+HALF = Execution(device="cuda", precision="bf16")
+
+
+def both(cache: Path, wanted: Any, execution: Execution = HALF) -> list[Result]:
+    """One by one, and recorded."""
+    found = []
+    for captured in (False, True):
+        prepared = made(cache, wanted, replace(execution, captured=captured))
+        found.append(train(prepared, Quiet()))
+        assert (prepared.way.why_eager is None) == captured, prepared.way.why_eager
+    return found
+
+
+def made(cache: Path, wanted: Any, execution: Execution = HALF) -> Prepared:
+    return prepare(wanted, corpus(40, 1), corpus(20, 2), cache=cache, execution=execution)
+
+
+def losses(result: Result) -> list[float]:
+    return [row["train_loss"] for row in result.curve]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_every_family_trains_the_same(
+    tmp_path: Path, family: str, micro_batch: int | None
+) -> None:
+    wanted = config(
+        encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        head={"dropout": 0.0}, train={"epochs": 3}, optim={"lr": 1e-3},
+    )  # fmt: skip
+    eager, captured = both(tmp_path, wanted, replace(HALF, micro_batch=micro_batch))
+    assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_every_agent_trains_the_same_in_fp32(tmp_path: Path, agent: str) -> None:
+    wanted = config(agent, **SILENT, train={"epochs": 3})
+    single = Execution(device="cuda", precision="fp32")
+    eager, captured = both(tmp_path, wanted, single)
+    assert losses(captured) == pytest.approx(losses(eager), rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion"])
+def test_every_optimizer_trains_the_same(tmp_path: Path, optimizer: str) -> None:
+    wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 3})
+    eager, captured = both(tmp_path, wanted)
+    assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+
+
+def test_dropout_is_drawn_anew_in_every_replay(tmp_path: Path) -> None:
+    """With a rate of 0 nothing but dropout can make the losses of the same batches differ."""
+    still: dict[str, Any] = {"optim": {"lr": 1e-12}, "train": {"epochs": 3}}
+    noisy = config(encoder={"dropout": 0.3, "attention_dropout": 0.3}, **still)
+    found = losses(train(made(tmp_path, noisy), Quiet()))
+    assert len(set(found)) == 3
+    again = losses(train(made(tmp_path, noisy), Quiet()))
+    assert again == pytest.approx(found, rel=1e-3)  # and the same in every run
+
+
+def test_a_state_moves_between_ways_and_devices(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    wanted = config(**SILENT, train={"epochs": 4})
+    whole = losses(train(made(tmp_path, wanted), Quiet()))
+    ways = [HALF, replace(HALF, captured=False), Execution(), HALF]
+    for execution in ways[:-1]:
+        with pytest.raises(Stopped):
+            train(made(tmp_path, wanted, execution), Quiet(4), folder)
+    rest = losses(train(made(tmp_path, wanted, ways[-1]), Quiet(), folder))
+    assert rest == pytest.approx(whole, rel=0.05)
+
+
+def test_nothing_is_left_of_recordings(tmp_path: Path) -> None:
+    wanted = config(train={"epochs": 1})
+    used = []
+    for _ in range(4):
+        train(made(tmp_path, wanted), Quiet())
+        torch.cuda.empty_cache()
+        used.append(torch.cuda.memory_reserved())
+    assert used[-1] <= used[1]

@@ -1,0 +1,191 @@
+"""Recorded steps, with the work itself in place of a recording: what is fed to them, how wide
+they are, and that they train as steps taken one by one do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supermax.training.batches import collate, order
+from supermax.training.captured import CapturedWay, why_not
+from supermax.training.loop import train
+from supermax.training.prepare import Prepared
+from supermax.training.recording import Unrecorded, Work
+from supermax.training.resident import NOBODY, Resident
+from supermax.training.steps import Execution, shares
+from supermax.training.timetable import chosen, timetable, widened
+from supermax.training.tokens import NONE
+from tests.training.corpora import Quiet, Stopped, config, ready
+
+SILENT: dict[str, Any] = {
+    "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
+    "head": {"dropout": 0.0},
+}
+AGENTS = ["criteria", "evidence", "share", "joint"]
+
+
+def captured(prepared: Prepared, recorder: Any = None) -> Prepared:
+    rates = [float(group["lr"]) for group in prepared.step.optimizer.param_groups]
+    way = CapturedWay(
+        prepared.step, prepared.train, prepared.pads, rates, recorder or Unrecorded(),
+        prepared.config.train.epochs,
+    )  # fmt: skip
+    return replace(prepared, way=way)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_batches_are_put_together_as_on_the_host(tmp_path: Path, agent: str) -> None:
+    prepared = ready(tmp_path, config(agent=agent, **SILENT))
+    data = prepared.train
+    resident = Resident(data, prepared.pads, "cpu")
+    rows = np.array([3, 0, 7, 5])
+    theirs = collate(data.views, prepared.pads, rows)
+    widths = tuple(one.ids.shape[1] + 3 for one in theirs.inputs)
+    ours = resident.batch(torch.tensor([*rows, NOBODY]), widths)
+    for one, other, width in zip(ours.inputs, theirs.inputs, widths, strict=True):
+        assert one.ids.shape == (5, width)
+        for mine, its in ((one.ids, other.ids), (one.mask, other.mask), (one.types, other.types)):
+            assert torch.equal(mine[:4, :-3], its)
+        assert not one.mask[:4, -3:].any()
+    for mine, its in ((ours.labels, theirs.labels), (ours.starts, theirs.starts)):
+        assert torch.equal(mine[:4], its)
+        assert mine[4] == NONE
+    assert ours.ends[4] == NONE
+
+
+@pytest.mark.parametrize("balance", ["none", "weighted"])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_an_epoch_is_laid_out_whole(tmp_path: Path, balance: str, size: int) -> None:
+    wanted = config(agent="share", loss={"balance": balance}, train={"effective_batch": 8})
+    prepared = ready(tmp_path, wanted, n=29)
+    data = prepared.train
+    batches = order(data.lengths, 8, 1, 0)
+    weights = None if prepared.weights is None else prepared.weights.numpy()
+    table = timetable(batches, data, size, weights)
+    assert len(table.first) == len(batches) + 1
+    for i, batch in enumerate(batches):
+        micros = slice(table.first[i], table.first[i + 1])
+        inside = table.rows[micros].ravel()
+        assert inside[inside != NOBODY].tolist() == data.rows(batch).tolist()
+        share = shares(*data.targets(batch), prepared.weights)
+        for row in table.shares[micros]:
+            assert row[0] == pytest.approx(float(share.classes), rel=1e-6)
+            assert row[1] == pytest.approx(float(share.spans), rel=1e-6)
+        for rows, needed in zip(table.rows[micros], table.needed[micros], strict=True):
+            for view, width in zip(data.views, needed, strict=True):
+                assert width == max(view.lengths[row] for row in rows if row != NOBODY)
+
+
+needs = st.dictionaries(st.integers(1, 40).map(lambda n: 8 * n), st.integers(0, 200), min_size=1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(needs, st.floats(0, 1e-2), st.floats(0, 1))
+def test_few_widths_are_recorded_and_none_is_too_narrow(
+    needed: dict[int, int], each: float, recording: float
+) -> None:
+    def cost(widths: list[int]) -> float:
+        padded = sum(n * each * widened(width, widths) for width, n in needed.items())
+        return padded + recording * len(widths)
+
+    found = chosen(needed, lambda width: each * width, recording)
+    assert found == sorted(set(found))
+    assert found[-1] == max(needed)
+    others = sorted(needed)[:-1][:6]
+    for n in range(len(others) + 1):
+        for some in combinations(others, n):
+            assert cost(found) <= cost([*some, max(needed)]) + 1e-9
+
+
+def test_what_is_never_reached_again_is_not_recorded() -> None:
+    assert chosen(Counter({8: 1, 512: 1}), lambda width: 1e-6 * width, 0.3) == [512]
+    assert chosen(Counter({8: 9999, 512: 9}), lambda width: 1e-4 * width, 0.3) == [8, 512]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_recorded_steps_train_as_those_taken_one_by_one(
+    tmp_path: Path, agent: str, micro_batch: int | None
+) -> None:
+    wanted = config(agent=agent, **SILENT, train={"epochs": 2, "effective_batch": 8, "clip": 1.0})
+    one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
+    prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch))
+    recorded = train(prepared, Quiet())
+    assert prepared.way.why_eager is None
+    losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    for name, weight in one_by_one.weights.items():
+        torch.testing.assert_close(recorded.weights[name], weight, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion"])
+@pytest.mark.parametrize("schedule", ["linear", "one_cycle"])
+def test_every_optimizer_and_its_rate_are_followed(
+    tmp_path: Path, optimizer: str, schedule: str
+) -> None:
+    wanted = config(**SILENT, optim={"name": optimizer}, schedule={"name": schedule})
+    one_by_one = train(ready(tmp_path, wanted), Quiet())
+    recorded = train(captured(ready(tmp_path, wanted)), Quiet())
+    losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("stop_at", [3, 6])
+def test_a_state_goes_on_either_way(tmp_path: Path, first: bool, stop_at: int) -> None:
+    wanted = config("evidence", **SILENT)
+    whole = train(ready(tmp_path, wanted), Quiet())
+    folder = tmp_path / "state"
+    folder.mkdir()
+    ways = [ready(tmp_path, wanted), captured(ready(tmp_path, wanted))]
+    with pytest.raises(Stopped):
+        train(ways[first], Quiet(stop_at), folder)
+    rest = train(ways[not first], Quiet(), folder)
+    losses = [[row["train_loss"] for row in result.curve] for result in (whole, rest)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+class Refuses:
+    """Records nothing from the given call on."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def record(self, run: Work, rehearse: Work) -> Work:
+        if not self.left:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.left -= 1
+        return Unrecorded().record(run, rehearse)
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_what_cannot_be_recorded_is_done_one_by_one_and_said(
+    tmp_path: Path, after: int, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supermax.training.captured._RECORDING", 0.0)  # many widths
+    monkeypatch.setattr("supermax.training.captured._ROUND", 1)
+    wanted = config("evidence", **SILENT, train={"epochs": 2, "effective_batch": 4})
+    one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
+    prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch), Refuses(after))
+    result = train(prepared, Quiet())
+    assert "not permitted" in str(prepared.way.why_eager)
+    losses = [[row["train_loss"] for row in some.curve] for some in (one_by_one, result)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_a_reason_is_given_before_anything_is_tried() -> None:
+    half = Execution(device="cuda", precision="bf16")
+    assert why_not(half) is None
+    assert "asked" in str(why_not(replace(half, captured=False)))
+    assert "fp16" in str(why_not(replace(half, precision="fp16")))
+    assert "again" in str(why_not(replace(half, checkpoint_activations=True)))
