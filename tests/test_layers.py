@@ -16,7 +16,7 @@ ALLOWED = {
     "ranking": set[str](),
     "words": set[str](),
     "trees": {"errors"},
-    "memory": {"words"},
+    "memory": {"files", "words"},
     "settings": {"errors", "naming", "trees", "words"},
     "engine": {"errors", "files", "naming", "words"},
     "space": {"errors", "naming", "trees", "words"},

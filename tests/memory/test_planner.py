@@ -86,6 +86,17 @@ def test_what_does_not_fit_at_all_says_what_would_do() -> None:
     assert 0.4 < found.over < 1.2
 
 
+def test_the_host_keeps_the_best_weights_where_the_device_has_no_room() -> None:
+    smallest = plan(LARGE, 1)
+    assert isinstance(smallest, NoPlan)
+    tight = plan(LARGE, smallest.smallest)
+    assert isinstance(tight, Plan)
+    assert tight.split.best_on_host
+    roomy = plan(LARGE, smallest.smallest + 4 * BERT_LARGE.numbers)
+    assert isinstance(roomy, Plan)
+    assert not roomy.split.best_on_host
+
+
 def test_measured_speeds_decide() -> None:
     """Few large steps that recompute, or many small ones: what was seen to be quicker."""
     small = replace(LARGE, effective_batch=64)

@@ -161,7 +161,7 @@ def planned(execution: Execution, plan: dict[str, Any]) -> Execution:
     """As the run's memory was planned, where it was."""
     if not plan:
         return execution
-    names = ("micro_batch", "checkpoint_activations", "evaluated", "memory")
+    names = ("micro_batch", "checkpoint_activations", "evaluated", "best_on_host", "memory")
     return replace(execution, **{name: plan[name] for name in names})
 
 

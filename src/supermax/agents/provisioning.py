@@ -129,6 +129,7 @@ def how_of(found: Plan) -> dict[str, Any]:
         "micro_batch": found.split.micro_batch,
         "checkpoint_activations": found.split.checkpointing,
         "evaluated": found.split.evaluated,
+        "best_on_host": found.split.best_on_host,
         "memory": found.need.reserved,
         "expected": found.need.allocated,
     }

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from supermax.files import write_whole
@@ -20,6 +21,7 @@ from supermax.training.encoders import depth_of, layer_list, outline
 from supermax.training.sources import Source
 
 _INNER = ("intermediate_size", "hidden_dim")
+_ENCODER = TypeAdapter(Encoder)
 _known: dict[str, Encoder] = {}
 
 
@@ -28,8 +30,10 @@ def encoder_of(source: Source) -> Encoder:
     it is kept for the user."""
     mark = source.fingerprint
     if mark not in _known:
-        _known[mark] = _kept(mark) or _measured(source, outline(source))
-        _keep(mark, _known[mark])
+        if (kept := _kept(mark)) is None:
+            kept = _measured(source, outline(source))
+            _keep(mark, kept)
+        _known[mark] = kept
     return _known[mark]
 
 
@@ -39,17 +43,16 @@ def _file(mark: str) -> Path:
 
 def _kept(mark: str) -> Encoder | None:
     try:
-        facts = json.loads(_file(mark).read_text(encoding="utf-8"))
-        return Encoder(**{**facts, "by_layer": tuple(facts["by_layer"])})
-    except (OSError, ValueError, TypeError, KeyError):
+        found = _ENCODER.validate_json(_file(mark).read_bytes(), strict=True)
+    except (OSError, ValidationError):
         return None
+    return found if found.fingerprint == mark else None
 
 
 def _keep(mark: str, encoder: Encoder) -> None:
     with contextlib.suppress(OSError):  # it is only quicker
-        if not _file(mark).exists():
-            _file(mark).parent.mkdir(parents=True, exist_ok=True)
-            write_whole(_file(mark), json.dumps(asdict(encoder)))
+        _file(mark).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_file(mark), json.dumps(asdict(encoder)))
 
 
 def _measured(source: Source, model: nn.Module) -> Encoder:

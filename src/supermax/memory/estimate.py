@@ -29,6 +29,8 @@ class Split:
     checkpointing: bool = False
     evaluated: int = EVALUATED
     """Tokens that are evaluated at a time."""
+    best_on_host: bool = False
+    """The best epoch's weights are kept in the host's memory, which takes longer."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
         optimizer=int(_STATE[spec.optimizer] * spec.trained),
         **_forward(spec, micro, split.checkpointing, correction.scale),
         other_moments=0,
-        saved=_saved(spec) if kind == "cpu" else 4 * spec.numbers,
+        saved=_saved(spec, split),
         slack=0,
         context=CONTEXT[kind],
     )
@@ -154,8 +156,10 @@ def _copies(spec: Spec) -> int:
     return sum(2 * spec.active(e) * e.matrices for e in spec.encoders) if spec.half else 0
 
 
-def _saved(spec: Spec) -> int:
-    """The best weights, and the state that is being written, which holds them too."""
+def _saved(spec: Spec, split: Split) -> int:
+    """The best weights; on a CPU also the state that is being written, which holds them too."""
+    if spec.device != "cpu":
+        return 0 if split.best_on_host else 4 * spec.numbers
     return int(12 * spec.numbers + _STATE[spec.optimizer] * spec.trained)
 
 

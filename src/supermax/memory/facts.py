@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+Numbers = Annotated[int, Field(ge=0, lt=1 << 45)]
+Size = Annotated[int, Field(ge=1, lt=1 << 30)]
 HALF = ("bf16", "fp16")
 
 
@@ -14,20 +19,20 @@ class Encoder:
     name: str
     family: str
     fingerprint: str
-    hidden: int
-    inner: int
-    heads: int
-    embeddings: int
+    hidden: Size
+    inner: Size
+    heads: Size
+    embeddings: Numbers
     """Numbers before the first layer."""
-    by_layer: tuple[int, ...]
+    by_layer: Annotated[tuple[Numbers, ...], Field(min_length=1)]
     """Numbers of each layer."""
-    after: int
+    after: Numbers
     """Numbers after the last layer."""
-    matrices: int
+    matrices: Numbers
     """Numbers of one layer's matrices, of which half precision keeps copies."""
-    largest: int
+    largest: Numbers
     """Numbers of the largest parameter."""
-    span: int = 0
+    span: Numbers = 0
     """Relative positions that attention looks at, where it does."""
 
     @property

@@ -11,12 +11,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field, TypeAdapter, ValidationError
+
+from supermax.files import write_whole
 from supermax.memory.estimate import Correction, Split, need
 from supermax.memory.facts import Spec
 from supermax.memory.speed import Pace
@@ -27,6 +32,12 @@ _ENOUGH = 4
 """Measurements from which on they alone say what the worst is."""
 _PRIOR = 2
 """How many measurements the estimate itself is worth."""
+_USUAL = 0.95
+"""The share of measurements whose slack must do: one of a kind does not count."""
+_READ, _LONGEST = 256 << 10, 1 << 20
+"""Bytes of a file that are read: its end; and from which on it is cut to that."""
+Count = Annotated[int, Field(ge=0, lt=1 << 50)]
+Times = Annotated[int, Field(ge=1, lt=1 << 30)]
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,15 @@ class Measured:
     """What a trial, or a probe, took. `at_least`: it ran out of memory, and would have needed
     more. Nothing allocated: only its time was looked at."""
 
-    micro_batch: int
+    micro_batch: Times
     checkpointing: bool
-    length: int
-    effective_batch: int
-    allocated: int
-    reserved: int
-    seconds: float | None = None
+    length: Times
+    effective_batch: Times
+    allocated: Count
+    reserved: Count
+    seconds: Annotated[float, Field(gt=0, lt=1e6)] | None = None
     """Of a micro-step of `tokens` tokens, where it was long enough to tell."""
-    tokens: int = 0
+    tokens: Count = 0
     at_least: bool = False
     probe: bool = False
     """Of a few steps alone, without the copies of weights that a trial keeps."""
@@ -68,52 +79,60 @@ class Book:
 
     def note(self, spec: Spec, measured: Measured) -> None:
         """Remember it. What cannot be written is forgotten: it only makes plans better."""
+        path = self._path(spec)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             line = json.dumps({**asdict(measured), "traits": _traits(spec)}) + "\n"
-            with self._path(spec).open("a", encoding="utf-8") as file:
+            if path.exists() and path.stat().st_size > _LONGEST:
+                write_whole(path, "\n".join(_end(path)) + "\n")
+            with path.open("a", encoding="utf-8") as file:
                 file.write(line)
 
     def known(self, spec: Spec) -> Known:
         path = self._path(spec)
         try:
-            size = path.stat().st_size
+            found = path.stat()
         except OSError:
             return Known()
+        if not stat.S_ISREG(found.st_mode):
+            return Known()
+        size = found.st_size
         key = f"{path.name} {_traits(spec)}"
         if key not in self._cache or self._cache[key][0] != size:
-            self._cache[key] = (size, learnt(spec, list(_lines(path))[-_MOST:]))
+            self._cache[key] = (size, learnt(spec, list(_lines(path))))
         return self._cache[key][1]
 
     def _path(self, spec: Spec) -> Path:
         encoders = " ".join(encoder.fingerprint for encoder in spec.encoders)
-        mark = hashlib.sha256(f"{self._mark} {encoders} {spec.precision}".encode()).hexdigest()
+        mark = hashlib.sha256(f"{self._mark} {encoders} {spec.half}".encode()).hexdigest()
         return self.folder / f"{mark[:24]}.jsonl"
 
 
 def learnt(spec: Spec, measurements: list[Measured]) -> Known:
     """From measurements of the same encoder to what they say of its estimates."""
-    ratios, extra, paces = [1.0] * _PRIOR, 0, []
-    seen = sum(one.allocated > 0 for one in measurements)
-    worst = 1.0 if seen < _ENOUGH else 0.0
+    ratios, extras, paces = [1.0] * _PRIOR, [0], []
+    highest = []
     for one in measurements:
         if one.seconds is not None and one.tokens > 0:
             paces.append(Pace(one.tokens, one.checkpointing, one.seconds))
-        if not one.allocated:
-            continue
-        ratio = _ratio(spec, one)
-        worst = max(worst, ratio)
-        if not one.at_least:
-            ratios.append(ratio)
-            extra = max(extra, one.reserved - one.allocated)
+        if one.allocated and (ratio := _ratio(spec, one)) is not None:
+            highest.append(ratio)
+            if not one.at_least:
+                ratios.append(ratio)
+                extras.append(one.reserved - one.allocated)
     scale = sorted(ratios)[len(ratios) // 2]
-    return Known(Correction(scale, max(scale, worst), extra), tuple(paces), seen)
+    extra = sorted(extras)[math.ceil(_USUAL * len(extras)) - 1]
+    worst = max(scale, *highest, *([1.0] if len(highest) < _ENOUGH else []))
+    return Known(Correction(scale, worst, max(0, extra)), tuple(paces), len(highest))
 
 
-def _ratio(spec: Spec, one: Measured) -> float:
-    """What was measured of the part that varies, over its estimate."""
-    like = _like(spec, one)
-    guess = need(like, Split(one.micro_batch, one.checkpointing, evaluated=0))
+def _ratio(spec: Spec, one: Measured) -> float | None:
+    """What was measured of the part that varies, over its estimate; None where it says of itself
+    what cannot be."""
+    try:
+        guess = need(_like(spec, one), Split(one.micro_batch, one.checkpointing, evaluated=0))
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+        return None
     varying = guess.varying + max(0, guess.other_moments)
     kept = guess.saved if one.probe else 0
     measured = one.allocated - (guess.allocated - varying - kept)
@@ -132,6 +151,7 @@ def _like(spec: Spec, one: Measured) -> Spec:
     )
 
 
+_MEASURED = TypeAdapter(Measured)
 _TRAITS = ("optimizer", "frozen", "dropout", "attention_dropout", "head", "token_width")
 
 
@@ -141,9 +161,16 @@ def _traits(spec: Spec) -> dict[str, Any]:
 
 def _lines(path: Path) -> Iterator[Measured]:
     with contextlib.suppress(OSError):
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(ValueError, TypeError):
-                yield Measured(**json.loads(line))
+        for line in _end(path):
+            with contextlib.suppress(ValidationError):
+                yield _MEASURED.validate_json(line, strict=True)
+
+
+def _end(path: Path) -> list[str]:
+    """The last lines."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
+        return file.read().decode("utf-8", errors="replace").splitlines()[-_MOST:]
 
 
 def default_folder() -> Path:

@@ -6,7 +6,7 @@ Spec, budget ──plan()──▶ Plan, or NoPlan with the smallest budget that
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
 from supermax.memory.facts import Spec
@@ -15,6 +15,8 @@ from supermax.words import size_text
 
 _MORE = 1.25
 """How much more memory the same split must get, to be worth another attempt."""
+_LESS = 0.85
+"""The share of what failed that a smaller split should need, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -85,25 +87,33 @@ def plan(
     """The fastest plan that fits into `budget` bytes of the device. `failed`: what turned out not
     to do; a plan must need less, or give the same split clearly more."""
     tried = [_made(spec, split, correction, measured) for split in splits(spec)]
+    if spec.device != "cpu":
+        least = min(tried, key=lambda plan: plan.need.total).split
+        tried.append(_made(spec, replace(least, best_on_host=True), correction, measured))
     bounds = [(f.memory, need(spec, f.split).total) for f in failed]
     fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
+    if clearly := [p for p in fitting if _better(p, bounds, _LESS)]:
+        return min(clearly, key=_preference)
     if fitting:
-        return min(fitting, key=_preference)
+        return min(fitting, key=lambda plan: plan.need.total)
     smallest = min(plan.need.total for plan in tried)
     if failed:  # more than it was thought to need
         smallest = max(smallest, budget + 1, int(_MORE * max(f.memory for f in failed)))
     return NoPlan(spec, smallest, budget)
 
 
-def _better(plan: Plan, failed: Sequence[tuple[int, int]]) -> bool:
-    """Than all that failed, of which each had so much memory and was thought to need so much."""
+def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:
+    """Than all that failed, of which each had so much memory and was thought to need so much:
+    less than this share of it."""
     scarce = [total for memory, total in failed if plan.need.reserved < _MORE * memory]
-    return not scarce or need(plan.spec, plan.split).total < min(scarce)
+    return not scarce or need(plan.spec, plan.split).total < share * min(scarce)
 
 
-def _preference(plan: Plan) -> tuple[float, bool, int]:
+def _preference(plan: Plan) -> tuple[float, bool, int, bool]:
     """The fastest; of equals the simplest, then the largest micro-batch."""
-    return (round(plan.seconds, 6), plan.split.checkpointing, -plan.split.micro_batch)
+    split = plan.split
+    seconds = round(plan.seconds, 6)
+    return (seconds, split.checkpointing, -split.micro_batch, split.best_on_host)
 
 
 def splits(spec: Spec) -> Iterable[Split]:

@@ -71,6 +71,7 @@ class CapturedWay:
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
         if self.why_eager is not None:
+            self._tables.loss.zero_()
             return self._eager.begin(epoch, done)
         self._table = timetable(epoch.batches, self._data, self._size, self._weights)
         self._widths = self._widths or self._chosen(self._table)

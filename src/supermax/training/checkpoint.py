@@ -40,12 +40,17 @@ def restore_random(states: dict[str, Any]) -> None:
 
 
 def copied(
-    weights: dict[str, torch.Tensor], into: dict[str, torch.Tensor]
+    weights: dict[str, torch.Tensor], into: dict[str, torch.Tensor], on_host: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The weights as they are now, where they are: no device has to wait. An earlier copy is
-    overwritten."""
+    """The weights as they are now, where they are, so that no device has to wait; or on the host.
+    An earlier copy is overwritten."""
     if not into:
-        return {name: weight.detach().clone() for name, weight in weights.items()}
+        kept: dict[str, torch.Tensor] = (
+            on_cpu(weights)
+            if on_host
+            else {name: weight.detach().clone() for name, weight in weights.items()}
+        )
+        return kept
     for name, weight in weights.items():
         into[name].copy_(weight)
     return into

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,10 @@ def longest_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: st
     """Tokens of the longest example, uncut, with its question. `key` names the examples and the
     tokenizer."""
     path = cache / "tokens" / f"longest-{key}.json"
-    try:
-        return int(json.loads(path.read_text())["longest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        found = _counted(examples, tokenizer)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        if (kept := int(json.loads(path.read_text())["longest"])) > 0:
+            return kept
+    found = _counted(examples, tokenizer)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({"longest": found}))
     return found

@@ -100,7 +100,8 @@ def train(
     started, config = clock(), prepared.config
     states = _States(prepared, folder, save_every, clock)
     state, best = states.found()
-    best = best or copied(prepared.model.state_dict(), {})  # room for them, from the start
+    on_host = prepared.execution.best_on_host
+    best = best or copied(prepared.model.state_dict(), {}, on_host)  # room for them at once
     best_evaluation: Evaluation | None = None  # a state that was found does not have it
     pace = Pace(reporter.note)
     while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
@@ -113,7 +114,8 @@ def train(
         )
         if value > state.best + config.train.min_delta or state.best_epoch < 0:
             state.best, state.best_epoch, state.worse = value, state.epoch, 0
-            best, best_evaluation = copied(prepared.model.state_dict(), best), evaluation
+            best = copied(prepared.model.state_dict(), best, on_host)
+            best_evaluation = evaluation
         else:
             state.worse += 1
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
@@ -266,5 +268,5 @@ def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str
     restore_random(saved["random"])
     if prepared.execution.device == "cpu":  # sums over other numbers of threads differ in bits
         torch.set_num_threads(saved["threads"])
-    device = prepared.execution.device
+    device = "cpu" if prepared.execution.best_on_host else prepared.execution.device
     return State(**saved["loop"]), {k: v.to(device) for k, v in saved["best"].items()}

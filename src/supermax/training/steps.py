@@ -27,6 +27,8 @@ class Execution:
     threads: int | None = None
     evaluated: int = 1 << 14
     """Tokens that are evaluated at a time, padding included."""
+    best_on_host: bool = False
+    """The best epoch's weights are kept in the host's memory, where the device has none left."""
     captured: bool = True
     """Steps are recorded and replayed, where that is possible."""
     memory: int | None = None
