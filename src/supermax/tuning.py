@@ -5,6 +5,7 @@ Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ T
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -209,9 +210,13 @@ class Tuning:
 
     def planner(self, objective: AgentObjective) -> MemoryPlanner | None:
         """None where the split of a batch was given, or what there is cannot be seen."""
+        if self.memory is not None and self.memory < 1:
+            raise UserError(f"memory must be more than 0 bytes, and is {self.memory}.")
         if self.execution.micro_batch is not None or objective.book is None:
             return None
         on_gpu = has_cuda(self.execution)
+        if on_gpu:  # as NVIDIA's own tools number them
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         budget = GpuBudget(self.memory) if on_gpu else HostBudget(self.memory)
         if not budget.whole:
             self.tell(

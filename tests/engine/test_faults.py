@@ -62,6 +62,7 @@ TABLE = [
     (Evidence(signum=signal.SIGSEGV, oom_kills=1), Kind.SIGNAL),
     (Evidence(exit_code=1, log_tail=f"{BLAS}\nFatal Python error"), Kind.HOST_OOM),
     (Evidence(signum=signal.SIGSEGV, log_tail=BLAS), Kind.HOST_OOM),
+    (Evidence(signum=signal.SIGABRT, log_tail="OpenBLAS: malloc failed in x"), Kind.HOST_OOM),
     (Evidence(signum=signal.SIGABRT, log_tail="what():  std::bad_alloc"), Kind.HOST_OOM),
     (Evidence(signum=signal.SIGKILL, log_tail=BLAS), Kind.KILLED),
     (Evidence(exit_code=0), Kind.EXIT),

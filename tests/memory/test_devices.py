@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,17 @@ import psutil
 import pytest
 
 from supermax import doctor
-from supermax.memory.devices import Gpu, GpuBudget, HostBudget, by_program, host_budget, named
+from supermax.memory import devices
+from supermax.memory.devices import (
+    Gpu,
+    GpuBudget,
+    HostBudget,
+    Nvml,
+    by_program,
+    host_budget,
+    machine_memory,
+    named,
+)
 from tests.memory.specs import GIB, MIB
 
 CARD = Gpu(0, "a card", 10 * GIB, 80 * GIB, uuid="GPU-abc", processes={5: 4 * GIB, 6: 6 * GIB})
@@ -75,6 +86,71 @@ def test_the_driver_s_program_tells_the_same(
     assert by_program() == (card,)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     assert by_program() == ()
+
+
+def test_a_driver_that_says_nothing_for_once_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, answers = [0.0], [(CARD,), (), (CARD,)]
+    some = GpuBudget(None, lambda: answers.pop(0), lambda: now[0])
+    for _ in range(3):
+        assert some.whole == 80 * GIB - 256 * MIB
+        now[0] += 2
+    program = tmp_path / "nvidia-smi"
+    program.write_text("no program at all")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert by_program() == ()
+    program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    monkeypatch.setattr(devices, "_PATIENCE", 0.2)
+    assert by_program() == ()
+
+
+def test_nvidia_s_library_is_asked_again_when_it_had_answered_before() -> None:
+    class Library:
+        broken = False
+
+        def nvmlInit(self) -> None:  # noqa: N802
+            pass
+
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            if self.broken:
+                raise RuntimeError("GPU is lost")
+            return 0
+
+    library, asked = Library(), []
+    nvml = Nvml(lambda name: asked.append(name) or library)  # type: ignore[func-returns-value]
+    nvml.read()
+    library.broken = True
+    nvml.read()
+    library.broken = False
+    nvml.read()
+    assert len(asked) == 2
+    never = Nvml(lambda name: asked.append(name) or Library.missing)  # type: ignore[attr-defined]
+    never.read()
+    never.read()
+    assert len(asked) == 3
+
+
+def test_what_others_had_before_stays_theirs() -> None:
+    """Where the driver does not say whose memory it is."""
+    used = [30 * GIB]
+    some = GpuBudget(
+        None, lambda: (Gpu(0, "a card", used[0], 80 * GIB),), iter(range(99)).__next__
+    )
+    assert some.available("0", set(), 0) == 50 * GIB - 256 * MIB
+    used[0] = 31 * GIB  # of 20 that were promised, one is taken
+    assert some.available("0", {7}, 20 * GIB) == 50 * GIB - 256 * MIB
+
+
+def test_a_limit_that_somebody_set_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * GIB, 4 * GIB))
+    assert HostBudget().whole == 3 * GIB - 512 * MIB
+    assert HostBudget(GIB).whole == GIB
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    total = machine_memory()
+    assert total is not None
+    assert HostBudget(10**15).whole == total
 
 
 def test_a_cpu_has_most_of_what_is_free() -> None:

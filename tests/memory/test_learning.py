@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -94,3 +96,61 @@ def test_plans_heed_it(tmp_path: Path) -> None:
 def test_it_is_kept_for_the_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_folder() == tmp_path / "supermax" / "memory"
+
+
+GOOD = {"micro_batch": 16, "checkpointing": False, "length": 64, "effective_batch": 64,
+        "allocated": 5 * GIB, "reserved": 6 * GIB}  # fmt: skip
+NONSENSE: list[object] = [
+    {"allocated": None}, {"allocated": "5"}, {"allocated": 10**400}, {"allocated": -1},
+    {"reserved": 1e300}, {"reserved": 10**30}, {"seconds": -1.0}, {"seconds": "soon"},
+    {"seconds": 0.0, "tokens": 5}, {"micro_batch": "2"}, {"micro_batch": 0}, {"length": 1e300},
+    {"traits": []}, {"traits": None}, {"traits": {"optimizer": "sgd"}},
+    {"traits": {"frozen": "x"}}, {"traits": {"head": -(10**40)}}, {"unknown": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", NONSENSE, ids=str)
+def test_what_cannot_be_is_not_believed(tmp_path: Path, wrong: dict[str, object]) -> None:
+    book = Book(tmp_path, "a card", "torch 1")
+    book.note(SPEC, measured(SPEC, 1.0))
+    before = book.known(SPEC)
+    (page,) = tmp_path.glob("*.jsonl")
+    for line in (json.dumps({**GOOD, **wrong}), "[" * 5000, '{"reserved": NaN}', "NaN"):
+        with page.open("a") as file:
+            file.write(line + "\n")
+    found = Book(tmp_path, "a card", "torch 1").known(SPEC)
+    assert found.paces == before.paces
+    assert found.correction.worst <= 4
+    assert found.correction.extra <= 6 * GIB
+    assert isinstance(plan(SPEC, 80 * GIB, correction=found.correction), Plan)
+
+
+def test_a_long_record_is_cut_and_only_a_file_is_read(tmp_path: Path) -> None:
+    book = Book(tmp_path, "a card", "torch 1")
+    book.note(SPEC, measured(SPEC, 1.0))
+    (page,) = tmp_path.glob("*.jsonl")
+    page.write_text(page.read_text() * 9000)
+    assert page.stat().st_size > 1 << 20
+    book.note(SPEC, measured(SPEC, 1.0))
+    assert page.stat().st_size < 1 << 20
+    assert len(page.read_text().splitlines()) == 201
+    assert book.known(SPEC).measurements == 200
+    page.unlink()
+    os.mkfifo(page)
+    assert Book(tmp_path, "a card", "torch 1").known(SPEC).measurements == 0
+
+
+def test_both_kinds_of_half_precision_are_one(tmp_path: Path) -> None:
+    """What a GPU computes in is known to its cells only."""
+    book = Book(tmp_path, "a card", "torch 1")
+    book.note(replace(SPEC, precision="fp16"), measured(SPEC, 1.0))
+    assert book.known(SPEC).measurements == 1
+    assert book.known(replace(SPEC, precision="fp32")).measurements == 0
+
+
+def test_one_trial_that_held_on_to_much_is_not_the_measure_of_all(tmp_path: Path) -> None:
+    book = Book(tmp_path, "a card", "torch 1")
+    for _ in range(40):
+        book.note(SPEC, measured(SPEC, 1.0))
+    book.note(SPEC, measured(SPEC, 1.0, reserved=300 * GIB))
+    assert book.known(SPEC).correction.extra == 300 * MIB

@@ -191,7 +191,12 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
 
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
 _HOST_FULL = ("defaultcpuallocator", "std::bad_alloc")
-_LIBRARY_FULL = ("openblas error: memory allocation still failed", "what():  std::bad_alloc")
+_LIBRARY_FULL = (
+    "openblas error: memory allocation still failed",
+    "openblas: malloc failed",
+    "libgomp: thread creation failed: resource temporarily unavailable",
+    "what():  std::bad_alloc",
+)
 _BY_ITSELF = (signal.SIGABRT, signal.SIGSEGV)
 _FRESH = (
     "There was enough free memory, in pieces too small to use. A fresh process begins with one "

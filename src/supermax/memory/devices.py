@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import shutil
 import subprocess
 import time
@@ -20,6 +21,10 @@ import psutil
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _MARGIN = 256 << 20
 """Bytes of a device that nobody gets: what a driver takes for itself moves."""
+_PATIENCE = 15.0
+"""Seconds for NVIDIA's program."""
+_CELL_ITSELF = 512 << 20
+"""Bytes of data that a process has before its trial begins."""
 _HOST_SHARE = 0.85
 """Of the memory that is free when a run begins."""
 
@@ -43,7 +48,7 @@ class Nvml:
     def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
         self._load = load
         self._nvml: Any = None
-        self._gone = False
+        self._seen = self._gone = False
 
     def read(self) -> tuple[Gpu, ...]:
         if self._gone:
@@ -53,10 +58,12 @@ class Nvml:
                 nvml = self._load("pynvml")
                 nvml.nvmlInit()
                 self._nvml = nvml
-            return _look(self._nvml)
+            found = _look(self._nvml)
+            self._seen = True
         except Exception:  # not installed, no driver, or a driver that has gone away
-            self._gone = True
+            self._nvml, self._gone = None, not self._seen  # what was there may come back
             return ()
+        return found
 
 
 def _look(nvml: Any) -> tuple[Gpu, ...]:
@@ -104,13 +111,13 @@ def by_program() -> tuple[Gpu, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     query = "--query-gpu=index,uuid,name,memory.used,memory.total,driver_version"
-    done = subprocess.run(
-        ["nvidia-smi", query, "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except (OSError, subprocess.SubprocessError):  # broken, or it hangs
+        return ()
     gpus = []
     for line in done.stdout.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -153,11 +160,20 @@ def host_budget() -> int:
     return int(_HOST_SHARE * (min(free, total) if total is not None else free))
 
 
+def own_limit() -> int | None:
+    """What a process of this user may have beyond what it begins with, where that is limited."""
+    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return None if soft == resource.RLIM_INFINITY else max(1, soft - _CELL_ITSELF)
+
+
 class HostBudget:
-    """Memory of this machine, for trials on its CPU."""
+    """Memory of this machine, for trials on its CPU: most of what is free when a run begins, or
+    as much as was said, and never more than there is."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self.whole = limit if limit is not None else host_budget()
+        bounds = (machine_memory() if limit is not None else None, own_limit())
+        whole = limit if limit is not None else host_budget()
+        self.whole = min(whole, *(bound for bound in bounds if bound is not None), whole)
 
     def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
         return self.whole
@@ -179,6 +195,8 @@ class GpuBudget:
         self._read = read or (lambda: gpus(nvml))
         self._clock = clock
         self._last: tuple[float, tuple[Gpu, ...]] | None = None
+        self._others: dict[int, int] = {}
+        """Bytes by device that were in use while nothing of this run was there."""
 
     @property
     def whole(self) -> int:
@@ -193,13 +211,19 @@ class GpuBudget:
         gpu = named(self._gpus(), device)
         if gpu is None:
             return self.whole
+        if not ours:
+            self._others[gpu.index] = gpu.used
         told = [gpu.processes[pid] for pid in pids if pid in gpu.processes]
-        mine = sum(told) if told else min(ours, gpu.used)
+        # In a container the driver does not tell whose memory it is.
+        mine = sum(told) if told else min(ours, max(0, gpu.used - self._others.get(gpu.index, 0)))
         free = gpu.total - _MARGIN - max(0, gpu.used - mine)
         return min(free, self._limit) if self._limit is not None else free
 
     def _gpus(self) -> tuple[Gpu, ...]:
         now = self._clock()
         if self._last is None or now - self._last[0] > self._FRESH:
-            self._last = (now, self._read())
+            found = self._read()
+            if not found and self._last is not None:  # a driver that says nothing for once
+                found = self._last[1]
+            self._last = (now, found)
         return self._last[1]

@@ -19,7 +19,7 @@ def hold_to(execution: Execution) -> None:
     it would on a machine of that size. Without a budget an earlier one is lifted. A GPU's memory
     is taken in pieces that can grow, so that it does not fall apart."""
     if execution.device.startswith("cuda"):
-        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if not torch.cuda.is_initialized() and "PYTORCH_ALLOC_CONF" not in os.environ:  # type: ignore[no-untyped-call]
             os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         named = execution.device.partition(":")[2]
         device = int(named) if named else torch.cuda.current_device()
@@ -28,12 +28,13 @@ def hold_to(execution: Execution) -> None:
         torch.cuda.set_per_process_memory_fraction(share, device)
         return
     resident()
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = hard if execution.memory is None else libraries() + execution.memory + unused()
-    if resource.RLIM_INFINITY not in (wanted, hard):
-        wanted = min(wanted, hard)
-    if wanted != soft:
-        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    allowed, hard = allowed_before(), resource.getrlimit(resource.RLIMIT_DATA)[1]
+    wanted = allowed
+    if execution.memory is not None:
+        # What earlier trials have left in use is not this one's to do without.
+        wanted = max(libraries(), _data()) + execution.memory + unused()
+        wanted = wanted if allowed == resource.RLIM_INFINITY else min(wanted, allowed)
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
 def count_what_is_used() -> None:
@@ -59,8 +60,18 @@ def unused() -> int:
 
 
 @functools.cache
+def allowed_before() -> int:
+    """The limit that this process came with: somebody's own, and never exceeded."""
+    return resource.getrlimit(resource.RLIMIT_DATA)[0]
+
+
+@functools.cache
 def libraries() -> int:
     """Bytes of data that this process had before its first trial: they are not the trial's."""
+    return _data()
+
+
+def _data() -> int:
     return int(getattr(psutil.Process().memory_info(), "data", 0))  # Linux tells
 
 
