@@ -47,7 +47,7 @@ from supermax.training.sources import find
 from supermax.training.steps import Execution
 
 BUDGET = 24 << 30
-HALF = Execution(device="cuda", precision="bf16")
+HALF = Execution(device="cuda", precision="bf16", captured=False)
 FAMILIES = list(FULL)
 # What the older rules allowed for large encoders: 108 of the 546 combinations, which a batch of at
 # most 16 and at most 288 tokens are.

@@ -62,9 +62,9 @@ def plan_of(planner: MemoryPlanner, failed: Sequence[dict[str, Any]] = ()) -> di
 def test_the_first_trial_of_an_encoder_that_nothing_is_known_of_probes_it(tmp_path: Path) -> None:
     planner = made_for_a_gpu(tmp_path)
     first = plan_of(planner)
-    assert [(one["micro_batch"], one["checkpointing"]) for one in first["probes"]] == [
-        (8, False), (4, False), (8, True),
-    ]  # fmt: skip
+    asked = [(one["micro_batch"], one["checkpointing"]) for one in first["probes"]]
+    assert asked[0] == (8, False)
+    assert (8, True) in asked
     assert "probes" not in plan_of(planner)
     assert "probes" in plan_of(made_for_a_gpu(tmp_path))  # nothing was noted yet
 
@@ -86,8 +86,8 @@ def test_what_a_trial_probed_is_known_to_the_next_run(tmp_path: Path) -> None:
     objective(trial)
     (page,) = planner.book.folder.glob("*.jsonl")
     lines = [json.loads(line) for line in page.read_text().splitlines()]
-    noted = [(line["micro_batch"], line["checkpointing"], line["tokens"]) for line in lines[:3]]
-    assert noted == [
+    noted = [(line["micro_batch"], line["checkpointing"], line["tokens"]) for line in lines]
+    assert noted[: len(plan["probes"])] == [
         (one["micro_batch"], one["checkpointing"], one["micro_batch"] * one["length"])
         for one in plan["probes"]
     ]

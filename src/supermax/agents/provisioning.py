@@ -86,7 +86,7 @@ class MemoryPlanner:
     def _probes(self, found: Plan, failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """For the first trial of an encoder of which nothing is known on this device."""
         encoders = tuple(encoder.fingerprint for encoder in found.spec.encoders)
-        if failed or encoders in self._probed or self.book.known(found.spec).paces:
+        if failed or encoders in self._probed or self.book.known(found.spec).measurements:
             return {}
         self._probed.add(encoders)
         length = found.spec.length

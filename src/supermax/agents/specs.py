@@ -16,7 +16,7 @@ from supermax.training.config import Config
 from supermax.training.heads import Fusion, Pooling, head
 from supermax.training.prepare import longest
 from supermax.training.sources import Source
-from supermax.training.steps import Execution
+from supermax.training.steps import Execution, recordable
 
 
 def spec_of(
@@ -41,6 +41,7 @@ def spec_of(
         attention_dropout=config.encoder.attention_dropout != 0,
         head=_new_numbers(config, sources, classes),
         token_width=_token_width(config, sources[-1].config.hidden_size),
+        captured=recordable(execution),
     )
 
 

@@ -174,8 +174,11 @@ def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     stepping = found.gradients + _stepping(spec)
     tokens = max(split.evaluated, spec.length)
     looking = sum(kept.looking(e, spec, tokens, spec.length) for e in spec.encoders)
-    highest = max(backward, adding, stepping, _copies(spec) + looking)
-    return int(highest - found.gradients - moving)
+    evaluating = _copies(spec) + looking
+    highest: float = max(backward, adding, stepping)
+    if spec.captured and not split.checkpointing:
+        highest += evaluating  # beside what the recordings have
+    return int(max(highest, evaluating) - found.gradients - moving)
 
 
 def _stepping(spec: Spec) -> int:

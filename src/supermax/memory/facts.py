@@ -63,6 +63,9 @@ class Spec:
     """Numbers of pooling, fusion and heads."""
     token_width: int = 0
     """Width of what heads and fusion compute for every single token."""
+    captured: bool = False
+    """Steps are recorded, unless activations are computed again. What a recording works in stays
+    its own between two steps."""
 
     @property
     def half(self) -> bool:

@@ -147,12 +147,21 @@ def _like(spec: Spec, one: Measured) -> Spec:
             **kept,
             "length": one.length,
             "effective_batch": one.effective_batch,
+            **({"captured": False} if one.probe else {}),
         }
     )
 
 
 _MEASURED = TypeAdapter(Measured)
-_TRAITS = ("optimizer", "frozen", "dropout", "attention_dropout", "head", "token_width")
+_TRAITS = (
+    "optimizer",
+    "frozen",
+    "dropout",
+    "attention_dropout",
+    "head",
+    "token_width",
+    "captured",
+)
 
 
 def _traits(spec: Spec) -> dict[str, Any]:

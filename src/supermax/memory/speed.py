@@ -14,6 +14,7 @@ from supermax.memory.facts import Spec
 
 _ASKING = {"cuda": 3.5e-3, "cpu": 2e-4}  # seconds a layer
 _RATE = {"cuda": 2.5e14, "cpu": 4e10}  # operations a second
+_RECORDED = 0.1  # of that, where steps are recorded
 _AGAIN_ASKING = 1.8  # layers computed again are asked for again
 _AGAIN = 4 / 3  # one more forward pass for each forward and backward
 
@@ -48,6 +49,10 @@ def batch_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> fl
 def _rough(spec: Spec, tokens: int, checkpointing: bool) -> float:
     kind = "cpu" if spec.device == "cpu" else "cuda"
     layers = sum(encoder.layers for encoder in spec.encoders)
-    asking = _ASKING[kind] * layers * (_AGAIN_ASKING if checkpointing else 1)
+    asking = _ASKING[kind] * layers
+    if checkpointing:
+        asking *= _AGAIN_ASKING
+    elif spec.captured:
+        asking *= _RECORDED
     work = 6 * sum(e.layers * e.matrices for e in spec.encoders) * tokens
     return max(asking, work / _RATE[kind] * (_AGAIN if checkpointing else 1))

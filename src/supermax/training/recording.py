@@ -29,8 +29,21 @@ class Graphs:
         self._device = torch.device(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._rehearsed = False
 
     def record(self, run: Work, rehearse: Work) -> Work:
+        """The first is rehearsed, which loads what is needed; others only where they must be. A
+        rehearsal takes memory of its own, beside what the recordings have."""
+        if self._rehearsed:
+            try:
+                return self._recorded(run)
+            except RuntimeError:  # it needs what was not loaded yet
+                torch.cuda.synchronize(self._device)
+        self._rehearse(rehearse)
+        self._rehearsed = True
+        return self._recorded(run)
+
+    def _rehearse(self, rehearse: Work) -> None:
         here = torch.cuda.current_stream(self._device)
         random = torch.cuda.get_rng_state(self._device)
         self._stream.wait_stream(here)
@@ -40,6 +53,8 @@ class Graphs:
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()  # what the rehearsal took is the recording's now
         torch.cuda.set_rng_state(random, self._device)
+
+    def _recorded(self, run: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"

@@ -36,6 +36,12 @@ class Execution:
     none."""
 
 
+def recordable(execution: Execution) -> bool:
+    """On such a device steps can be recorded, unless activations are computed again."""
+    on_gpu = execution.device.startswith("cuda")
+    return execution.captured and on_gpu and execution.precision != "fp16"
+
+
 @dataclass(frozen=True)
 class Shares:
     """What the sums of an effective batch are divided by, known before its first micro-batch."""
