@@ -1,6 +1,7 @@
 """How fast trials are trained on this GPU, beside Hugging Face Trainer in the same run.
 
     python benchmarks/speed.py steady [TASK ...]     samples a second, once it goes
+    python benchmarks/speed.py trials [--cells 1,4,8]  whole trials an hour, in a search
     python benchmarks/speed.py table                 what is in the results so far
 
 Contenders train the same encoder, from the same configuration, on the same pairs, with the same
@@ -228,6 +229,159 @@ def steady(
                     keep(line | {"failed": f"{type(error).__name__}: {error}"[:300]})
 
 
+# Whole trials: three epochs each, from one fixed list of configurations.
+
+RATES = [1e-5, 2e-5, 3e-5, 5e-5]
+BETWEEN = 2  # trials before those that count, so that nobody's first start does
+SPACE = """
+name: rates
+parameters:
+  encoder.name: {choices: [untrained/bert-base-uncased]}
+  text.max_length: {choices: [128]}
+  train.effective_batch: {choices: [16]}
+  optim.lr: {choices: [1.0e-5, 2.0e-5, 3.0e-5, 5.0e-5]}
+"""
+
+
+def our_trials(what: Task, cells: int, trials: int) -> dict[str, Any]:
+    from supermax.space import loads
+    from supermax.training.data.splits import Splits
+    from supermax.tuning import Tuning
+
+    corpus = corpus_of(what)
+    space = loads(SPACE.replace("untrained/bert-base-uncased", what.encoder))
+    with tempfile.TemporaryDirectory() as folder:
+        tuning = Tuning(
+            "criteria",
+            corpus,
+            f"{folder}/s.db",
+            Path(folder) / "cache",
+            space=space,
+            trials=trials,
+            sampler="random",
+            limits={"epochs": 3, "patience": None},
+            splits=Splits(corpus, validation_of(corpus), validation_of(corpus)),
+            top=1,
+            seed=0,
+            tell=lambda _: None,
+        )
+        started = time.time()
+        tuned = tuning.run(workers=cells, progress=False)
+        done = [t for t in tuned.study.trials if t.state.name == "COMPLETE"]
+        ends = sorted(t.datetime_complete.timestamp() for t in done if t.datetime_complete)
+        first = ends[max(BETWEEN, cells) - 1]
+        results = [t.user_attrs["result"] for t in done]
+    return {
+        "trials": len(done),
+        "whole": time.time() - started,
+        "before_first": ends[0] - started,
+        "per_trial": (ends[-1] - first) / (len(ends) - max(BETWEEN, cells)),
+        "metric": statistics.median(t.value for t in done if t.value is not None),
+        "training": statistics.median(r["seconds"] for r in results),
+        "rate": statistics.median(r["samples_per_second"] or 0 for r in results),
+        "cells": tuned.summary.cells,
+        "faults": tuned.summary.faults,
+        "steps": sorted({str(r.get("steps")) for r in results}),
+    }
+
+
+def validation_of(corpus: Corpus) -> Corpus:
+    """An eighth of the pairs: what is learnt does not matter here, only that it is looked at."""
+    return Corpus("some", corpus.label_names, corpus.examples[::8])
+
+
+def trainer_trials(what: Task, trials: int) -> dict[str, Any]:
+    """Trainer's own search, with Optuna."""
+    import numpy as np
+    from sklearn.metrics import f1_score
+    from transformers import Trainer, TrainingArguments
+
+    corpus, source = corpus_of(what), find(what.encoder)
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [text for e in corpus.examples for text in (e.question, e.text) if text]
+        tokenizer = tokenizer_for(source, texts, Path(folder))
+
+        class Network(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                made = prepared_config(source, 0.1, 0.1, **special_ids(tokenizer))
+                self.model = Model(config_of(what), [load(source, made)], 2)
+
+            def forward(self, input_ids, attention_mask, token_type_ids, labels):  # type: ignore[no-untyped-def]
+                logits = self.model(Inputs(input_ids, attention_mask, token_type_ids)).classes
+                return {"loss": cross_entropy(logits.float(), labels), "logits": logits}
+
+        cut = {"truncation": True, "max_length": what.length, "return_token_type_ids": True}
+
+        def rows(some: Corpus) -> list[dict[str, Any]]:
+            return [
+                {**tokenizer(e.question, e.text, **cut), "label": e.label} for e in some.examples
+            ]
+
+        arguments = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=what.batch,
+            per_device_eval_batch_size=64,
+            num_train_epochs=3,
+            warmup_steps=WARMUP,
+            max_grad_norm=1.0,
+            bf16=DEVICE == "cuda",
+            use_cpu=DEVICE == "cpu",
+            train_sampling_strategy="group_by_length",
+            eval_strategy="epoch",
+            save_strategy="no",
+            report_to=[],
+            logging_strategy="epoch",
+            disable_tqdm=True,
+        )
+        ends: list[float] = []
+
+        def metrics(prediction: Any) -> dict[str, float]:
+            found = np.argmax(prediction.predictions, axis=-1)
+            return {"f1": float(f1_score(prediction.label_ids, found, average="macro"))}
+
+        def objective(values: dict[str, float]) -> float:
+            ends.append(time.time())
+            return values["eval_f1"]
+
+        started = time.time()
+        run = Trainer(
+            None,
+            arguments,
+            model_init=lambda _: Network(),
+            train_dataset=rows(corpus),
+            eval_dataset=rows(validation_of(corpus)),
+            processing_class=tokenizer,
+            compute_metrics=metrics,
+        )
+        best = run.hyperparameter_search(
+            hp_space=lambda trial: {"learning_rate": RATES[trial.number % len(RATES)]},
+            n_trials=trials,
+            direction="maximize",
+            backend="optuna",
+            compute_objective=objective,
+        )
+        by_trial = ends[2::3] if len(ends) >= 3 * trials else ends  # it is asked every epoch
+    return {
+        "trials": trials,
+        "whole": time.time() - started,
+        "before_first": by_trial[0] - started,
+        "per_trial": (by_trial[-1] - by_trial[BETWEEN - 1]) / (len(by_trial) - BETWEEN),
+        "metric": best.objective,
+    }
+
+
+def whole_trials(
+    name: str, cells: list[int], trials: int, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    run = f"{time.time():.0f}"
+    for many in cells:
+        line = {"part": "trials", "run": run, "task": name, "contender": f"{many} cells"}
+        keep(line | our_trials(TASKS[name], many, max(trials, 3 * many)))
+    line = {"part": "trials", "run": run, "task": name, "contender": REFERENCE}
+    keep(line | trainer_trials(TASKS[name], min(trials, 5)))
+
+
 def table(lines: list[dict[str, Any]], path: Path) -> int:
     shown = Table("task", "contender", "samples/s", "× Trainer", "bar", "first epoch", "loss", "")
     missed = 0
@@ -260,18 +414,47 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
             ("met" if met else "MISSED") if bar else (line.get("why_eager") or "")[:40],
         )
     Console(width=140).print(shown)
+    missed += trials_table([line for line in lines if line["part"] == "trials"])
     device = torch.cuda.get_device_name() if DEVICE == "cuda" else "none"
     kept = {"machine": machine(("torch", "transformers")), "device": device, "lines": lines}
     path.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     return int(missed > 0)
 
 
+def trials_table(lines: list[dict[str, Any]]) -> int:
+    if not lines:
+        return 0
+    shown = Table("task", "contender", "s a trial", "× Trainer", "first after", "metric", "cells")
+    best = 0.0
+    for line in lines:
+        same = [
+            one["per_trial"]
+            for one in lines
+            if one["contender"] == REFERENCE and one["run"] == line["run"]
+        ]
+        ratio = statistics.median(same) / line["per_trial"] if same else None
+        best = max(best, ratio or 0.0)
+        shown.add_row(
+            TASKS[line["task"]].title,
+            line["contender"],
+            f"{line['per_trial']:.2f}",
+            "" if ratio is None else f"{ratio:.2f}",
+            f"{line['before_first']:.1f} s",
+            f"{line['metric']:.3f}",
+            str(line.get("cells", "")),
+        )
+    Console(width=140).print(shown)
+    return int(best < 10)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["steady", "table"])
+    parser.add_argument("part", choices=["steady", "trials", "table"])
     parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--cells", default="1,4,8")
+    parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     name = f"speed-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
@@ -288,6 +471,9 @@ def main() -> int:
     if options.part == "steady":
         names = options.tasks or [name for name in TASKS if name != "tiny"]
         steady(names, options.contenders.split(","), keep)
+    if options.part == "trials":
+        some = [int(many) for many in options.cells.split(",")]
+        whole_trials((options.tasks or ["base16"])[0], some, options.trials, keep)
     return table(lines, path)
 
 

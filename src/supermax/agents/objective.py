@@ -30,9 +30,10 @@ from supermax.training.encoders import import_model
 from supermax.training.limits import hold_to, in_use
 from supermax.training.loop import SAVE_EVERY, Result, train
 from supermax.training.models import count
-from supermax.training.prepare import Prepared, prepare
+from supermax.training.prepare import FIRST, Prepared, prepare
 from supermax.training.sources import find
 from supermax.training.steps import Execution, best_precision
+from supermax.training.ways import Way
 
 ENCODERS = ("encoder.name", "evidence_encoder.name")
 
@@ -104,6 +105,10 @@ class AgentObjective:
         for key in ENCODERS:
             for name in choices(self.space, key) if key in self.space.parameters else ():
                 import_model(find(str(name)))
+
+    def kept_bytes(self) -> int:
+        """Of the host's memory that this process keeps for trials to come."""
+        return FIRST.size
 
     def config(self, sampled: dict[str, Any]) -> Config:
         return configured(self.agent, sampled, self.limits)
@@ -191,7 +196,12 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
         "micro_batch": prepared.execution.micro_batch,
         "checkpointing": prepared.execution.checkpoint_activations,
+        "steps": steps_in_words(prepared.way),
     }
+
+
+def steps_in_words(way: Way) -> str:
+    return "recorded" if way.why_eager is None else f"one by one: {way.why_eager}"
 
 
 def keep(result: Result, path: Path) -> None:

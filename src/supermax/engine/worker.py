@@ -50,7 +50,8 @@ def live(channel: Channel, objective: Objective, *, parent: int, once: bool) -> 
     kernel.be_first_oom_victim()
     with contextlib.suppress(ConnectionLost):
         channel.send(Ready(os.getpid()))
-        baseline = None if once else Baseline()
+        kept = getattr(objective, "kept_bytes", None)
+        baseline = None if once else Baseline(kept if callable(kept) else lambda: 0)
         while True:
             task = next_task(channel)
             link = Link(channel, task)

@@ -23,6 +23,7 @@ _HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout",
 _OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
 """DeBERTa's norm of its relative positions, which every layer looks at."""
 _ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
+DROPOUTS = (*_HIDDEN, *_ATTENTION)
 
 
 def prepared(
@@ -48,12 +49,17 @@ def prepared(
 def load(source: Source, config: PretrainedConfig) -> nn.Module:
     """The encoder with all its weights, in fp32 on the CPU, without a pooler of its own. Nothing
     is left on the meta device and nothing is initialised anew in silence."""
-    model = _untrained(config) if source.place is None else _pretrained(source, config)
-    if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # pooling is the project's own
-    _remember_positions(model)
+    model = finished(untrained(config) if source.place is None else _pretrained(source, config))
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise UserError(listed(f"The weights of '{source.name}' were not loaded:", meta[:5]))
+    return model
+
+
+def finished(model: Any) -> nn.Module:
+    """Without what is the project's own, and with what is worked out once only."""
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    _remember_positions(model)
     return model  # type: ignore[no-any-return]
 
 
@@ -78,7 +84,8 @@ def _remember_positions(model: Any) -> None:
     stack.get_rel_pos = positions
 
 
-def _untrained(config: PretrainedConfig) -> Any:
+def untrained(config: PretrainedConfig) -> Any:
+    """An encoder that is made from its configuration."""
     with _hushed():
         return AutoModel.from_config(config)
 
@@ -148,7 +155,7 @@ def size_of(source: Source) -> int:
 def outline(source: Source) -> nn.Module:
     """The encoder without any weights: what it is made of, and how large that is."""
     with torch.device("meta"):
-        model = _untrained(source.config)
+        model = untrained(source.config)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     return model  # type: ignore[no-any-return]

@@ -22,6 +22,7 @@ from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.encoders import load
 from supermax.training.encoders import prepared as prepared_config
+from supermax.training.first_weights import FirstWeights
 from supermax.training.losses import class_weights
 from supermax.training.metrics import check_metric
 from supermax.training.models import Model
@@ -127,7 +128,7 @@ def prepare(
     tokenizers = tuple(tokenizer_for(source, texts_of(train), cache) for source in sources)
     seed = config.train.seed
     torch.manual_seed(seed)
-    model = _model(config, sources, tokenizers, len(train.label_names) or 2)
+    model = _model(config, sources, tokenizers, len(train.label_names) or 2, execution.device)
     model.to(execution.device)
     if execution.checkpoint_activations:
         model.checkpoint_activations()
@@ -181,14 +182,25 @@ def encoders_of(config: Config) -> tuple[Source, ...]:
     return (first, find(other.name) if other is not None else first)
 
 
+FIRST = FirstWeights()
+"""Of this process."""
+
+
 def _model(
-    config: Config, sources: tuple[Source, ...], tokenizers: tuple[Any, ...], classes: int
+    config: Config,
+    sources: tuple[Source, ...],
+    tokenizers: tuple[Any, ...],
+    classes: int,
+    device: str,
 ) -> Model:
     encoders = []
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
         dropouts = config.encoder.dropout, config.encoder.attention_dropout
-        encoders.append(load(source, prepared_config(source, *dropouts, **ids)))
+        made = prepared_config(source, *dropouts, **ids)
+        # On a CPU a second copy would count against the trial's memory.
+        on_cpu = device == "cpu"
+        encoders.append(load(source, made) if on_cpu else FIRST.encoder(source, made, device))
     return Model(config, encoders, classes)
 
 

@@ -1,0 +1,70 @@
+"""A copy of first weights is what a new start would give, for every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from supermax.training import architectures
+from supermax.training.encoders import load, prepared
+from supermax.training.first_weights import FirstWeights
+from supermax.training.sources import find
+
+FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
+
+
+def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return dict([*model.named_parameters(), *model.named_buffers()])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_copy_is_the_same_and_so_is_what_is_drawn_after_it(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, first, loads = find(family), FirstWeights(), []
+
+    def counted(*of: object) -> torch.nn.Module:
+        loads.append(of)
+        return load(*of)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("supermax.training.first_weights.load", counted)
+    found = []
+    for dropout in (0.1, 0.3):
+        torch.manual_seed(7)
+        config = prepared(source, dropout, dropout)
+        model = first.encoder(source, config, "cpu")
+        after = torch.rand(3)
+        torch.manual_seed(7)
+        anew = load(source, config)
+        assert torch.equal(after, torch.rand(3))
+        ours, theirs = tensors(model), tensors(anew)
+        assert ours.keys() == theirs.keys()
+        for name, tensor in theirs.items():
+            assert torch.equal(ours[name], tensor), name
+            assert ours[name].requires_grad == tensor.requires_grad
+        assert type(model) is type(anew)
+        assert model.config.to_dict() == anew.config.to_dict()  # type: ignore[union-attr,operator]
+        ids = torch.arange(10, 34).reshape(2, 12)
+        outputs = [m.eval()(input_ids=ids).last_hidden_state for m in (model, anew)]
+        assert torch.equal(*outputs)
+        outputs[0].sum().backward()
+        found.append(model)
+    assert len(loads) == 1
+    with torch.no_grad():
+        next(found[1].parameters()).fill_(9.0)  # a trial trains its own
+    torch.manual_seed(7)
+    third = first.encoder(source, prepared(source, 0.1, 0.1), "cpu")
+    assert next(third.parameters()).max() < 9
+    assert first.size >= sum(p.numel() * 4 for p in third.parameters())
+
+
+def test_another_seed_or_encoder_is_made_anew() -> None:
+    first = FirstWeights()
+    weights = []
+    for name, seed in (("tiny-bert", 1), ("tiny-bert", 2), ("tiny-electra", 2), ("tiny-bert", 1)):
+        torch.manual_seed(seed)
+        source = find(name)
+        model = first.encoder(source, prepared(source, 0.1, 0.1), "cpu")
+        weights.append(next(model.parameters()).detach().clone())
+    assert not torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[0], weights[3])
