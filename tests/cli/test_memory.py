@@ -36,7 +36,7 @@ def test_more_memory_takes_more_at_a_time() -> None:
 
 
 def test_a_device_that_is_too_small_is_told_what_would_do() -> None:
-    assert "needs 6." in sm(*LARGE, "--length", "480", "--gpu-memory", "4GiB", code=1)
+    assert "needs 8." in sm(*LARGE, "--length", "480", "--gpu-memory", "4GiB", code=1)
 
 
 def test_every_encoder_of_a_space_has_its_share() -> None:
@@ -57,6 +57,8 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
         (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
         (("--model", "tiny", "--gpu-memory", "much"), "no size"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--length", "9999"), "514 tokens at most"),
+        (("--model", "tiny", "--batch", "1000000000"), "100000"),
+        (("--model", "tiny", "--accum", "1000000"), "10000"),
         (("--model", "tiny-bert", "--gpu-memory", "1GiB", "--frozen", "7"), "has 2 layers"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--agent", "criterai"), "criteria"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--optimizer", "adam"), "adamw"),

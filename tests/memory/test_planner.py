@@ -64,6 +64,18 @@ def test_what_ran_out_of_memory_is_never_planned_again(
     raise AssertionError("it never ends")
 
 
+@given(st.integers(1, 600))
+def test_every_number_of_parts_is_looked_at_once(batch: int) -> None:
+    sizes = [split.micro_batch for split in splits(replace(LARGE, effective_batch=batch))]
+    equal = list(dict.fromkeys(-(-batch // times) for times in range(1, batch + 1)))
+    assert sizes == 2 * equal
+
+
+def test_a_huge_batch_is_planned_at_once() -> None:
+    few = list(splits(replace(LARGE, effective_batch=10**9)))
+    assert len(few) < 130_000
+
+
 def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
     found = plan(LARGE, 24 * GIB)
     assert isinstance(found, Plan)
@@ -82,7 +94,7 @@ def test_the_whole_batch_is_taken_where_it_fits() -> None:
 def test_what_does_not_fit_at_all_says_what_would_do() -> None:
     found = plan(LARGE, 4 * GIB)
     assert isinstance(found, NoPlan)
-    assert "bert-large at 480 tokens needs 6." in str(found)
+    assert "bert-large at 480 tokens needs 8." in str(found)
     assert 0.4 < found.over < 1.2
 
 

@@ -42,8 +42,8 @@ OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
 
 def plan(
     model: Annotated[str | None, typer.Option(help="An encoder: its name, or a folder.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 16,
-    accum: Annotated[int, typer.Option(min=1, help="Batches of an update.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Sequences of a batch.")] = 16,
+    accum: Annotated[int, typer.Option(min=1, max=10_000, help="Batches of an update.")] = 1,
     length: Annotated[int, typer.Option(min=8, help="Tokens of the longest sequence.")] = 256,
     optimizer: Annotated[
         str, typer.Option(help=", ".join(OPTIMIZERS), autocompletion=among(OPTIMIZERS))

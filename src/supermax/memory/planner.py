@@ -109,13 +109,19 @@ def _preference(plan: Plan) -> tuple[float, bool, int]:
 def splits(spec: Spec) -> Iterable[Split]:
     """Every way to take the effective batch in micro-batches of equal size, the last one smaller
     if need be. Evaluation takes as little at a time as fits beside the smallest of them."""
-    sizes = dict.fromkeys(
-        -(-spec.effective_batch // times) for times in range(1, spec.effective_batch + 1)
-    )
     for checkpointing in (False, True):
-        for size in sizes:
+        for size in _sizes(spec.effective_batch):
             evaluated = min(EVALUATED, max(4 * size * spec.length, 2048))
             yield Split(size, checkpointing, evaluated)
+
+
+def _sizes(batch: int) -> Iterable[int]:
+    """Every size that some number of equal parts has, the largest first: about 2√batch."""
+    times = 1
+    while size := (batch - 1) // times:
+        yield size + 1
+        times = (batch - 1) // size + 1
+    yield 1
 
 
 def _made(spec: Spec, split: Split, correction: Correction, measured: Sequence[Pace]) -> Plan:
