@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supermax.agents.fits import share
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import Failed, NoPlan, Plan, plan, splits
+from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, splits
 from supermax.memory.speed import Pace
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
@@ -74,6 +75,17 @@ def test_every_number_of_parts_is_looked_at_once(batch: int) -> None:
 def test_a_huge_batch_is_planned_at_once() -> None:
     few = list(splits(replace(LARGE, effective_batch=10**9)))
     assert len(few) < 130_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs(), budgets)
+def test_what_is_said_of_a_space_is_what_is_planned(spec: Spec, budget: int) -> None:
+    for size in {budget, least(spec), least(spec) - 1}:
+        found, said = plan(spec, size), share([spec], size)
+        assert said.all == 1
+        assert said.never == isinstance(found, NoPlan)
+        assert said.whole == (isinstance(found, Plan) and found.whole)
+        assert said.smallest == (found.smallest if isinstance(found, NoPlan) else least(spec))
 
 
 def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:

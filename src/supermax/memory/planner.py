@@ -5,6 +5,7 @@ Spec, budget ──plan()──▶ Plan, or NoPlan with the smallest budget that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -108,11 +109,22 @@ def _preference(plan: Plan) -> tuple[float, bool, int]:
 
 def splits(spec: Spec) -> Iterable[Split]:
     """Every way to take the effective batch in micro-batches of equal size, the last one smaller
-    if need be. Evaluation takes as little at a time as fits beside the smallest of them."""
+    if need be."""
     for checkpointing in (False, True):
         for size in _sizes(spec.effective_batch):
-            evaluated = min(EVALUATED, max(4 * size * spec.length, 2048))
-            yield Split(size, checkpointing, evaluated)
+            yield split_into(spec, size, checkpointing)
+
+
+def split_into(spec: Spec, size: int, checkpointing: bool = False) -> Split:
+    """Micro-batches of that size. Evaluation takes as little at a time as fits beside them."""
+    return Split(size, checkpointing, min(EVALUATED, max(4 * size * spec.length, 2048)))
+
+
+def least(spec: Spec) -> int:
+    """Bytes of the smallest device that takes it in some way. One sequence at a time is not always
+    that: a batch taken whole does not keep the sum of its gradients beside its activations."""
+    ends = itertools.product((1, spec.effective_batch), (False, True))
+    return min(need(spec, split_into(spec, *end)).total for end in ends)
 
 
 def _sizes(batch: int) -> Iterable[int]:
