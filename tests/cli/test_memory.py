@@ -26,6 +26,14 @@ def test_what_does_not_fit_is_split_and_stays_the_same() -> None:
     assert sum(v for k, v in found["asked"].items() if k != "total") == found["asked"]["total"]
 
 
+def test_what_is_planned_as_it_was_asked_needs_what_was_asked() -> None:
+    for batch, length in (("1", "8"), ("4", "32"), ("16", "256")):
+        size = ("--batch", batch, "--length", length, "--gpu-memory", "24GiB")
+        found = data("plan", "--model", "bert-base-uncased", "--optimizer", "adafactor", *size)
+        assert found["plan"]["micro_batch"] == int(batch)
+        assert found["asked"] == found["planned"]
+
+
 def test_more_memory_takes_more_at_a_time() -> None:
     sizes = [
         data(*LARGE, "--length", "128", "--gpu-memory", f"{gib}GiB")["plan"]["micro_batch"]

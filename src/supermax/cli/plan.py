@@ -122,8 +122,9 @@ def _budget(given: str | None, device: str) -> int:
 
 def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_json: bool) -> None:
     from supermax.agents.specs import spec_of
-    from supermax.memory.estimate import Split, need
+    from supermax.memory.estimate import need
     from supermax.memory.planner import plan as planned
+    from supermax.memory.planner import split_into
     from supermax.training.config import read_config
     from supermax.training.prepare import longest
 
@@ -135,7 +136,7 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     if config.encoder.frozen_layers > layers:
         raise UserError(f"{source.name} has {layers} layers: so many can be frozen at most.")
     spec = spec_of(config, [source] * (2 if config.agent == "joint" else 1), _execution(device))
-    asked, found = need(spec, Split(batch)), planned(spec, budget)
+    asked, found = need(spec, split_into(spec, batch)), planned(spec, budget)
     if as_json:
         print_json(_as_data(spec, asked, found, budget))
         return
