@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from supermax.agents.fits import share
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, splits
+from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
 from supermax.memory.speed import Pace
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
@@ -94,6 +94,20 @@ def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
     assert not found.split.checkpointing
     assert found.split.micro_batch < 192
     assert str(found) == f"{found.micro_batches} micro-batches of {found.split.micro_batch}"
+
+
+def test_a_plan_says_that_its_last_micro_batch_is_smaller() -> None:
+    made = plan(LARGE, 200 * GIB)
+    assert isinstance(made, Plan)
+    for size, words in (
+        (48, "4 micro-batches of 48"),
+        (22, "8 micro-batches of 22 and one of 16"),
+        (100, "1 micro-batch of 100 and one of 92"),
+        (192, "192 sequences at once"),
+    ):
+        assert str(replace(made, split=split_into(LARGE, size))) == words
+    again = replace(made, split=split_into(LARGE, 22, checkpointing=True))
+    assert str(again) == "8 micro-batches of 22 and one of 16, activations computed again"
 
 
 def test_the_whole_batch_is_taken_where_it_fits() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
 from supermax.memory.facts import Spec
 from supermax.memory.speed import Pace, batch_seconds
-from supermax.words import size_text
+from supermax.words import counted, size_text
 
 _MORE = 1.25
 """How much more memory the same split must get, to be worth another attempt."""
@@ -40,7 +40,10 @@ class Plan:
     def __str__(self) -> str:
         words = f"{self.spec.effective_batch} sequences at once"
         if self.micro_batches > 1:
-            words = f"{self.micro_batches} micro-batches of {self.split.micro_batch}"
+            size = self.split.micro_batch
+            full, rest = divmod(self.spec.effective_batch, size)
+            words = f"{counted(full, 'micro-batch', 'micro-batches')} of {size}"
+            words += f" and one of {rest}" if rest else ""
         return words + (", activations computed again" if self.split.checkpointing else "")
 
 
