@@ -124,6 +124,18 @@ def test_what_does_not_fit_at_all_says_what_would_do() -> None:
     assert 0.4 < found.over < 1.2
 
 
+def test_more_frozen_layers_than_an_encoder_has_are_all_it_has() -> None:
+    """Of two encoders of different depth, that is."""
+    small = replace(BERT_LARGE, by_layer=BERT_LARGE.by_layer[:6])
+    both = replace(LARGE, encoders=(small, BERT_LARGE), frozen=12)
+    assert [both.active(encoder) for encoder in both.encoders] == [0, 12]
+    assert both.trained_of(small) == small.after
+    deep = replace(LARGE, encoders=(BERT_LARGE,), frozen=12)
+    for split in splits(both):
+        pair, one = need(both, split).items(), need(deep, split).items()
+        assert all(pair[key] >= one[key] for key in ("half_copies", "activations", "attention"))
+
+
 def test_measured_speeds_decide() -> None:
     """Few large steps that recompute, or many small ones: what was seen to be quicker."""
     small = replace(LARGE, effective_batch=64)
