@@ -12,8 +12,8 @@ from tests.cli.helping import sm
 LARGE = ("plan", "--model", "bert-large-uncased", "--batch", "48", "--accum", "4")
 
 
-def data(*args: str) -> Any:
-    return json.loads(sm(*args, "--json"))
+def data(*args: str, code: int = 0) -> Any:
+    return json.loads(sm(*args, "--json", code=code))
 
 
 def test_what_does_not_fit_is_split_and_stays_the_same() -> None:
@@ -55,6 +55,15 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
         assert share["never"] == 0
         assert share["whole"] > 0
         assert share["split"] > 0
+
+
+def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
+    small = ("--gpu-memory", "100MiB")
+    assert "No plan: tiny" in sm("plan", "--model", "tiny", *small, code=1)
+    assert data("plan", "--model", "tiny", *small, code=1)["plan"] is None
+    assert "Nothing of it fits into 100 MiB" in sm("plan", "--space", "demo", *small, code=1)
+    data("plan", "--space", "demo", *small, code=1)
+    assert "Nothing" not in sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from supermax.settings.units import size
 from supermax.words import ended, nearest, size_text
 
 if TYPE_CHECKING:
+    from supermax.agents.fits import Share
     from supermax.memory.estimate import Need
     from supermax.memory.facts import Spec
     from supermax.memory.planner import NoPlan, Plan
@@ -72,6 +73,9 @@ def plan(
     The effective batch (batch × accumulation) is never changed: what does not fit is taken in
     smaller micro-batches whose gradients add up to the same.
 
+    Exit codes: 0 when there is a plan, or something of the space fits; 1 when nothing fits; 2 when
+    the options make no sense.
+
     \b
     Examples:
       supermax plan --model bert-large-uncased --batch 48 --accum 4 --length 480 --gpu-memory 24GiB
@@ -123,8 +127,8 @@ def _budget(given: str | None, device: str) -> int:
 def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_json: bool) -> None:
     from supermax.agents.specs import spec_of
     from supermax.memory.estimate import need
+    from supermax.memory.planner import NoPlan, split_into
     from supermax.memory.planner import plan as planned
-    from supermax.memory.planner import split_into
     from supermax.training.config import read_config
     from supermax.training.prepare import longest
 
@@ -139,9 +143,9 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     asked, found = need(spec, split_into(spec, batch)), planned(spec, budget)
     if as_json:
         print_json(_as_data(spec, asked, found, budget))
-        return
-    _print_need(source.name, batch, spec, asked, found)
-    if not hasattr(found, "split"):
+    else:
+        _print_need(source.name, batch, spec, asked, found)
+    if isinstance(found, NoPlan):
         raise typer.Exit(1)
 
 
@@ -209,7 +213,13 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     shares = fits(space, sources, agent, budget, _execution(device))
     if as_json:
         print_json({name: vars(share) for name, share in shares.items()} | {"budget": budget})
-        return
+    else:
+        _print_shares(space.name, shares, budget)
+    if all(share.never == share.all for share in shares.values()):
+        raise typer.Exit(1)
+
+
+def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
     table = Table("encoder", "as is", "split", "never", "the largest", "all fit from")
     table.columns[0].no_wrap = True
     for encoder, share in shares.items():
@@ -226,11 +236,13 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     combined = next(iter(shares.values())).all
     screen.print(
         literal(
-            f"{combined:,} combinations of batch, length and optimizer of '{space.name}', on a "
+            f"{combined:,} combinations of batch, length and optimizer of '{name}', on a "
             f"device with {size_text(budget)}"
         )
     )
     screen.print(table)
+    if all(share.never == share.all for share in shares.values()):
+        screen.print(literal(f"Nothing of it fits into {size_text(budget)}, however it is split."))
 
 
 def _source(name: str) -> Any:
