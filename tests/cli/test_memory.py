@@ -47,6 +47,21 @@ def test_a_device_that_is_too_small_is_told_what_would_do() -> None:
     assert "needs 8." in sm(*LARGE, "--length", "480", "--gpu-memory", "4GiB", code=1)
 
 
+def test_more_at_a_time_than_was_asked_for_is_explained() -> None:
+    base = ("plan", "--model", "bert-base-uncased", "--batch", "16")
+    whole = sm(*base, "--accum", "4", "--gpu-memory", "24GiB")
+    assert "64 sequences at once. The accumulated batches fit at once, which is faster" in whole
+    some = sm(*base, "--accum", "64", "--gpu-memory", "12GiB")
+    assert "More than 16 fit at once, which is faster" in some
+    for asked in ((*base, "--gpu-memory", "24GiB"), (*base, "--gpu-memory", "4GiB")):
+        assert "which is faster" not in sm(*asked)
+
+
+def test_the_columns_of_a_space_are_explained() -> None:
+    said = sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
+    assert "The largest: what the largest combination needs as it is. All fit from:" in said
+
+
 def test_every_encoder_of_a_space_has_its_share() -> None:
     found = data("plan", "--space", "supermax", "--gpu-memory", "24GiB")
     shares = {name: share for name, share in found.items() if name != "budget"}

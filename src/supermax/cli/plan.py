@@ -173,9 +173,17 @@ def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | No
     )
     screen.print(table)
     if isinstance(found, Plan):
-        screen.print(literal(f"Plan: {found}."))
+        screen.print(literal(f"Plan: {found}.{_why_more(found, batch)}"))
     else:
         screen.print(literal(f"No plan: {found}"))
+
+
+def _why_more(found: Plan, batch: int) -> str:
+    """Where more is taken at a time than was asked for."""
+    if found.split.micro_batch <= batch:
+        return ""
+    fits = "The accumulated batches fit" if found.whole else f"More than {batch} fit"
+    return f" {fits} at once, which is faster and the same experiment."
 
 
 def _shown(value: int) -> str:
@@ -241,6 +249,10 @@ def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
         )
     )
     screen.print(table)
+    screen.print(
+        "The largest: what the largest combination needs as it is. All fit from: the memory that "
+        "takes all of them, split as far as need be."
+    )
     if all(share.never == share.all for share in shares.values()):
         screen.print(literal(f"Nothing of it fits into {size_text(budget)}, however it is split."))
 
