@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from supermax.words import size_text
 from tests.cli.helping import sm
 
 LARGE = ("plan", "--model", "bert-large-uncased", "--batch", "48", "--accum", "4")
@@ -60,6 +61,25 @@ def test_more_at_a_time_than_was_asked_for_is_explained() -> None:
 def test_the_columns_of_a_space_are_explained() -> None:
     said = sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
     assert "The largest: what the largest combination needs as it is. All fit from:" in said
+
+
+def test_the_highest_moment_is_put_so_that_a_person_understands() -> None:
+    base = ("plan", "--model", "bert-base-uncased", "--gpu-memory", "24GiB", "--batch")
+    less = sm(*base, "4", "--length", "64")
+    assert "less, as not all of this is there at once" in less
+    assert "gradients take the place of activations" in less
+    more = sm(*base, "1", "--length", "8", "--optimizer", "lion")
+    assert "more for the optimizer's step or evaluation" in more
+    assert "less, as" not in more
+    assert "take the place" not in more
+
+
+def test_what_is_left_of_the_memory_is_shown() -> None:
+    found = data(*LARGE, "--length", "480", "--gpu-memory", "24GiB")
+    said = sm(*LARGE, "--length", "480", "--gpu-memory", "24GiB")
+    (line,) = [line for line in said.splitlines() if "left of 24.0 GiB" in line]
+    assert f"-{size_text(found['asked']['total'] - (24 << 30))}" in line
+    assert size_text((24 << 30) - found["planned"]["total"]) in line
 
 
 def test_every_encoder_of_a_space_has_its_share() -> None:

@@ -33,11 +33,12 @@ ITEMS = {
     "attention": "attention kept for the backward pass",
     "loss": "heads and loss",
     "workspace": "workspace of the libraries and of one layer",
-    "other_moments": "more, or less, at the highest moment",
+    "other_moments": "more for the optimizer's step or evaluation",
     "saved": "copies of the weights: best epoch, state",
     "slack": "the allocator's slack",
     "context": "the process itself",
 }
+NOT_AT_ONCE = "less, as not all of this is there at once"
 OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
 
 
@@ -144,12 +145,14 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     if as_json:
         print_json(_as_data(spec, asked, found, budget))
     else:
-        _print_need(source.name, batch, spec, asked, found)
+        _print_need(source.name, batch, spec, asked, found, budget)
     if isinstance(found, NoPlan):
         raise typer.Exit(1)
 
 
-def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan) -> None:
+def _print_need(
+    name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan, budget: int
+) -> None:
     from supermax.memory.planner import Plan
     from supermax.training.architectures import UNTRAINED
 
@@ -162,16 +165,24 @@ def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | No
     table = Table("", *columns)
     for key, words in ITEMS.items():
         sizes = [each.items()[key] for each in needs]
-        if any(sizes):
-            table.add_row(words, *(_shown(value) for value in sizes))
+        more, less = [max(0, n) for n in sizes], [min(0, n) for n in sizes]
+        for label, values in ((words, more), (NOT_AT_ONCE, less)):
+            if any(values):
+                table.add_row(label, *map(_shown, values))
     table.add_section()
     table.add_row("in all", *(size_text(each.total) for each in needs))
+    table.add_row(f"left of {size_text(budget)}", *(_shown(budget - n.total) for n in needs))
     for column in table.columns[1:]:
         column.justify = "right"
     screen.print(
         literal(f"{name.removeprefix(UNTRAINED)}, an effective batch of {spec.effective_batch}")
     )
     screen.print(table)
+    if any(each.other_moments < 0 for each in needs):
+        screen.print(
+            "Less: gradients take the place of activations as the backward pass goes, so the two "
+            "are never there in full together."
+        )
     if isinstance(found, Plan):
         screen.print(literal(f"Plan: {found}.{_why_more(found, batch)}"))
     else:
