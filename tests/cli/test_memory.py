@@ -92,6 +92,15 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
         assert share["split"] > 0
 
 
+@pytest.mark.parametrize("name", ["bert-base-uncased", "untrained/bert-base-uncased", "tiny"])
+def test_an_encoder_goes_by_the_name_that_was_asked_for(name: str) -> None:
+    said = sm("plan", "--model", name, "--gpu-memory", "100MiB", code=1)
+    assert said.startswith(f"{name}, an effective batch of 16")
+    assert f"No plan: {name} at 256 tokens" in said
+    long = sm("plan", "--model", name, "--gpu-memory", "24GiB", "--length", "9999", code=2)
+    assert long.startswith(f"{name} takes ")
+
+
 def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
     small = ("--gpu-memory", "100MiB")
     assert "No plan: tiny" in sm("plan", "--model", "tiny", *small, code=1)
@@ -106,6 +115,7 @@ def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
     [
         ((), "Name one encoder"),
         (("--model", "tiny", "--space", "demo"), "Name one encoder"),
+        (("--model", "tiny,tiny-bert"), "plan takes one encoder; --space shows several"),
         (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
         (("--model", "tiny", "--gpu-memory", "much"), "no size"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--length", "9999"), "514 tokens at most"),

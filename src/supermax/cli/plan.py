@@ -5,6 +5,8 @@ No weights and no GPU are needed: everything follows from the encoder's configur
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,6 +93,8 @@ def plan(
     ):
         if value not in known:
             raise UserError(ended(f"There is no {name} {value!r}{nearest(value, known)}"))
+    if model is not None and "," in model and not Path(model).expanduser().exists():
+        raise UserError("plan takes one encoder; --space shows several side by side.")
     budget = _budget(gpu_memory, device)
     if space is not None:
         _of_space(space, agent, budget, device, as_json)
@@ -133,8 +137,7 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     from supermax.training.config import read_config
     from supermax.training.prepare import longest
 
-    source = _source(wanted["encoder"]["name"])
-    config = read_config({**wanted, "encoder": {**wanted["encoder"], "name": source.name}})
+    source, config = _source(wanted["encoder"]["name"]), read_config(wanted)
     if config.text.max_length > longest(source):
         raise UserError(f"{source.name} takes {longest(source)} tokens at most.")
     layers = int(source.config.num_hidden_layers)
@@ -154,7 +157,6 @@ def _print_need(
     name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan, budget: int
 ) -> None:
     from supermax.memory.planner import Plan
-    from supermax.training.architectures import UNTRAINED
 
     screen = console()
     columns = [f"{batch} × {spec.length} as asked"]
@@ -174,9 +176,7 @@ def _print_need(
     table.add_row(f"left of {size_text(budget)}", *(_shown(budget - n.total) for n in needs))
     for column in table.columns[1:]:
         column.justify = "right"
-    screen.print(
-        literal(f"{name.removeprefix(UNTRAINED)}, an effective batch of {spec.effective_batch}")
-    )
+    screen.print(literal(f"{name}, an effective batch of {spec.effective_batch}"))
     screen.print(table)
     if any(each.other_moments < 0 for each in needs):
         screen.print(
@@ -269,11 +269,12 @@ def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
 
 
 def _source(name: str) -> Any:
-    """By its configuration where that is known here: weights make no difference."""
+    """By its configuration where that is known here: weights make no difference. It goes by the
+    name that was asked for."""
     from supermax.training.architectures import FULL, UNTRAINED
     from supermax.training.sources import find
 
-    return find(f"{UNTRAINED}{name}" if name in FULL else name)
+    return replace(find(f"{UNTRAINED}{name}" if name in FULL else name), name=name)
 
 
 def _execution(device: str) -> Any:
