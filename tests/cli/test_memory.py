@@ -115,6 +115,12 @@ def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
     [
         ((), "Name one encoder"),
         (("--model", "tiny", "--space", "demo"), "Name one encoder"),
+        (("--space", "demo", "--batch", "16"), "--batch cannot go with --space"),
+        (("--space", "demo", "--frozen", "0", "--accum", "2"), "--accum and --frozen cannot go"),
+        (("--space", "demo", "--length", "64"), "--length cannot go with --space"),
+        (("--space", "demo", "--optimizer", "lion"), "--optimizer cannot go with --space"),
+        (("--space", "demo/joint", "--agent", "share"), "which is for the agent joint"),
+        (("--space", "demo", "--agent", "joit"), "did you mean 'joint'"),
         (("--model", "tiny,tiny-bert"), "plan takes one encoder; --space shows several"),
         (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
         (("--model", "tiny", "--gpu-memory", "much"), "no size"),

@@ -41,10 +41,12 @@ ITEMS = {
     "context": "the process itself",
 }
 NOT_AT_ONCE = "less, as not all of this is there at once"
+OF_ONE_TRIAL = ("batch", "accum", "length", "optimizer", "frozen")
 OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
 
 
 def plan(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="An encoder: its name, or a folder.")] = None,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Sequences of a batch.")] = 16,
     accum: Annotated[int, typer.Option(min=1, max=10_000, help="Batches of an update.")] = 1,
@@ -86,6 +88,10 @@ def plan(
     """
     if (model is None) == (space is None):
         raise UserError("Name one encoder with --model, or a preset with --space.")
+    if space is not None:
+        agent = _agent_of(space, agent if _is_given(ctx, "agent") else None)
+        if given := [f"--{name}" for name in OF_ONE_TRIAL if _is_given(ctx, name)]:
+            raise UserError(f"{' and '.join(given)} cannot go with --space, which has its own.")
     for name, value, known in (
         ("agent", agent, AGENTS),
         ("optimizer", optimizer, OPTIMIZERS),
@@ -113,6 +119,23 @@ def plan(
         batch,
         as_json,
     )
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _agent_of(space: str, given: str | None) -> str:
+    """A space of the package is an agent's own; any other is for the agent that is named."""
+    from supermax.space import shipped
+
+    own = space.rpartition("/")[2]
+    if space not in shipped() or own not in AGENTS:
+        return given or "criteria"
+    if given not in (None, own):
+        raise UserError(f"--agent cannot go with --space {space}, which is for the agent {own}.")
+    return own
 
 
 def _budget(given: str | None, device: str) -> int:
