@@ -35,6 +35,14 @@ def test_what_is_planned_as_it_was_asked_needs_what_was_asked() -> None:
         assert found["asked"] == found["planned"]
 
 
+def test_a_script_is_told_what_the_plan_is_for() -> None:
+    size = ("--gpu-memory", "24GiB", "--optimizer", "lion", "--agent", "share", "--device", "cpu")
+    for name in ("bert-base-uncased", "tiny"):
+        found = data("plan", "--model", name, *size)
+        said = [found[key] for key in ("model", "agent", "optimizer", "device", "budget")]
+        assert said == [name, "share", "lion", "cpu", 24 << 30]
+
+
 def test_more_memory_takes_more_at_a_time() -> None:
     sizes = [
         data(*LARGE, "--length", "128", "--gpu-memory", f"{gib}GiB")["plan"]["micro_batch"]
@@ -84,9 +92,10 @@ def test_what_is_left_of_the_memory_is_shown() -> None:
 
 def test_every_encoder_of_a_space_has_its_share() -> None:
     found = data("plan", "--space", "supermax", "--gpu-memory", "24GiB")
-    shares = {name: share for name, share in found.items() if name != "budget"}
-    assert len(shares) == 7
-    for share in shares.values():
+    assert len(found["encoders"]) == 7
+    assert (found["agent"], found["device"], found["budget"]) == ("criteria", "cuda", 24 << 30)
+    for share in found["encoders"].values():
+        assert share["whole"] + share["split"] + share["never"] == share["combinations"]
         assert share["never"] == 0
         assert share["whole"] > 0
         assert share["split"] > 0

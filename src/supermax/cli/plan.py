@@ -169,7 +169,8 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     spec = spec_of(config, [source] * (2 if config.agent == "joint" else 1), _execution(device))
     asked, found = need(spec, split_into(spec, batch)), planned(spec, budget)
     if as_json:
-        print_json(_as_data(spec, asked, found, budget))
+        named = {"model": source.name, "agent": config.agent}
+        print_json(named | _as_data(spec, asked, found, budget))
     else:
         _print_need(source.name, batch, spec, asked, found, budget)
     if isinstance(found, NoPlan):
@@ -228,6 +229,8 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     from supermax.memory.planner import Plan
 
     data: dict[str, Any] = {
+        "optimizer": spec.optimizer,
+        "device": spec.device,
         "effective_batch": spec.effective_batch,
         "length": spec.length,
         "budget": budget,
@@ -254,7 +257,11 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     sources = {encoder: _source(encoder) for encoder in encoders}
     shares = fits(space, sources, agent, budget, _execution(device))
     if as_json:
-        print_json({name: vars(share) for name, share in shares.items()} | {"budget": budget})
+        named = {"space": space.name, "agent": agent, "device": device, "budget": budget}
+        by_encoder = {
+            encoder: {"combinations": share.all} | vars(share) for encoder, share in shares.items()
+        }
+        print_json(named | {"encoders": by_encoder})
     else:
         _print_shares(space.name, shares, budget)
     if all(share.never == share.all for share in shares.values()):
