@@ -133,6 +133,8 @@ def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
         (("--model", "tiny,tiny-bert"), "plan takes one encoder; --space shows several"),
         (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
         (("--model", "tiny", "--gpu-memory", "much"), "no size"),
+        (("--model", "tiny", "--gpu-memory", "24"), "24 what? Write 24GiB or 500MB."),
+        (("--model", "tiny", "--gpu-memory", "0.5"), "0.5 what?"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--length", "9999"), "514 tokens at most"),
         (("--model", "tiny", "--batch", "1000000000"), "100000"),
         (("--model", "tiny", "--accum", "1000000"), "10000"),
