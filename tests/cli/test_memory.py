@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from supermax.errors import UserError
+from supermax.training.sources import find
 from supermax.words import size_text
 from tests.cli.helping import sm
 
@@ -108,6 +111,43 @@ def test_an_encoder_goes_by_the_name_that_was_asked_for(name: str) -> None:
     assert f"No plan: {name} at 256 tokens" in said
     long = sm("plan", "--model", name, "--gpu-memory", "24GiB", "--length", "9999", code=2)
     assert long.startswith(f"{name} takes ")
+
+
+BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def folder_of(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_configuration_alone_is_enough_to_plan(tmp_path: Path) -> None:
+    name = folder_of(tmp_path, BERT)
+    assert "Plan: 16 sequences at once." in sm("plan", "--model", name, "--gpu-memory", "24GiB")
+    with pytest.raises(UserError, match="it has no weights"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, "is no encoder: gpt2 is a decoder"),
+        (BERT | {"hidden_size": 65}, "make no encoder: The hidden size (65)"),
+        (BERT | {"hidden_size": -64}, "make no encoder"),
+        (BERT | {"num_attention_heads": 0}, "make no encoder"),
+        (BERT | {"num_hidden_layers": 0}, "make no encoder"),
+        (BERT | {"num_hidden_layers": "two"}, "cannot be used"),
+        ({"model_type": "no such"}, "cannot be used"),
+        ({}, "cannot be used"),
+    ],
+)
+def test_a_configuration_that_makes_no_encoder_is_a_sentence(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    name = folder_of(tmp_path, config)
+    said = sm("plan", "--model", name, "--gpu-memory", "24GiB", code=2)
+    assert words in said
+    assert "Traceback" not in said
 
 
 def test_where_nothing_fits_the_exit_code_says_so_too() -> None:

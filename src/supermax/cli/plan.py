@@ -18,7 +18,7 @@ from supermax.cli.printing import console, literal
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings.units import size
-from supermax.words import ended, nearest, size_text
+from supermax.words import ended, in_short, nearest, size_text
 
 if TYPE_CHECKING:
     from supermax.agents.fits import Share
@@ -299,12 +299,31 @@ def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
 
 
 def _source(name: str) -> Any:
-    """By its configuration where that is known here: weights make no difference. It goes by the
-    name that was asked for."""
+    """By its configuration alone: weights make no difference. It goes by the name that was asked
+    for."""
+    from supermax.agents.shapes import encoder_of
     from supermax.training.architectures import FULL, UNTRAINED
     from supermax.training.sources import find
 
-    return replace(find(f"{UNTRAINED}{name}" if name in FULL else name), name=name)
+    known = f"{UNTRAINED}{name}" if name in FULL else name
+    source = replace(find(known, weights=False), name=name)
+    kind = source.config.model_type
+    if _is_decoder(kind):
+        raise UserError(f"'{name}' is no encoder: {kind} is a decoder, which agents do not use.")
+    try:
+        encoder_of(source)
+    except Exception as error:  # the libraries raise whatever strange sizes provoke
+        raise UserError(
+            f"The sizes in the configuration of '{name}' make no encoder: {in_short(error)}."
+        ) from None
+    return source
+
+
+def _is_decoder(kind: str) -> bool:
+    from transformers.models.auto import modeling_auto as known
+
+    generates = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return generates and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _execution(device: str) -> Any:
