@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from supermax.cli.looking import _memory
 from supermax.errors import UserError
+from supermax.records import AttemptRecord, TrialRecord
 from supermax.training.sources import find
 from supermax.words import size_text
 from tests.cli.helping import sm
@@ -157,6 +160,23 @@ def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
     assert "Nothing of it fits into 100 MiB" in sm("plan", "--space", "demo", *small, code=1)
     data("plan", "--space", "demo", *small, code=1)
     assert "Nothing" not in sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
+
+
+@pytest.mark.parametrize(
+    ("notes", "reserved", "words"),
+    [
+        ({"peak_rss": 378 << 20}, 286 << 20, "378 MiB host (the whole process; what is kept"),
+        ({"peak_rss": 378 << 20}, None, "378 MiB host"),
+        ({"peak_rss": 1 << 30, "device_reserved": 2 << 30}, 3 << 30, "1.0 GiB host, 2.0 GiB res"),
+    ],
+)
+def test_a_peak_on_a_cpu_is_told_from_what_was_kept(
+    notes: dict[str, int], reserved: int | None, words: str
+) -> None:
+    attempt = AttemptRecord(1, 0, 0.0, 1.0, "COMPLETE", reserved=reserved)
+    (line,) = _memory(cast(TrialRecord, SimpleNamespace(notes=notes, attempts=[attempt])))
+    assert line.startswith(f"Peak memory: {words}")
+    assert ("(" in line) == ("(" in words)
 
 
 @pytest.mark.parametrize(
