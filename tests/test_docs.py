@@ -97,6 +97,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
+def test_every_page_is_in_the_readmes_list() -> None:
+    listed = (ROOT / "README.md").read_text().partition("## More")[2]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{page.name})" in listed
+
+
 def test_the_reference_is_what_the_code_says() -> None:
     script = ROOT / "scripts" / "reference.py"
     done = subprocess.run(

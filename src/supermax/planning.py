@@ -5,6 +5,7 @@ Search ──plan()──▶ lines for a person: data, encoders, space, disk, ti
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -14,19 +15,25 @@ from typing import Any
 
 from supermax.agents.fits import fits
 from supermax.agents.fitting import Fitted, fitted
+from supermax.agents.objective import configured
+from supermax.agents.specs import spec_of
 from supermax.agents.starting import weaknesses
 from supermax.errors import SupermaxError
+from supermax.memory import planner
 from supermax.memory.devices import GpuBudget, HostBudget
 from supermax.memory.sharing import AUTO
-from supermax.records import finished, read
-from supermax.search import Search, space_of, storage_of
+from supermax.records import TrialRecord, finished, read
+from supermax.search import Search, limits_of, space_of, storage_of
 from supermax.settings import Resolved, Settings
-from supermax.space import find_versions
+from supermax.space import find_versions, nest
 from supermax.study import existing, without_password
 from supermax.training.prepare import examples_for
+from supermax.training.steps import Execution
 from supermax.tuning import bytes_needed, foreseen, has_cuda
-from supermax.words import size_text
+from supermax.words import counted, size_text
 
+REFUSED = "supermax:infeasible"
+"""The constraint that a trial breaks which fits in no way."""
 _HEAD = 12  # characters for what a line is about
 
 
@@ -73,13 +80,18 @@ def folded(lines: list[str], width: int) -> list[str]:
     return [part for line in lines for part in fold(line)]
 
 
-def _pace(settings: Settings, workers: int) -> list[str]:
-    """What the trials so far took, and what that makes of those to come."""
+def _trials(settings: Settings) -> list[TrialRecord]:
+    """Those that the study already holds."""
     try:
         versions = find_versions(existing(storage_of(settings)), settings.study)
     except SupermaxError:  # there is none yet; what is wrong with it is told when it is opened
         return []
-    trials = read(versions[-1]).trials if versions else []
+    return read(versions[-1]).trials if versions else []
+
+
+def _pace(settings: Settings, workers: int) -> list[str]:
+    """What the trials so far took, and what that makes of those to come."""
+    trials = _trials(settings)
     took = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
     left = settings.trials - finished(trials)
     if not took or left <= 0:
@@ -94,21 +106,44 @@ def _fitting(search: Search, fit: Fitted, cuda: bool) -> list[str]:
     memory, device = search.settings.gpu_memory, "cuda" if cuda else "cpu"
     budget = GpuBudget(memory).whole if cuda else HostBudget(memory).whole
     if not budget:
-        return [
-            "cannot be seen, and is not planned: pip install nvidia-ml-py, or say --gpu-memory"
-        ]
+        install = "pip install nvidia-ml-py, or " * cuda
+        return [f"cannot be seen, and is not planned: {install}say --gpu-memory"]
     execution = foreseen(search.tuning.execution, device)
     shares = fits(fit.space, fit.sources, search.settings.agent, budget, execution)
     total = sum(share.all for share in shares.values())
     parts = [sum(getattr(s, kind) for s in shares.values()) for kind in ("whole", "split")]
+    whose = "the GPU" if cuda else "this machine's memory"
     lines = [
-        f"{size_text(budget)} for trials: {parts[0] / total:.0%} of batches, lengths and "
-        f"optimizers fit as they are, {parts[1] / total:.0%} when split"
+        f"{size_text(budget)} of {whose} for trials: "
+        f"{parts[0] / total:.0%} of batches, lengths and optimizers fit as they are, "
+        f"{parts[1] / total:.0%} when split"
     ]
     for name, share in shares.items():
         if share.never == share.all:
             lines.append(f"{name} does not fit at all: it needs {size_text(share.smallest)}")
-    return lines
+    return [*lines, *_fitting_now(search, fit, budget, execution)]
+
+
+def _fitting_now(search: Search, fit: Fitted, budget: int, execution: Execution) -> list[str]:
+    """Trials that were refused as too large, and need not be any more."""
+    settings, book = search.settings, search.tuning.book()
+    trials = _trials(settings)
+    repeated = {trial.notes.get("repeats") for trial in trials}
+    count = 0
+    for trial in trials:
+        if REFUSED not in trial.broken or trial.notes.get("attempts") or trial.number in repeated:
+            continue
+        with contextlib.suppress(Exception):  # of another space, or with encoders that are gone
+            config = configured(settings.agent, nest(trial.params), limits_of(settings))
+            parts = (config.encoder, config.evidence_encoder or config.encoder)
+            used = parts[: 2 if settings.agent == "joint" else 1]
+            spec = spec_of(config, [fit.sources[part.name] for part in used], execution)
+            found = planner.plan(spec, budget, correction=book.known(spec).correction)
+            count += isinstance(found, planner.Plan)
+    again = (
+        f"`supermax study retry {settings.study} --state pruned` runs all that were pruned again"
+    )
+    return [f"{counted(count, 'trial')} refused as too large would fit now: {again}"] * (count > 0)
 
 
 def _aligned(head: str, lines: list[str]) -> list[str]:
@@ -128,6 +163,8 @@ def origins(resolved: Resolved) -> list[str]:
 def _shown(key: str, value: Any) -> str:
     if key in ("storage", "track"):
         return without_password(str(value))
+    if key in ("gpu_memory", "keep") and value is not None:
+        return size_text(value)
     return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
 
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from supermax.cli.looking import _memory
+from supermax.errors import UserError
+from supermax.records import AttemptRecord, TrialRecord
+from supermax.training.sources import find
+from supermax.words import size_text
 from tests.cli.helping import sm
 
 LARGE = ("plan", "--model", "bert-large-uncased", "--batch", "48", "--accum", "4")
 
 
-def data(*args: str) -> Any:
-    return json.loads(sm(*args, "--json"))
+def data(*args: str, code: int = 0) -> Any:
+    return json.loads(sm(*args, "--json", code=code))
 
 
 def test_what_does_not_fit_is_split_and_stays_the_same() -> None:
@@ -24,6 +31,22 @@ def test_what_does_not_fit_is_split_and_stays_the_same() -> None:
     plan = found["plan"]
     assert plan["micro_batch"] * plan["micro_batches"] >= 192
     assert sum(v for k, v in found["asked"].items() if k != "total") == found["asked"]["total"]
+
+
+def test_what_is_planned_as_it_was_asked_needs_what_was_asked() -> None:
+    for batch, length in (("1", "8"), ("4", "32"), ("16", "256")):
+        size = ("--batch", batch, "--length", length, "--gpu-memory", "24GiB")
+        found = data("plan", "--model", "bert-base-uncased", "--optimizer", "adafactor", *size)
+        assert found["plan"]["micro_batch"] == int(batch)
+        assert found["asked"] == found["planned"]
+
+
+def test_a_script_is_told_what_the_plan_is_for() -> None:
+    size = ("--gpu-memory", "24GiB", "--optimizer", "lion", "--agent", "share", "--device", "cpu")
+    for name in ("bert-base-uncased", "tiny"):
+        found = data("plan", "--model", name, *size)
+        said = [found[key] for key in ("model", "agent", "optimizer", "device", "budget")]
+        assert said == [name, "share", "lion", "cpu", 24 << 30]
 
 
 def test_more_memory_takes_more_at_a_time() -> None:
@@ -39,14 +62,121 @@ def test_a_device_that_is_too_small_is_told_what_would_do() -> None:
     assert "needs 6." in sm(*LARGE, "--length", "480", "--gpu-memory", "4GiB", code=1)
 
 
+def test_more_at_a_time_than_was_asked_for_is_explained() -> None:
+    base = ("plan", "--model", "bert-base-uncased", "--batch", "16")
+    whole = sm(*base, "--accum", "4", "--gpu-memory", "24GiB")
+    assert "64 sequences at once. The accumulated batches fit at once, which is faster" in whole
+    some = sm(*base, "--accum", "64", "--gpu-memory", "12GiB")
+    assert "More than 16 fit at once, which is faster" in some
+    for asked in ((*base, "--gpu-memory", "24GiB"), (*base, "--gpu-memory", "4GiB")):
+        assert "which is faster" not in sm(*asked)
+
+
+def test_the_columns_of_a_space_are_explained() -> None:
+    said = sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
+    assert "The largest: what the largest combination needs as it is. All fit from:" in said
+
+
+def test_the_highest_moment_is_put_so_that_a_person_understands() -> None:
+    base = ("plan", "--model", "bert-base-uncased", "--gpu-memory", "24GiB", "--batch")
+    less = sm(*base, "4", "--length", "64")
+    assert "less, as not all of this is there at once" in less
+    assert "gradients take the place of activations" in less
+    more = sm(*base, "1", "--length", "8", "--optimizer", "lion")
+    assert "more for the optimizer's step or evaluation" in more
+    assert "less, as" not in more
+    assert "take the place" not in more
+
+
+def test_what_is_left_of_the_memory_is_shown() -> None:
+    found = data(*LARGE, "--length", "480", "--gpu-memory", "24GiB")
+    said = sm(*LARGE, "--length", "480", "--gpu-memory", "24GiB")
+    (line,) = [line for line in said.splitlines() if "left of 24.0 GiB" in line]
+    assert f"-{size_text(found['asked']['total'] - (24 << 30))}" in line
+    assert size_text((24 << 30) - found["planned"]["total"]) in line
+
+
 def test_every_encoder_of_a_space_has_its_share() -> None:
     found = data("plan", "--space", "supermax", "--gpu-memory", "24GiB")
-    shares = {name: share for name, share in found.items() if name != "budget"}
-    assert len(shares) == 7
-    for share in shares.values():
+    assert len(found["encoders"]) == 7
+    assert (found["agent"], found["device"], found["budget"]) == ("criteria", "cuda", 24 << 30)
+    for share in found["encoders"].values():
+        assert share["whole"] + share["split"] + share["never"] == share["combinations"]
         assert share["never"] == 0
         assert share["whole"] > 0
         assert share["split"] > 0
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "untrained/bert-base-uncased", "tiny"])
+def test_an_encoder_goes_by_the_name_that_was_asked_for(name: str) -> None:
+    said = sm("plan", "--model", name, "--gpu-memory", "100MiB", code=1)
+    assert said.startswith(f"{name}, an effective batch of 16")
+    assert f"No plan: {name} at 256 tokens" in said
+    long = sm("plan", "--model", name, "--gpu-memory", "24GiB", "--length", "9999", code=2)
+    assert long.startswith(f"{name} takes ")
+
+
+BERT = {"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def folder_of(folder: Path, config: dict[str, Any]) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_configuration_alone_is_enough_to_plan(tmp_path: Path) -> None:
+    name = folder_of(tmp_path, BERT)
+    assert "Plan: 16 sequences at once." in sm("plan", "--model", name, "--gpu-memory", "24GiB")
+    with pytest.raises(UserError, match="it has no weights"):
+        find(name)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "gpt2"}, "is no encoder: gpt2 is a decoder"),
+        (BERT | {"hidden_size": 65}, "make no encoder: The hidden size (65)"),
+        (BERT | {"hidden_size": -64}, "make no encoder"),
+        (BERT | {"num_attention_heads": 0}, "make no encoder"),
+        (BERT | {"num_hidden_layers": 0}, "make no encoder"),
+        (BERT | {"num_hidden_layers": "two"}, "cannot be used"),
+        ({"model_type": "no such"}, "cannot be used"),
+        ({}, "cannot be used"),
+    ],
+)
+def test_a_configuration_that_makes_no_encoder_is_a_sentence(
+    tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    name = folder_of(tmp_path, config)
+    said = sm("plan", "--model", name, "--gpu-memory", "24GiB", code=2)
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_where_nothing_fits_the_exit_code_says_so_too() -> None:
+    small = ("--gpu-memory", "100MiB")
+    assert "No plan: tiny" in sm("plan", "--model", "tiny", *small, code=1)
+    assert data("plan", "--model", "tiny", *small, code=1)["plan"] is None
+    assert "Nothing of it fits into 100 MiB" in sm("plan", "--space", "demo", *small, code=1)
+    data("plan", "--space", "demo", *small, code=1)
+    assert "Nothing" not in sm("plan", "--space", "demo", "--gpu-memory", "24GiB")
+
+
+@pytest.mark.parametrize(
+    ("notes", "reserved", "words"),
+    [
+        ({"peak_rss": 378 << 20}, 286 << 20, "378 MiB host (the whole process; what is kept"),
+        ({"peak_rss": 378 << 20}, None, "378 MiB host"),
+        ({"peak_rss": 1 << 30, "device_reserved": 2 << 30}, 3 << 30, "1.0 GiB host, 2.0 GiB res"),
+    ],
+)
+def test_a_peak_on_a_cpu_is_told_from_what_was_kept(
+    notes: dict[str, int], reserved: int | None, words: str
+) -> None:
+    attempt = AttemptRecord(1, 0, 0.0, 1.0, "COMPLETE", reserved=reserved)
+    (line,) = _memory(cast(TrialRecord, SimpleNamespace(notes=notes, attempts=[attempt])))
+    assert line.startswith(f"Peak memory: {words}")
+    assert ("(" in line) == ("(" in words)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +184,20 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
     [
         ((), "Name one encoder"),
         (("--model", "tiny", "--space", "demo"), "Name one encoder"),
+        (("--space", "demo", "--batch", "16"), "--batch cannot go with --space"),
+        (("--space", "demo", "--frozen", "0", "--accum", "2"), "--accum and --frozen cannot go"),
+        (("--space", "demo", "--length", "64"), "--length cannot go with --space"),
+        (("--space", "demo", "--optimizer", "lion"), "--optimizer cannot go with --space"),
+        (("--space", "demo/joint", "--agent", "share"), "which is for the agent joint"),
+        (("--space", "demo", "--agent", "joit"), "did you mean 'joint'"),
+        (("--model", "tiny,tiny-bert"), "plan takes one encoder; --space shows several"),
         (("--model", "bert-bse-uncased", "--gpu-memory", "1GiB"), "bert-base-uncased"),
         (("--model", "tiny", "--gpu-memory", "much"), "no size"),
+        (("--model", "tiny", "--gpu-memory", "24"), "24 what? Write 24GiB or 500MB."),
+        (("--model", "tiny", "--gpu-memory", "0.5"), "0.5 what?"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--length", "9999"), "514 tokens at most"),
+        (("--model", "tiny", "--batch", "1000000000"), "100000"),
+        (("--model", "tiny", "--accum", "1000000"), "10000"),
         (("--model", "tiny-bert", "--gpu-memory", "1GiB", "--frozen", "7"), "has 2 layers"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--agent", "criterai"), "criteria"),
         (("--model", "tiny", "--gpu-memory", "1GiB", "--optimizer", "adam"), "adamw"),

@@ -7,10 +7,18 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from supermax import planning
+from supermax.agents.fitting import fitted
 from supermax.planning import folded
+from supermax.search import prepared, space_of
+from supermax.settings import resolve
+from supermax.settings.resolving import Value
+from supermax.space.presets import presets
+from tests.cli.helping import sm
 
 LONG = [
     "Search      criteria into the study 'criteria' in /somewhere/with/a/long-name/supermax.db",
@@ -43,6 +51,39 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
     )
     assert done.stderr.splitlines()[0].startswith("[supermax] Starting.")
     assert done.stderr.count("Starting.") == 1
+
+
+def test_what_was_too_large_is_remembered_when_there_is_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ("--trials", "2", "--set", "data.posts=60", "--set", "epochs=1", "--no-supervisor")
+    memory = ("--gpu-memory", "8MB")
+    first = sm("tune", "criteria", *few, *memory)
+    assert "Memory      7.6 MiB of this machine's memory for trials: 0% of" in first
+    assert "gpu_memory = 7.6 MiB (--gpu-memory)" in first
+    again = "`supermax study retry criteria --state pruned` runs all that were pruned again"
+    assert again not in first
+    assert again not in sm("tune", "criteria", *few, *memory)
+    more = sm("tune", "criteria", *few, "--gpu-memory", "16GiB")
+    assert f"2 trials refused as too large would fit now: {again}" in more
+    sm("study", "retry", "criteria", "--state", "pruned")
+    assert again not in sm("tune", "criteria", *few, "--gpu-memory", "16GiB")
+
+
+def test_a_cpu_is_not_told_to_install_what_sees_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = {"trials": Value(1, "here"), "data.posts": Value(60, "here")}
+    search = prepared(resolve("criteria", flags=few, presets=presets()))
+    fit = fitted(space_of(search.settings), "cpu")
+    for name in ("HostBudget", "GpuBudget"):
+        monkeypatch.setattr(planning, name, lambda _: SimpleNamespace(whole=0))
+    (on_cpu,) = planning._fitting(search, fit, cuda=False)
+    (on_gpu,) = planning._fitting(search, fit, cuda=True)
+    assert on_cpu == "cannot be seen, and is not planned: say --gpu-memory"
+    assert "pip install nvidia-ml-py, or say --gpu-memory" in on_gpu
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_known_figures() -> None:
     """Measured on a GPU by others: bert-large 48 × 480, one batch an update, 29.15 GB."""
     spec = Spec((BERT_LARGE,), effective_batch=48, length=480)
     found = need(spec, Split(48))
-    assert found.allocated == pytest.approx(29.15e9, rel=0.05)
+    assert found.allocated - found.saved == pytest.approx(29.15e9, rel=0.05)
     assert need(spec, Split(1, checkpointing=True)).total < 8 * GIB
 
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supermax.agents.fits import share
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import Failed, NoPlan, Plan, plan, splits
+from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
 from supermax.memory.speed import Pace
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
@@ -64,12 +65,49 @@ def test_what_ran_out_of_memory_is_never_planned_again(
     raise AssertionError("it never ends")
 
 
+@given(st.integers(1, 600))
+def test_every_number_of_parts_is_looked_at_once(batch: int) -> None:
+    sizes = [split.micro_batch for split in splits(replace(LARGE, effective_batch=batch))]
+    equal = list(dict.fromkeys(-(-batch // times) for times in range(1, batch + 1)))
+    assert sizes == 2 * equal
+
+
+def test_a_huge_batch_is_planned_at_once() -> None:
+    few = list(splits(replace(LARGE, effective_batch=10**9)))
+    assert len(few) < 130_000
+
+
+@settings(max_examples=100, deadline=None)
+@given(specs(), budgets)
+def test_what_is_said_of_a_space_is_what_is_planned(spec: Spec, budget: int) -> None:
+    for size in {budget, least(spec), least(spec) - 1}:
+        found, said = plan(spec, size), share([spec], size)
+        assert said.all == 1
+        assert said.never == isinstance(found, NoPlan)
+        assert said.whole == (isinstance(found, Plan) and found.whole)
+        assert said.smallest == (found.smallest if isinstance(found, NoPlan) else least(spec))
+
+
 def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
     found = plan(LARGE, 24 * GIB)
     assert isinstance(found, Plan)
     assert not found.split.checkpointing
     assert found.split.micro_batch < 192
     assert str(found) == f"{found.micro_batches} micro-batches of {found.split.micro_batch}"
+
+
+def test_a_plan_says_that_its_last_micro_batch_is_smaller() -> None:
+    made = plan(LARGE, 200 * GIB)
+    assert isinstance(made, Plan)
+    for size, words in (
+        (48, "4 micro-batches of 48"),
+        (22, "8 micro-batches of 22 and one of 16"),
+        (100, "1 micro-batch of 100 and one of 92"),
+        (192, "192 sequences at once"),
+    ):
+        assert str(replace(made, split=split_into(LARGE, size))) == words
+    again = replace(made, split=split_into(LARGE, 22, checkpointing=True))
+    assert str(again) == "8 micro-batches of 22 and one of 16, activations computed again"
 
 
 def test_the_whole_batch_is_taken_where_it_fits() -> None:
@@ -95,6 +133,18 @@ def test_the_host_keeps_the_best_weights_where_the_device_has_no_room() -> None:
     roomy = plan(LARGE, smallest.smallest + 4 * BERT_LARGE.numbers)
     assert isinstance(roomy, Plan)
     assert not roomy.split.best_on_host
+
+
+def test_more_frozen_layers_than_an_encoder_has_are_all_it_has() -> None:
+    """Of two encoders of different depth, that is."""
+    small = replace(BERT_LARGE, by_layer=BERT_LARGE.by_layer[:6])
+    both = replace(LARGE, encoders=(small, BERT_LARGE), frozen=12)
+    assert [both.active(encoder) for encoder in both.encoders] == [0, 12]
+    assert both.trained_of(small) == small.after
+    deep = replace(LARGE, encoders=(BERT_LARGE,), frozen=12)
+    for split in splits(both):
+        pair, one = need(both, split).items(), need(deep, split).items()
+        assert all(pair[key] >= one[key] for key in ("half_copies", "activations", "attention"))
 
 
 def test_measured_speeds_decide() -> None:

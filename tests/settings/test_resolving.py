@@ -188,10 +188,43 @@ def test_what_is_no_duration_and_no_size_is_refused(wrong: Any) -> None:
             read(wrong)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (24, "24 what? Write 24GiB or 500MB"),
+        ("24", "24 what? Write 24GiB or 500MB"),
+        ("1000000", "1000000 what?"),
+        ("0.5", "0.5 what? Write 24GiB or 500MB"),
+        (0, "0 must be more than 0"),
+        (-1, "-1 must be more than 0"),
+        ("0", "'0' must be more than 0"),
+        ("-1", "'-1' must be more than 0"),
+        ("-1GiB", "'-1GiB' must be more than 0"),
+        ("0GiB", "'0GiB' must be more than 0"),
+        ("0.0001KB", "'0.0001KB' is too little; write 24GiB or 500MB"),
+    ],
+)
+def test_a_size_without_its_unit_is_asked_for_it(wrong: Any, words: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        size(wrong)
+    assert words in str(caught.value)
+
+
+@given(st.integers(1, 10**6).map(lambda n: n * 2**15))
+def test_a_size_that_a_study_keeps_in_bytes_can_be_read_again(bytes_: int) -> None:
+    for unit, factor in (("KiB", 1 << 10), ("MiB", 1 << 20), ("", 1)):
+        try:
+            found = size(f"{bytes_ / factor:.6f}{unit}")
+        except ValueError:
+            continue
+        assert size(found) == found
+
+
 def test_sizes() -> None:
     assert size("24GiB") == 24 * 1024**3
     assert size("24 gib") == size("24G") == 24 * 1024**3
     assert size("1.5MB") == 1_500_000
-    assert size(12) == size("12") == 12
+    assert size(24 * 10**9) == size("24000000000") == size("24GB")
+    assert size(1 << 20) == size("1MiB") == 1 << 20
     assert size_text(24 * 1024**3) == "24.0 GiB"
     assert size_text(500) == "500 B"

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from supermax.agents.specs import spec_of
-from supermax.memory.estimate import Split, need
+from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
+from supermax.memory.planner import least, split_into
 from supermax.space import Categorical, Space
 from supermax.training.config import read_config
 from supermax.training.sources import Source
@@ -48,13 +49,12 @@ def fits(
 
 
 def share(specs: list[Spec], budget: int) -> Share:
-    whole = [need(spec, Split(spec.effective_batch)).total for spec in specs]
-    least = [
-        need(spec, Split(1, checkpointing=True, evaluated=spec.length)).total for spec in specs
-    ]
+    """As the planner would have it, before anything is measured."""
+    whole = [need(spec, split_into(spec, spec.effective_batch)).total for spec in specs]
+    smallest = [least(spec) for spec in specs]
     fitting = sum(size <= budget for size in whole)
-    never = sum(size > budget for size in least)
-    return Share(fitting, len(specs) - fitting - never, never, max(whole), max(least))
+    never = sum(size > budget for size in smallest)
+    return Share(fitting, len(specs) - fitting - never, never, max(whole), max(smallest))
 
 
 def combinations(space: Space, agent: str, source: Source, execution: Execution) -> list[Spec]:

@@ -306,7 +306,11 @@ def _value(value: Any) -> str:
 
 
 def _memory(trial: TrialRecord) -> list[str]:
+    """On a CPU the peak is of the whole process, and looks like more than was kept."""
     shown = _peak(trial)
+    on_host = trial.notes.get("peak_rss") and not trial.notes.get("device_reserved")
+    if on_host and any(attempt.reserved for attempt in trial.attempts):
+        shown += " (the whole process; what is kept for a trial is beyond its libraries)"
     return [f"Peak memory: {shown}"] if shown != "–" else []
 
 

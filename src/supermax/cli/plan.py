@@ -5,6 +5,8 @@ No weights and no GPU are needed: everything follows from the encoder's configur
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,9 +18,10 @@ from supermax.cli.printing import console, literal
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings.units import size
-from supermax.words import ended, nearest, size_text
+from supermax.words import ended, in_short, nearest, size_text
 
 if TYPE_CHECKING:
+    from supermax.agents.fits import Share
     from supermax.memory.estimate import Need
     from supermax.memory.facts import Spec
     from supermax.memory.planner import NoPlan, Plan
@@ -32,18 +35,21 @@ ITEMS = {
     "attention": "attention kept for the backward pass",
     "loss": "heads and loss",
     "workspace": "workspace of the libraries and of one layer",
-    "other_moments": "more, or less, at the highest moment",
+    "other_moments": "more for the optimizer's step or evaluation",
     "saved": "copies of the weights: best epoch, state",
     "slack": "the allocator's slack",
     "context": "the process itself",
 }
+NOT_AT_ONCE = "less, as not all of this is there at once"
+OF_ONE_TRIAL = ("batch", "accum", "length", "optimizer", "frozen")
 OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
 
 
 def plan(
+    ctx: typer.Context,
     model: Annotated[str | None, typer.Option(help="An encoder: its name, or a folder.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences of a batch.")] = 16,
-    accum: Annotated[int, typer.Option(min=1, help="Batches of an update.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=100_000, help="Sequences of a batch.")] = 16,
+    accum: Annotated[int, typer.Option(min=1, max=10_000, help="Batches of an update.")] = 1,
     length: Annotated[int, typer.Option(min=8, help="Tokens of the longest sequence.")] = 256,
     optimizer: Annotated[
         str, typer.Option(help=", ".join(OPTIMIZERS), autocompletion=among(OPTIMIZERS))
@@ -72,6 +78,9 @@ def plan(
     The effective batch (batch × accumulation) is never changed: what does not fit is taken in
     smaller micro-batches whose gradients add up to the same.
 
+    Exit codes: 0 when there is a plan, or something of the space fits; 1 when nothing fits; 2 when
+    the options make no sense.
+
     \b
     Examples:
       supermax plan --model bert-large-uncased --batch 48 --accum 4 --length 480 --gpu-memory 24GiB
@@ -79,6 +88,10 @@ def plan(
     """
     if (model is None) == (space is None):
         raise UserError("Name one encoder with --model, or a preset with --space.")
+    if space is not None:
+        agent = _agent_of(space, agent if _is_given(ctx, "agent") else None)
+        if given := [f"--{name}" for name in OF_ONE_TRIAL if _is_given(ctx, name)]:
+            raise UserError(f"{' and '.join(given)} cannot go with --space, which has its own.")
     for name, value, known in (
         ("agent", agent, AGENTS),
         ("optimizer", optimizer, OPTIMIZERS),
@@ -86,6 +99,8 @@ def plan(
     ):
         if value not in known:
             raise UserError(ended(f"There is no {name} {value!r}{nearest(value, known)}"))
+    if model is not None and "," in model and not Path(model).expanduser().exists():
+        raise UserError("plan takes one encoder; --space shows several side by side.")
     budget = _budget(gpu_memory, device)
     if space is not None:
         _of_space(space, agent, budget, device, as_json)
@@ -106,6 +121,23 @@ def plan(
     )
 
 
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _agent_of(space: str, given: str | None) -> str:
+    """A space of the package is an agent's own; any other is for the agent that is named."""
+    from supermax.space import shipped
+
+    own = space.rpartition("/")[2]
+    if space not in shipped() or own not in AGENTS:
+        return given or "criteria"
+    if given not in (None, own):
+        raise UserError(f"--agent cannot go with --space {space}, which is for the agent {own}.")
+    return own
+
+
 def _budget(given: str | None, device: str) -> int:
     from supermax.memory.devices import GpuBudget, host_budget
 
@@ -122,31 +154,33 @@ def _budget(given: str | None, device: str) -> int:
 
 def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_json: bool) -> None:
     from supermax.agents.specs import spec_of
-    from supermax.memory.estimate import Split, need
+    from supermax.memory.estimate import need
+    from supermax.memory.planner import NoPlan, split_into
     from supermax.memory.planner import plan as planned
     from supermax.training.config import read_config
     from supermax.training.prepare import longest
 
-    source = _source(wanted["encoder"]["name"])
-    config = read_config({**wanted, "encoder": {**wanted["encoder"], "name": source.name}})
+    source, config = _source(wanted["encoder"]["name"]), read_config(wanted)
     if config.text.max_length > longest(source):
         raise UserError(f"{source.name} takes {longest(source)} tokens at most.")
     layers = int(source.config.num_hidden_layers)
     if config.encoder.frozen_layers > layers:
         raise UserError(f"{source.name} has {layers} layers: so many can be frozen at most.")
     spec = spec_of(config, [source] * (2 if config.agent == "joint" else 1), _execution(device))
-    asked, found = need(spec, Split(batch)), planned(spec, budget)
+    asked, found = need(spec, split_into(spec, batch)), planned(spec, budget)
     if as_json:
-        print_json(_as_data(spec, asked, found, budget))
-        return
-    _print_need(source.name, batch, spec, asked, found)
-    if not hasattr(found, "split"):
+        named = {"model": source.name, "agent": config.agent}
+        print_json(named | _as_data(spec, asked, found, budget))
+    else:
+        _print_need(source.name, batch, spec, asked, found, budget)
+    if isinstance(found, NoPlan):
         raise typer.Exit(1)
 
 
-def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan) -> None:
+def _print_need(
+    name: str, batch: int, spec: Spec, asked: Need, found: Plan | NoPlan, budget: int
+) -> None:
     from supermax.memory.planner import Plan
-    from supermax.training.architectures import UNTRAINED
 
     screen = console()
     columns = [f"{batch} × {spec.length} as asked"]
@@ -157,20 +191,34 @@ def _print_need(name: str, batch: int, spec: Spec, asked: Need, found: Plan | No
     table = Table("", *columns)
     for key, words in ITEMS.items():
         sizes = [each.items()[key] for each in needs]
-        if any(sizes):
-            table.add_row(words, *(_shown(value) for value in sizes))
+        more, less = [max(0, n) for n in sizes], [min(0, n) for n in sizes]
+        for label, values in ((words, more), (NOT_AT_ONCE, less)):
+            if any(values):
+                table.add_row(label, *map(_shown, values))
     table.add_section()
     table.add_row("in all", *(size_text(each.total) for each in needs))
+    table.add_row(f"left of {size_text(budget)}", *(_shown(budget - n.total) for n in needs))
     for column in table.columns[1:]:
         column.justify = "right"
-    screen.print(
-        literal(f"{name.removeprefix(UNTRAINED)}, an effective batch of {spec.effective_batch}")
-    )
+    screen.print(literal(f"{name}, an effective batch of {spec.effective_batch}"))
     screen.print(table)
+    if any(each.other_moments < 0 for each in needs):
+        screen.print(
+            "Less: gradients take the place of activations as the backward pass goes, so the two "
+            "are never there in full together."
+        )
     if isinstance(found, Plan):
-        screen.print(literal(f"Plan: {found}."))
+        screen.print(literal(f"Plan: {found}.{_why_more(found, batch)}"))
     else:
         screen.print(literal(f"No plan: {found}"))
+
+
+def _why_more(found: Plan, batch: int) -> str:
+    """Where more is taken at a time than was asked for."""
+    if found.split.micro_batch <= batch:
+        return ""
+    fits = "The accumulated batches fit" if found.whole else f"More than {batch} fit"
+    return f" {fits} at once, which is faster and the same experiment."
 
 
 def _shown(value: int) -> str:
@@ -181,6 +229,8 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     from supermax.memory.planner import Plan
 
     data: dict[str, Any] = {
+        "optimizer": spec.optimizer,
+        "device": spec.device,
         "effective_batch": spec.effective_batch,
         "length": spec.length,
         "budget": budget,
@@ -207,8 +257,18 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     sources = {encoder: _source(encoder) for encoder in encoders}
     shares = fits(space, sources, agent, budget, _execution(device))
     if as_json:
-        print_json({name: vars(share) for name, share in shares.items()} | {"budget": budget})
-        return
+        named = {"space": space.name, "agent": agent, "device": device, "budget": budget}
+        by_encoder = {
+            encoder: {"combinations": share.all} | vars(share) for encoder, share in shares.items()
+        }
+        print_json(named | {"encoders": by_encoder})
+    else:
+        _print_shares(space.name, shares, budget)
+    if all(share.never == share.all for share in shares.values()):
+        raise typer.Exit(1)
+
+
+def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
     table = Table("encoder", "as is", "split", "never", "the largest", "all fit from")
     table.columns[0].no_wrap = True
     for encoder, share in shares.items():
@@ -225,19 +285,45 @@ def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) ->
     combined = next(iter(shares.values())).all
     screen.print(
         literal(
-            f"{combined:,} combinations of batch, length and optimizer of '{space.name}', on a "
+            f"{combined:,} combinations of batch, length and optimizer of '{name}', on a "
             f"device with {size_text(budget)}"
         )
     )
     screen.print(table)
+    screen.print(
+        "The largest: what the largest combination needs as it is. All fit from: the memory that "
+        "takes all of them, split as far as need be."
+    )
+    if all(share.never == share.all for share in shares.values()):
+        screen.print(literal(f"Nothing of it fits into {size_text(budget)}, however it is split."))
 
 
 def _source(name: str) -> Any:
-    """By its configuration where that is known here: weights make no difference."""
+    """By its configuration alone: weights make no difference. It goes by the name that was asked
+    for."""
+    from supermax.agents.shapes import encoder_of
     from supermax.training.architectures import FULL, UNTRAINED
     from supermax.training.sources import find
 
-    return find(f"{UNTRAINED}{name}" if name in FULL else name)
+    known = f"{UNTRAINED}{name}" if name in FULL else name
+    source = replace(find(known, weights=False), name=name)
+    kind = source.config.model_type
+    if _is_decoder(kind):
+        raise UserError(f"'{name}' is no encoder: {kind} is a decoder, which agents do not use.")
+    try:
+        encoder_of(source)
+    except Exception as error:  # the libraries raise whatever strange sizes provoke
+        raise UserError(
+            f"The sizes in the configuration of '{name}' make no encoder: {in_short(error)}."
+        ) from None
+    return source
+
+
+def _is_decoder(kind: str) -> bool:
+    from transformers.models.auto import modeling_auto as known
+
+    generates = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return generates and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _execution(device: str) -> Any:

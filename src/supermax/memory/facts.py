@@ -85,8 +85,8 @@ class Spec:
         return encoder.numbers - encoder.embeddings - sum(encoder.by_layer[: self.frozen])
 
     def active(self, encoder: Encoder) -> int:
-        """Layers that gradients go through."""
-        return encoder.layers - self.frozen
+        """Layers that gradients go through: none, where more are frozen than it has."""
+        return max(0, encoder.layers - self.frozen)
 
     @property
     def largest(self) -> int:

@@ -5,13 +5,14 @@ Spec, budget ──plan()──▶ Plan, or NoPlan with the smallest budget that
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from supermax.memory.estimate import EVALUATED, PLAIN, Correction, Need, Split, need
 from supermax.memory.facts import Spec
 from supermax.memory.speed import Pace, batch_seconds
-from supermax.words import size_text
+from supermax.words import counted, size_text
 
 _MORE = 1.25
 """How much more memory the same split must get, to be worth another attempt."""
@@ -36,12 +37,16 @@ class Plan:
     @property
     def whole(self) -> bool:
         """The effective batch is taken as it is."""
-        return self.micro_batches == 1 and not self.split.checkpointing
+        split = self.split
+        return self.micro_batches == 1 and not (split.checkpointing or split.best_on_host)
 
     def __str__(self) -> str:
         words = f"{self.spec.effective_batch} sequences at once"
         if self.micro_batches > 1:
-            words = f"{self.micro_batches} micro-batches of {self.split.micro_batch}"
+            size = self.split.micro_batch
+            full, rest = divmod(self.spec.effective_batch, size)
+            words = f"{counted(full, 'micro-batch', 'micro-batches')} of {size}"
+            words += f" and one of {rest}" if rest else ""
         return words + (", activations computed again" if self.split.checkpointing else "")
 
 
@@ -88,8 +93,8 @@ def plan(
     to do; a plan must need less, or give the same split clearly more."""
     tried = [_made(spec, split, correction, measured) for split in splits(spec)]
     if spec.device != "cpu":
-        least = min(tried, key=lambda plan: plan.need.total).split
-        tried.append(_made(spec, replace(least, best_on_host=True), correction, measured))
+        tightest = min(tried, key=lambda plan: plan.need.total).split
+        tried.append(_made(spec, replace(tightest, best_on_host=True), correction, measured))
     bounds = [(f.memory, need(spec, f.split).total) for f in failed]
     fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
     if clearly := [p for p in fitting if _better(p, bounds, _LESS)]:
@@ -118,14 +123,32 @@ def _preference(plan: Plan) -> tuple[float, bool, int, bool]:
 
 def splits(spec: Spec) -> Iterable[Split]:
     """Every way to take the effective batch in micro-batches of equal size, the last one smaller
-    if need be. Evaluation takes as little at a time as fits beside the smallest of them."""
-    sizes = dict.fromkeys(
-        -(-spec.effective_batch // times) for times in range(1, spec.effective_batch + 1)
-    )
+    if need be."""
     for checkpointing in (False, True):
-        for size in sizes:
-            evaluated = min(EVALUATED, max(4 * size * spec.length, 2048))
-            yield Split(size, checkpointing, evaluated)
+        for size in _sizes(spec.effective_batch):
+            yield split_into(spec, size, checkpointing)
+
+
+def split_into(spec: Spec, size: int, checkpointing: bool = False) -> Split:
+    """Micro-batches of that size. Evaluation takes as little at a time as fits beside them."""
+    return Split(size, checkpointing, min(EVALUATED, max(4 * size * spec.length, 2048)))
+
+
+def least(spec: Spec) -> int:
+    """Bytes of the smallest device that takes it in some way. One sequence at a time is not always
+    that: a batch taken whole does not keep the sum of its gradients beside its activations."""
+    ends = itertools.product((1, spec.effective_batch), (False, True))
+    tightest = min((split_into(spec, *e) for e in ends), key=lambda s: need(spec, s).total)
+    return need(spec, replace(tightest, best_on_host=spec.device != "cpu")).total
+
+
+def _sizes(batch: int) -> Iterable[int]:
+    """Every size that some number of equal parts has, the largest first: about 2√batch."""
+    times = 1
+    while size := (batch - 1) // times:
+        yield size + 1
+        times = (batch - 1) // size + 1
+    yield 1
 
 
 def _made(spec: Spec, split: Split, correction: Correction, measured: Sequence[Pace]) -> Plan:

@@ -10,6 +10,7 @@ _BYTES = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGT", 1)
     for i in ("i", "")
 }
+_LEAST_BYTES = 1 << 20
 _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
@@ -27,15 +28,20 @@ def seconds(text: str | float) -> float:
 
 
 def size(text: str | int) -> int:
-    """24GiB, 500MB, or bytes alone. Raises ValueError."""
-    if isinstance(text, int) and not isinstance(text, bool):
-        return int(_positive(text, text))
-    match = re.fullmatch(rf"{_NUMBER}([A-Za-z]*)", str(text).replace(" ", ""))
+    """24GiB, 500MB, or bytes alone, from 1 MiB on: a smaller number lacks its unit. Raises
+    ValueError."""
+    match = re.fullmatch(rf"(-?){_NUMBER}([A-Za-z]*)", str(text).replace(" ", ""))
     units = {name.lower(): factor for name, factor in _BYTES.items()}
     units |= {letter: 1024**power for power, letter in enumerate("kmgt", 1)}
-    if match is None or match[2].lower() not in units:
+    if match is None or match[3].lower() not in units:
         raise ValueError(f"{text!r:.40} is no size; write 24GiB or 500MB")
-    return int(_positive(float(match[1]) * units[match[2].lower()], text))
+    sign, number, unit = match.groups()
+    value = _positive(float(sign + number) * units[unit.lower()], text)
+    if value < _LEAST_BYTES:
+        what = f"{number:.40} what? Write" if not unit else f"{text!r:.40} is too little; write"
+        example = f"{number}GiB" if not unit and float(number) >= 1 else "24GiB"
+        raise ValueError(f"{what} {example[:40]} or 500MB")
+    return int(value)
 
 
 def workers(text: str | int) -> int | str:

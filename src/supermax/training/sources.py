@@ -57,8 +57,9 @@ class Source:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def find(name: str) -> Source:
-    """The encoder of this name. Raises UserError when it cannot be had."""
+def find(name: str, *, weights: bool = True) -> Source:
+    """The encoder of this name. Without `weights` its configuration is enough. Raises UserError
+    when it cannot be had."""
     if name in architectures.names():
         return Source(name, None, architectures.configuration(name))
     if not name.strip() or name.startswith(architectures.UNTRAINED):
@@ -73,7 +74,7 @@ def find(name: str) -> Source:
     else:
         place = name
     try:
-        return Source(name, place, _config(place))
+        return Source(name, place, _config(place, weights))
     except Exception as error:  # the libraries raise whatever a strange file provokes
         raise UserError(_not_there(name, place, error)) from None
 
@@ -97,20 +98,26 @@ def weights_mark(source: Source) -> list[object]:
     return [source.fingerprint, *([s.st_size, s.st_mtime_ns] for s in stats)]
 
 
-def _config(place: str) -> PretrainedConfig:
+def _config(place: str, weights: bool) -> PretrainedConfig:
     """From this machine, and from the hub only if it, or its weights, are not here."""
     try:
-        return _fetched(place, local=True)
+        return _fetched(place, weights, local=True)
     except (OSError, ValueError):
         if Path(place).is_dir() or _offline():
             raise
     if not _reachable():
         raise OSError(f"{ENDPOINT} does not answer")
-    return _fetched(place, local=False)
+    return _fetched(place, weights, local=False)
 
 
-def _fetched(place: str, *, local: bool) -> PretrainedConfig:
+def _fetched(place: str, weights: bool, *, local: bool) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, local_files_only=local)
+    if weights:
+        _check_weights(place, local=local)
+    return config
+
+
+def _check_weights(place: str, *, local: bool) -> None:
     quiet = {"_raise_exceptions_for_missing_entries": False, "local_files_only": local}
     weights = next(filter(None, (cached_file(place, file, **quiet) for file in _WEIGHTS)), None)
     if weights is None:
@@ -118,7 +125,6 @@ def _fetched(place: str, *, local: bool) -> PretrainedConfig:
     if weights.endswith(".safetensors"):
         with safe_open(weights, framework="pt") as file:
             file.keys()  # is it whole?
-    return config
 
 
 def _offline() -> bool:
