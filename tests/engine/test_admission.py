@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import pytest
 
 import supermax
 from supermax.engine import events
-from supermax.engine.job import out_of_memory
+from supermax.engine.job import decision_on, out_of_memory
 from supermax.engine.provision import Occupied, Provision, Refused
 from supermax.records import read
 
@@ -150,17 +149,6 @@ def test_what_fits_in_no_way_is_a_constraint(study: optuna.Study) -> None:
         assert trial.user_attrs["supermax"]["attempts"] == trial.params["size"].bit_length()
 
 
-def test_a_killed_run_remembers_what_was_too_large(study: optuna.Study) -> None:
-    """The ledger says it: the next run begins where the last one had come to."""
-    study.enqueue_trial({"size": 8})
-    supermax.optimize(study, hungry, 1, planner=Room({None: 8}), progress=False)
-    record = read(study).trials[0]
-    lines = list(record.folder.records())
-    assert out_of_memory(lines) == [{"size": 8}, {"size": 4}]
-    cut = [line for line in lines if line.get("launch") != 3][:4]
-    assert out_of_memory(json.loads(json.dumps(cut))) == [{"size": 8}, {"size": 4}]
-
-
 KILLED = """
 import os, signal, sys
 import optuna, supermax
@@ -168,29 +156,76 @@ from tests.engine.test_admission import Room, hungry
 
 class Dies(Room):
     def provide(self, trial, failed):
-        if failed:  # the shortage is told, the next plan is not made yet
+        if failed and sys.argv[2] == "provide":  # the next plan is not made yet
             os.kill(os.getpid(), signal.SIGKILL)
         return super().provide(trial, failed)
+
+    def room(self, occupied):
+        if self.asked[-1] == (0, 1):  # it is made and noted, and nothing is launched yet
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().room(occupied)
 
 study = optuna.load_study(study_name="test", storage=sys.argv[1])
 supermax.optimize(study, hungry, 1, planner=Dies({None: 8}), progress=False)
 """
 
 
-def test_kill_9_between_a_shortage_and_its_new_plan_loses_nothing(
-    study: optuna.Study, url: str
-) -> None:
+def kill_after_a_shortage(study: optuna.Study, url: str, where: str) -> None:
+    """A trial of size 8 whose run was killed in the planner's `where`, asked the second time."""
     study.enqueue_trial({"size": 8})
-    command = [sys.executable, "-c", KILLED, url]
+    command = [sys.executable, "-c", KILLED, url, where]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
     (trial,) = read(study).trials
     assert trial.state == "RUNNING"
+
+
+@pytest.mark.parametrize("where", ["provide", "room"])
+def test_kill_9_around_a_new_plan_loses_nothing_and_repeats_nothing(
+    study: optuna.Study, url: str, where: str
+) -> None:
+    kill_after_a_shortage(study, url, where)
     room = Room({None: 8})
     supermax.optimize(study, hungry, 1, planner=room, progress=False)
     (trial,) = read(study).trials
     assert trial.state == "COMPLETE"
-    assert room.asked[0] == (0, 1)  # it is known that 8 was too large
+    assert room.asked[0] == (0, 1)  # it is known that 8 was too large, and known once
     assert [attempt.plan for attempt in trial.attempts] == [{"size": n} for n in (8, 4, 2)]
+    faults = [line["attempt"] for line in trial.folder.records() if "fault" in line]
+    assert faults == [1, 2]
+
+
+def test_a_run_without_a_planner_does_not_claim_to_split_what_one_had_planned(
+    study: optuna.Study, url: str
+) -> None:
+    kill_after_a_shortage(study, url, "provide")
+    supermax.optimize(study, lambda trial: 1.0, 1, progress=False)
+    (trial,) = read(study).trials
+    assert trial.state == "COMPLETE"
+    assert [fault.decision.partition(" ")[0] for fault in trial.faults] == ["retry"]
+
+
+PLANNED = {"launch": 1, "cell": 1, "reserved": 8, "plan": {"size": 8}, "where": "device"}
+
+
+@pytest.mark.parametrize(
+    ("said", "short", "again"),
+    [
+        ({"decision": "in other words", "again": True, "replanned": True}, [{"size": 8}], True),
+        ({"decision": "split further, and tried again"}, [{"size": 8}], True),  # an older ledger
+        ({"decision": "retry in 0.5 s with blocking launches"}, [], True),
+        ({"decision": "split further", "again": False}, [], False),
+        ({"decision": "failed"}, [], False),
+        ({"decision": None}, [], False),
+    ],
+)
+def test_what_was_decided_is_read_from_the_ledger(
+    said: dict[str, Any], short: list[dict[str, Any]], again: bool
+) -> None:
+    ledger = [PLANNED, {"fault": {}, "attempt": 1, **said}]
+    assert out_of_memory(ledger) == short
+    assert out_of_memory([*ledger, ledger[-1]]) == short
+    assert decision_on(ledger, 1)["again"] is again
+    assert decision_on(ledger, 2) == {}
 
 
 def test_each_device_gets_what_fits_it(study: optuna.Study, monkeypatch: Any) -> None:

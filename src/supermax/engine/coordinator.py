@@ -395,14 +395,14 @@ class Coordinator:
             self.finish(job, state, evidence)
 
     def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
-        planned = job.provision is not None and bool(job.provision.how)
+        planned = self.admission.plans and job.provision is not None and bool(job.provision.how)
         decision = policy.decide(fault, job.faults, self.options.retries, planned)
         if isinstance(decision, policy.Replan):
             decision = self.admission.replan(job)
         if isinstance(decision, policy.Fail):
             fault = replace(fault, culprit=decision.culprit)
         words = policy.in_words(decision)
-        job.note_fault(fault, words, evidence)
+        job.note_fault(fault, decision, evidence)
         if self.settling:
             words = f"{words} (it had ended so in an earlier run)"
         else:

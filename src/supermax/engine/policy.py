@@ -16,7 +16,6 @@ _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
 _TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
 REPLANNED = "split further"
-"""How the ledger says that an attempt's memory did not do."""
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
 _FREE_BACK_OFF = 0.05
@@ -113,6 +112,17 @@ def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
         and len(signatures) >= SAME_EXCEPTION_HALTS
         and len(set(signatures)) == 1
     )
+
+
+def carried(decision: Decision) -> dict[str, bool]:
+    """What a later run must know of a decision."""
+    match decision:
+        case Retry(_, blocking):
+            return {"again": True, "blocking": blocking}
+        case Replan():
+            return {"again": True, "replanned": True}
+        case _:
+            return {"again": False}
 
 
 def in_words(decision: Decision) -> str:
