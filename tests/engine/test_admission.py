@@ -204,6 +204,34 @@ def test_a_run_without_a_planner_does_not_claim_to_split_what_one_had_planned(
     assert [fault.decision.partition(" ")[0] for fault in trial.faults] == ["retry"]
 
 
+class Fixed(Room):
+    """Provides once what there is, and then refuses with whatever violation it is given."""
+
+    violation: Any = 1.0
+
+    def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
+        super().provide(trial, failed)
+        return Refused("Half of it is too much.", self.violation) if failed else EIGHT
+
+
+EIGHT = Provision(8, {"size": 8})
+
+
+@pytest.mark.parametrize(
+    ("violation", "told"), [(0.5, 0.5), (float("nan"), 1.0), ("much", 1.0), (-3, 1.0)]
+)
+def test_a_refusal_after_a_shortage_is_told_like_one_before(
+    study: optuna.Study, violation: Any, told: float
+) -> None:
+    planner = Fixed({None: 8})
+    planner.violation = violation
+    supermax.optimize(study, starving, 1, planner=planner, progress=False)
+    assert study.trials[0].system_attrs["constraints:supermax:infeasible"] == told
+    (fault,) = read(study).faults()
+    assert fault.message == "MemoryError: no more. Half of it is too much."
+    assert fault.decision == "pruned, constraint supermax:infeasible"
+
+
 PLANNED = {"launch": 1, "cell": 1, "reserved": 8, "plan": {"size": 8}, "where": "device"}
 
 

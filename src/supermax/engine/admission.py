@@ -21,6 +21,7 @@ from supermax.engine.events import Notice
 from supermax.engine.faults import Kind
 from supermax.engine.fleet import Cell
 from supermax.engine.job import Attempt, Job
+from supermax.engine.outcome import describe
 from supermax.engine.policy import Prune, Replan, constraint
 from supermax.engine.provision import Occupied, Planner, Refused
 
@@ -65,9 +66,7 @@ class Admission:
             job.too_large.append(job.provision.how)
         job.provision = None
         refused = self.provide(job)
-        return (
-            Replan() if refused is None else Prune(constraint(Kind.INFEASIBLE), refused.violation)
-        )
+        return Replan() if refused is None else infeasible(refused)
 
     def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
         """An idle cell for the job where there is room for it; None: not now. Of devices with
@@ -98,6 +97,11 @@ class Admission:
         idle = [cell for cell in self._crew.idle_on(device) if cell.trials]
         pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
         return self._planner.room(Occupied(device, kept, len(idle), frozenset(pids)))
+
+
+def infeasible(refused: Refused) -> Prune:
+    told = describe(refused.error)
+    return Prune(constraint(Kind.INFEASIBLE), told.infeasible_by or 1.0, told.message)
 
 
 class ForeseenTrial(Trial):

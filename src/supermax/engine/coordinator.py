@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -399,8 +399,7 @@ class Coordinator:
         decision = policy.decide(fault, job.faults, self.options.retries, planned)
         if isinstance(decision, policy.Replan):
             decision = self.admission.replan(job)
-        if isinstance(decision, policy.Fail):
-            fault = replace(fault, culprit=decision.culprit)
+        fault = policy.as_decided(fault, decision)
         words = policy.in_words(decision)
         job.note_fault(fault, decision, evidence)
         if self.settling:

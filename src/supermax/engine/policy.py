@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supermax.engine.faults import Culprit, Fault, Kind
+from supermax.words import ended
 
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
 SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
@@ -34,6 +35,8 @@ class Prune:
 
     constraint: str
     value: float = 1.0
+    why: str = ""
+    """What the fault itself does not say."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,17 @@ def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
         and len(signatures) >= SAME_EXCEPTION_HALTS
         and len(set(signatures)) == 1
     )
+
+
+def as_decided(fault: Fault, decision: Decision) -> Fault:
+    """The fault with what only the decision knew of it."""
+    match decision:
+        case Fail(culprit):
+            return replace(fault, culprit=culprit)
+        case Prune(why=why) if why:
+            return replace(fault, message=f"{ended(fault.message.rstrip('.'))} {why}")
+        case _:
+            return fault
 
 
 def carried(decision: Decision) -> dict[str, bool]:
