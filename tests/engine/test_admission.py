@@ -125,6 +125,7 @@ def test_memory_that_did_not_do_is_planned_again(study: optuna.Study) -> None:
     room = Room({None: 8})
     summary = supermax.optimize(study, hungry, 12, planner=room, retries=0, progress=False)
     assert summary.trials["COMPLETE"] == 12
+    assert summary.retries == summary.faults["host out of memory"] > 0
     record = read(study)
     for trial in record.trials:
         tries = 1 + sum(trial.params["size"] >> i > 2 for i in range(3))
@@ -230,6 +231,34 @@ def test_a_refusal_after_a_shortage_is_told_like_one_before(
     (fault,) = read(study).faults()
     assert fault.message == "MemoryError: no more. Half of it is too much."
     assert fault.decision == "pruned, constraint supermax:infeasible"
+
+
+class Stubborn(Room):
+    """Offers the same again, or the same in ever new words."""
+
+    step = 0
+
+    def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
+        super().provide(trial, ())
+        return Provision(8, {"sizes": (8,), "called": self.step * len(failed)})
+
+
+@pytest.mark.parametrize(
+    ("step", "attempts", "why"),
+    [(0, 1, "offers again what was too large."), (1, 31, "30 smaller plans did not do either.")],
+)
+def test_a_planner_with_nothing_smaller_comes_to_an_end(
+    study: optuna.Study, step: int, attempts: int, why: str
+) -> None:
+    planner = Stubborn({None: 8})
+    planner.step = step
+    summary = supermax.optimize(study, starving, 1, planner=planner, progress=False)
+    (trial,) = study.trials
+    assert trial.state.name == "PRUNED"
+    assert trial.system_attrs["constraints:supermax:infeasible"] == 1.0
+    assert trial.user_attrs["supermax"]["attempts"] == attempts
+    assert summary.retries == attempts - 1
+    assert read(study).faults()[-1].message.endswith(why)
 
 
 PLANNED = {"launch": 1, "cell": 1, "reserved": 8, "plan": {"size": 8}, "where": "device"}

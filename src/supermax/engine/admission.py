@@ -22,7 +22,7 @@ from supermax.engine.faults import Kind
 from supermax.engine.fleet import Cell
 from supermax.engine.job import Attempt, Job
 from supermax.engine.outcome import describe
-from supermax.engine.policy import Prune, Replan, constraint
+from supermax.engine.policy import MOST_REPLANS, Prune, Replan, constraint
 from supermax.engine.provision import Occupied, Planner, Refused
 
 LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
@@ -62,11 +62,15 @@ class Admission:
 
     def replan(self, job: Job) -> Replan | Prune:
         """Its memory did not do: in smaller steps, or not at all."""
-        if job.provision is not None:
-            job.too_large.append(job.provision.how)
-        job.provision = None
-        refused = self.provide(job)
-        return Replan() if refused is None else infeasible(refused)
+        job.ran_short()
+        if len(job.too_large) > MOST_REPLANS:
+            return infeasible(Refused(f"{MOST_REPLANS} smaller plans did not do either."))
+        if (refused := self.provide(job)) is not None:
+            return infeasible(refused)
+        if job.provision is not None and job.provision.how in job.too_large:
+            job.provision = None
+            return infeasible(Refused("Its planner offers again what was too large."))
+        return Replan()
 
     def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
         """An idle cell for the job where there is room for it; None: not now. Of devices with

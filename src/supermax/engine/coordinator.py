@@ -412,14 +412,9 @@ class Coordinator:
             )
         )
         match decision:
-            case policy.Retry(delay, blocking):
+            case policy.Retry() | policy.Replan():
                 self.retries += 1
-                job.not_before = time.monotonic() + delay
-                job.blocking_launches |= blocking
-                job.needs_fresh_cell = True
-                self.waiting.append(job)
-            case policy.Replan():
-                job.needs_fresh_cell = True
+                job.go_on(decision)
                 self.waiting.append(job)
             case policy.Prune(name, value):
                 self.finish(job, TrialState.PRUNED, evidence, (name, value))

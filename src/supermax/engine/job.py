@@ -12,7 +12,7 @@ from optuna.trial import Trial
 from supermax.engine.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.fleet import Cell
 from supermax.engine.folder import TrialFolder
-from supermax.engine.policy import REPLANNED, Decision, carried, in_words
+from supermax.engine.policy import REPLANNED, Decision, Replan, Retry, carried, in_words
 from supermax.engine.provision import Provision
 
 
@@ -66,6 +66,19 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
+
+    def ran_short(self) -> None:
+        """What was provided did not do."""
+        if self.provision is not None:
+            self.too_large.append(self.provision.how)
+        self.provision = None
+
+    def go_on(self, decision: Retry | Replan) -> None:
+        """Another attempt was decided on."""
+        self.needs_fresh_cell = True
+        if isinstance(decision, Retry):
+            self.not_before = time.monotonic() + decision.delay
+            self.blocking_launches |= decision.blocking_launches
 
     def note_unclean(self, why: str) -> None:
         """The attempt left its cell in a state that no other trial should begin in."""

@@ -28,7 +28,7 @@ class Refused:
     """It cannot be executed here, in no way."""
 
     message: str
-    violation: float
+    violation: float = 1.0
     """By which share it is too much."""
 
     @property
@@ -50,8 +50,8 @@ class Occupied:
 
 class Planner(Protocol):
     def provide(self, trial: Trial, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
-        """What the trial needs. `failed`: what it was executed with when it ran out of memory;
-        what is provided must need less than any of them."""
+        """What the trial needs. `failed`: how it was executed when it ran out of memory; what is
+        provided must need less than any of them, and one of them again ends the trial."""
 
     def room(self, occupied: Occupied) -> int | None:
         """Bytes for another trial there; None: it is not known, and not what decides."""
