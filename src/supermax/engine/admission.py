@@ -8,8 +8,9 @@ The engine knows nothing of what needs the memory: whoever does is the Planner.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -23,7 +24,16 @@ from supermax.engine.fleet import Cell
 from supermax.engine.job import Attempt, Job
 from supermax.engine.outcome import describe
 from supermax.engine.policy import MOST_REPLANS, Prune, Replan, constraint
-from supermax.engine.provision import Occupied, Planner, Refused
+from supermax.engine.provision import (
+    Occupied,
+    Planner,
+    Refused,
+    WrongAnswer,
+    as_provided,
+    as_room,
+)
+from supermax.errors import EnvironmentFault, UserError
+from supermax.words import in_short
 
 LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
 
@@ -54,7 +64,9 @@ class Admission:
         """See that the job has a provision; says why it cannot have one."""
         if self._planner is None or job.provision is not None:
             return None
-        found = self._planner.provide(ForeseenTrial(self._answers, job), job.too_large)
+        trial = ForeseenTrial(self._answers, job)
+        with self._blamed(f"what trial {job.number} needs"):
+            found = as_provided(self._planner.provide(trial, list(job.too_large)))
         if isinstance(found, Refused):
             return found
         job.provision = found
@@ -80,7 +92,8 @@ class Admission:
         fresh = job is not None and job.needs_fresh_cell
         if job is None or job.provision is None:
             return self._crew.pick(fresh=fresh, busy=busy)
-        rooms = {device: self._room(device, attempts) for device in self._devices}
+        with self._blamed(f"what room there is for trial {job.number}"):
+            rooms = {device: self._room(device, attempts) for device in self._devices}
         load = Counter(cell.device for cell in busy)
         found = [d for d, room in rooms.items() if room is None or room >= job.provision.reserve]
         self.short = not found
@@ -100,7 +113,27 @@ class Admission:
         kept = sum(a.job.provision.reserve for a in here if a.job.provision is not None)
         idle = [cell for cell in self._crew.idle_on(device) if cell.trials]
         pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
-        return self._planner.room(Occupied(device, kept, len(idle), frozenset(pids)))
+        return as_room(self._planner.room(Occupied(device, kept, len(idle), frozenset(pids))))
+
+    @contextlib.contextmanager
+    def _blamed(self, asked: str) -> Iterator[None]:
+        """A planner that cannot answer, or not so that it can be used, is named."""
+        try:
+            yield
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            why = _wrong(error)
+            name = type(self._planner).__name__
+            raise UserError(f"The planner {name}, asked {asked}, {why}.") from error
+
+
+def _wrong(error: Exception) -> str:
+    if isinstance(error, WrongAnswer):
+        return str(error)
+    told = describe(error)
+    said = f": {in_short(told.message)}" if told.message else ""
+    return f"raised {told.type}{said} ({told.where})"
 
 
 def infeasible(refused: Refused) -> Prune:
