@@ -10,6 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 
 import supermax
 from supermax.engine import events
+from supermax.engine.admission import Admission
 from supermax.engine.job import decision_on, out_of_memory
 from supermax.engine.provision import Occupied, Provision, Refused
 from supermax.records import read
@@ -323,7 +326,84 @@ def test_a_trial_waits_for_memory_that_somebody_else_has(
     supermax.optimize(study, asleep, 2, planner=room, progress=watcher)
     assert len(study.trials) == 2
     notices = [e.text for e in watcher.events if isinstance(e, events.Notice)]
-    assert sum("waits for memory" in text for text in notices) == 1
+    assert [text for text in notices if "waits" in text] == [
+        f"Trial 0 waits: it needs {study.trials[0].params['size']} B of memory and there is room "
+        f"for 0 B, although nothing of this run is running. Free some memory, or stop the run and "
+        f"search among smaller values."
+    ]
+
+
+def test_that_a_trial_waits_is_said_again_after_ten_minutes(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supermax.engine.coordinator.LOOK_AGAIN", 0.01)
+    looks = count(start=0, step=300)  # seconds between two looks
+    made = partial(Admission, clock=lambda: float(next(looks)))
+    monkeypatch.setattr("supermax.engine.coordinator.Admission", made)
+
+    class Busy(Room):
+        def room(self, occupied: Occupied) -> int | None:
+            super().room(occupied)
+            return 8 if len(self.seen) > 5 else 0
+
+    watcher = Watcher()
+    supermax.optimize(study, asleep, 1, planner=Busy({None: 8}), progress=watcher)
+    notices = [e.text for e in watcher.events if isinstance(e, events.Notice)]
+    assert sum("waits" in text for text in notices) == 3  # at 0, 600 and 1200 of 5 looks
+
+
+@dataclass
+class Shrinking(Room):
+    """Sees with each look how little there is, and plans for that."""
+
+    least: int = 1
+    free: int = 8
+
+    def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
+        size = trial.suggest_int("size", 8, 8)
+        self.asked.append((trial.number, len(failed)))
+        if self.free < self.least:
+            return Refused("There is too little.", 0.5)
+        return Provision(min(size, self.free), {"size": min(size, self.free)})
+
+    def room(self, occupied: Occupied) -> int | None:
+        self.free = 2
+        return 2
+
+
+@pytest.mark.parametrize(("least", "state"), [(1, "COMPLETE"), (3, "PRUNED")])
+def test_a_trial_that_waits_is_planned_for_the_room_there_is_or_refused(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch, least: int, state: str
+) -> None:
+    monkeypatch.setattr("supermax.engine.coordinator.LOOK_AGAIN", 0.01)
+    planner = Shrinking({None: 8}, least=least)
+    supermax.optimize(study, lambda trial: float(trial.plan["size"]), 1, planner=planner)
+    (trial,) = study.trials
+    assert (trial.state.name, len(planner.asked)) == (state, 2)
+    assert trial.value == (2.0 if state == "COMPLETE" else None)
+
+
+class Keeps(Room):
+    """What a used cell has loaded takes 4, also for a while after it was let go."""
+
+    def room(self, occupied: Occupied) -> int | None:
+        self.seen.append(occupied)
+        kept = [seen.idle for seen in self.seen[-3:]]
+        return 8 - occupied.reserved - 4 * max(kept)
+
+
+def test_what_an_idle_cell_keeps_is_given_back_rather_than_waited_for(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supermax.engine.coordinator.LOOK_AGAIN", 0.01)
+    for size in (2, 8):
+        study.enqueue_trial({"size": size})
+    watcher = Watcher()
+    summary = supermax.optimize(
+        study, asleep, 2, reuse_cells=True, planner=Keeps({None: 8}), progress=watcher
+    )
+    assert (summary.trials["COMPLETE"], summary.cells) == (2, 2)
+    assert not [e for e in watcher.events if isinstance(e, events.Notice)]
 
 
 def leaky(trial: Any) -> float:

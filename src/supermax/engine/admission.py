@@ -9,6 +9,8 @@ The engine knows nothing of what needs the memory: whoever does is the Planner.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -33,9 +35,10 @@ from supermax.engine.provision import (
     as_room,
 )
 from supermax.errors import EnvironmentFault, UserError
-from supermax.words import in_short
+from supermax.words import in_short, size_text
 
 LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
+SAY_AGAIN = 600.0
 
 
 class Admission:
@@ -46,13 +49,18 @@ class Admission:
         answers: Answers,
         devices: Sequence[str],
         emit: Callable[[Notice], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner = planner
         self._crew = crew
         self._answers = answers
         self._devices: list[str | None] = [*devices] or [None]
         self._emit = emit
-        self._said: set[int] = set()
+        self._clock = clock
+        self._waits: dict[int, float] = {}
+        """Trials that do not fit although nothing runs, and when that was said last."""
+        self._silent_until = -math.inf
+        """Cells that were let go are given so long to be gone."""
         self.short = False
         """A trial waits for memory, which nobody will tell of when it is free again."""
 
@@ -61,15 +69,18 @@ class Admission:
         return self._planner is not None
 
     def provide(self, job: Job) -> Refused | None:
-        """See that the job has a provision; says why it cannot have one."""
-        if self._planner is None or job.provision is not None:
+        """See that the job has a provision; says why it cannot have one. While it waits although
+        nothing runs, it is asked for anew: with what room there is now, it may be another."""
+        if self._planner is None or (job.provision and job.number not in self._waits):
             return None
         trial = ForeseenTrial(self._answers, job)
         with self._blamed(f"what trial {job.number} needs"):
             found = as_provided(self._planner.provide(trial, list(job.too_large)))
         if isinstance(found, Refused):
+            self._no_longer_waits(job)
             return found
-        job.provision = found
+        if job.provision is None or job.provision.reserve != found.reserve:
+            job.provision = found
         return None
 
     def replan(self, job: Job) -> Replan | Prune:
@@ -97,15 +108,44 @@ class Admission:
         load = Counter(cell.device for cell in busy)
         found = [d for d, room in rooms.items() if room is None or room >= job.provision.reserve]
         self.short = not found
-        if self.short and not self._crew.let_go_of_used() and not attempts:
-            self._say_that_it_waits(job)  # it is not what used cells keep that is missing
+        if found:
+            self._no_longer_waits(job)
+        elif not self._let_go_of_used(every=not attempts) and not attempts:
+            self._wait(job, max(room for room in rooms.values() if room is not None))
         found.sort(key=lambda device: (load[device], rooms[device] or 0))
         return self._crew.pick(fresh=fresh, busy=busy, devices=found)
 
-    def _say_that_it_waits(self, job: Job) -> None:
-        if job.number not in self._said:
-            self._said.add(job.number)
-            self._emit(Notice(f"Trial {job.number} waits for memory that other programs use."))
+    def _let_go_of_used(self, *, every: bool) -> bool:
+        """Idle cells keep what they have loaded; says whether any went."""
+        gone = self._crew.let_go_of_used()
+        for device in self._devices if every else ():
+            while any(cell.trials for cell in self._crew.idle_on(device)):
+                cell = self._crew.pick(fresh=False, busy=(), devices=[device])  # the most used
+                assert cell is not None
+                self._crew.dismiss(cell)
+                gone = True
+        if gone:
+            self._silent_until = self._clock() + LOOK_AGAIN
+        return gone
+
+    def _wait(self, job: Job, room: int) -> None:
+        assert job.provision is not None
+        now = self._clock()
+        if now < self._silent_until or now - self._waits.get(job.number, -math.inf) < SAY_AGAIN:
+            return
+        self._waits[job.number] = now
+        needed, there = size_text(job.provision.reserve), size_text(max(0, room))
+        self._emit(
+            Notice(
+                f"Trial {job.number} waits: it needs {needed} of memory and there is room for "
+                f"{there}, although nothing of this run is running. Free some memory, or stop the "
+                f"run and search among smaller values."
+            )
+        )
+
+    def _no_longer_waits(self, job: Job) -> None:
+        self.short = False
+        self._waits.pop(job.number, None)
 
     def _room(self, device: str | None, attempts: list[Attempt]) -> int | None:
         assert self._planner is not None
