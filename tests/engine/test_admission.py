@@ -109,7 +109,10 @@ def test_what_cannot_fit_is_told_without_a_cell(study: optuna.Study) -> None:
 
 def test_the_record_says_how_each_attempt_was_planned(study: optuna.Study) -> None:
     study.enqueue_trial({"size": 8})
-    supermax.optimize(study, hungry, 1, planner=Room({None: 8}), progress=False)
+    room = Room({None: 8})
+    supermax.optimize(study, hungry, 1, planner=room, progress=False)
+    assert [seen.fresh for seen in room.seen] == sorted(seen.fresh for seen in room.seen)
+    assert {seen.fresh for seen in room.seen} == {False, True}  # after a shortage
     (trial,) = read(study).trials
     assert [a.reserved for a in trial.attempts] == [8, 4, 2]
     assert [a.plan for a in trial.attempts] == [{"size": 8}, {"size": 4}, {"size": 2}]

@@ -102,8 +102,9 @@ class MemoryPlanner:
         idle = occupied.idle * context
         ours = occupied.reserved + idle
         self._free = self.budget.available(occupied.device, occupied.pids, ours)
-        # The cell that takes the trial is an idle one, and its context is in the trial's need.
-        return self._free - ours + (context if occupied.idle else 0)
+        # A used cell that takes the trial has its context already, which is in the trial's need.
+        taken = context if occupied.idle and not occupied.fresh else 0
+        return self._free - ours + taken
 
     def spec(self, config: Config) -> Spec:
         sources = encoders_of(config)

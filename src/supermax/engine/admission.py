@@ -104,13 +104,13 @@ class Admission:
         if job is None or job.provision is None:
             return self._crew.pick(fresh=fresh, busy=busy)
         with self._blamed(f"what room there is for trial {job.number}"):
-            rooms = {device: self._room(device, attempts) for device in self._devices}
+            rooms = {device: self._room(device, attempts, fresh) for device in self._devices}
         load = Counter(cell.device for cell in busy)
         found = [d for d, room in rooms.items() if room is None or room >= job.provision.reserve]
         self.short = not found
         if found:
             self._no_longer_waits(job)
-        elif not self._let_go_of_used(every=not attempts) and not attempts:
+        elif not self._let_go_of_used(every=fresh or not attempts) and not attempts:
             self._wait(job, max(room for room in rooms.values() if room is not None))
         found.sort(key=lambda device: (load[device], rooms[device] or 0))
         return self._crew.pick(fresh=fresh, busy=busy, devices=found)
@@ -147,13 +147,14 @@ class Admission:
         self.short = False
         self._waits.pop(job.number, None)
 
-    def _room(self, device: str | None, attempts: list[Attempt]) -> int | None:
+    def _room(self, device: str | None, attempts: list[Attempt], fresh: bool) -> int | None:
         assert self._planner is not None
         here = [a for a in attempts if a.cell.device == device]
         kept = sum(a.job.provision.reserve for a in here if a.job.provision is not None)
         idle = [cell for cell in self._crew.idle_on(device) if cell.trials]
         pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
-        return as_room(self._planner.room(Occupied(device, kept, len(idle), frozenset(pids))))
+        occupied = Occupied(device, kept, len(idle), frozenset(pids), fresh)
+        return as_room(self._planner.room(occupied))
 
     @contextlib.contextmanager
     def _blamed(self, asked: str) -> Iterator[None]:

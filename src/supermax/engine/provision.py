@@ -48,6 +48,8 @@ class Occupied:
     idle: int
     """Cells that have run a trial and wait for the next; what they have loaded stays."""
     pids: frozenset[int]
+    fresh: bool = False
+    """The trial needs a cell that has run nothing: it takes none of the idle ones."""
 
 
 class Planner(Protocol):
