@@ -101,6 +101,20 @@ def test_a_trial_that_ran_out_of_memory_is_not_probed(tmp_path: Path) -> None:
     assert "probes" not in plan_of(made_for_a_gpu(tmp_path), [plan])
 
 
+@pytest.mark.parametrize(
+    "strange", [{}, {"size": 4}, {"micro_batch": "8"}, {"memory": None}, {"evaluated": 1.5}]
+)
+def test_what_another_planner_left_in_the_ledger_is_left_out(
+    tmp_path: Path, strange: dict[str, Any]
+) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    plan = plan_of(planner)
+    other = plan | strange if strange.keys() & plan.keys() else strange
+    smaller = plan_of(planner, [plan])
+    assert plan_of(planner, [other, plan]) == smaller
+    assert plan_of(planner, [other]) == {k: v for k, v in plan.items() if k != "probes"} != smaller
+
+
 def test_a_used_cells_context_counts_once_where_it_is_taken(tmp_path: Path) -> None:
     planner = made_for_a_gpu(tmp_path)
     context = CONTEXT["cuda"]

@@ -76,7 +76,7 @@ class MemoryPlanner:
                 budget,
                 correction=known.correction,
                 measured=known.paces,
-                failed=[failed_of(how) for how in failed],
+                failed=[one for how in failed if (one := failed_of(how)) is not None],
             )
             if isinstance(found, Plan):
                 break
@@ -135,6 +135,12 @@ def how_of(found: Plan) -> dict[str, Any]:
     }
 
 
-def failed_of(how: dict[str, Any]) -> Failed:
-    split = Split(how["micro_batch"], how["checkpoint_activations"], how["evaluated"])
-    return Failed(split, how["memory"])
+def failed_of(how: dict[str, Any]) -> Failed | None:
+    """From the ledger; None for what another planner or version wrote there."""
+    sizes = [how.get(name) for name in ("micro_batch", "evaluated", "memory")]
+    again = how.get("checkpoint_activations")
+    match sizes:
+        case [int(micro_batch), int(evaluated), int(memory)] if isinstance(again, bool):
+            return Failed(Split(micro_batch, again, evaluated), memory)
+        case _:
+            return None
