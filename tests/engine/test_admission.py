@@ -105,6 +105,10 @@ def test_what_cannot_fit_is_told_without_a_cell(study: optuna.Study) -> None:
     assert 0 < len(started) < 20
     faults = read(study).faults()
     assert {fault.message for fault in faults} >= {"It needs 8."}
+    seen = [e for e in watcher.events if isinstance(e, events.FaultSeen)]
+    assert {e.decision for e in seen} == {"told to the sampler as infeasible"}
+    ledger = read(study).trial(seen[0].number).folder.records()
+    assert [line["decision"] for line in ledger] == ["told to the sampler as infeasible"]
 
 
 def test_the_record_says_how_each_attempt_was_planned(study: optuna.Study) -> None:

@@ -400,8 +400,7 @@ class Coordinator:
         if isinstance(decision, policy.Replan):
             decision = self.admission.replan(job)
         fault = policy.as_decided(fault, decision)
-        words = policy.in_words(decision)
-        job.note_fault(fault, decision, evidence)
+        words = job.note_fault(fault, decision, evidence)
         if self.settling:
             words = f"{words} (it had ended so in an earlier run)"
         else:

@@ -47,14 +47,16 @@ class Job:
             line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
         self.folder.append(line)
 
-    def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> None:
+    def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
+        """Put on disk what happened and what is done about it; returns the latter in words."""
         self.faults.append(fault)
+        words = in_words(decision, ran=self.attempt > 0)
         raised = evidence.outcome.raised if evidence.outcome else None
         self.folder.append(
             {
                 "fault": asdict(fault),
                 "attempt": self.attempt,
-                "decision": in_words(decision),
+                "decision": words,
                 **carried(decision),
                 "exit_code": evidence.exit_code,
                 "signal": evidence.signum,
@@ -66,6 +68,7 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
+        return words
 
     def ran_short(self) -> None:
         """What was provided did not do."""

@@ -140,12 +140,15 @@ def carried(decision: Decision) -> dict[str, bool]:
             return {"again": False}
 
 
-def in_words(decision: Decision) -> str:
+def in_words(decision: Decision, ran: bool = True) -> str:
+    """`ran`: the trial has had a cell."""
     match decision:
         case Retry(delay, blocking):
             return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
         case Replan():
             return f"{REPLANNED}, and tried again"
+        case Prune() if not ran:
+            return "told to the sampler as infeasible"
         case Prune(name):
             return f"pruned, constraint {name}"
         case Fail():
