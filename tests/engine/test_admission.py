@@ -111,6 +111,23 @@ def test_what_cannot_fit_is_told_without_a_cell(study: optuna.Study) -> None:
     assert [line["decision"] for line in ledger] == ["told to the sampler as infeasible"]
 
 
+def test_a_run_in_which_nothing_fits_halts(study: optuna.Study) -> None:
+    words = "first 20 trials of this run were.* The last one: It needs 8. Give the run more memory"
+    for _ in range(25):
+        study.enqueue_trial({"size": 8})
+    with pytest.raises(supermax.RunHalted, match=words):
+        supermax.optimize(study, asleep, planner=Room({None: 4}), progress=False)
+    states = Counter(trial.state.name for trial in study.trials)
+    assert states == {"PRUNED": 20, "WAITING": 5}
+
+
+def test_a_run_in_which_one_trial_fitted_goes_on(study: optuna.Study) -> None:
+    for size in (1, *[8] * 24):
+        study.enqueue_trial({"size": size})
+    supermax.optimize(study, starving, 25, planner=Room({None: 4}), progress=False)
+    assert Counter(trial.state.name for trial in study.trials) == {"PRUNED": 25}
+
+
 def test_the_record_says_how_each_attempt_was_planned(study: optuna.Study) -> None:
     study.enqueue_trial({"size": 8})
     room = Room({None: 8})

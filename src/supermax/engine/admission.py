@@ -25,7 +25,7 @@ from supermax.engine.faults import Kind
 from supermax.engine.fleet import Cell
 from supermax.engine.job import Attempt, Job
 from supermax.engine.outcome import describe
-from supermax.engine.policy import MOST_REPLANS, Prune, Replan, constraint
+from supermax.engine.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
 from supermax.engine.provision import (
     Occupied,
     Planner,
@@ -34,8 +34,8 @@ from supermax.engine.provision import (
     as_provided,
     as_room,
 )
-from supermax.errors import EnvironmentFault, UserError
-from supermax.words import in_short, size_text
+from supermax.errors import EnvironmentFault, RunHalted, UserError
+from supermax.words import ended, in_short, size_text
 
 LOOK_AGAIN = 5.0  # seconds, while somebody else has the memory
 SAY_AGAIN = 600.0
@@ -61,6 +61,8 @@ class Admission:
         """Trials that do not fit although nothing runs, and when that was said last."""
         self._silent_until = -math.inf
         """Cells that were let go are given so long to be gone."""
+        self._refusals = 0
+        self._placed = False
         self.short = False
         """A trial waits for memory, which nobody will tell of when it is free again."""
 
@@ -95,6 +97,18 @@ class Admission:
             return infeasible(Refused("Its planner offers again what was too large."))
         return Replan()
 
+    def consider_halting(self, refused: Refused) -> None:
+        """Another trial was told as infeasible before it had a cell, and none ever succeeded:
+        where nothing can run, going on would only use up thousands more."""
+        self._refusals += 1
+        if not self._placed and self._refusals >= REFUSALS_HALT:
+            last = in_short(describe(refused.error).message, 500)
+            raise RunHalted(
+                f"The first {self._refusals} trials of this run were all refused before they "
+                f"could start, and none has ever succeeded. The last one: {ended(last)} Give the "
+                f"run more memory, or search among smaller values, then call again."
+            )
+
     def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
         """An idle cell for the job where there is room for it; None: not now. Of devices with
         room, the one with the fewest trials, and of those the one it fills best."""
@@ -113,7 +127,9 @@ class Admission:
         elif not self._let_go_of_used(every=fresh or not attempts) and not attempts:
             self._wait(job, max(room for room in rooms.values() if room is not None))
         found.sort(key=lambda device: (load[device], rooms[device] or 0))
-        return self._crew.pick(fresh=fresh, busy=busy, devices=found)
+        cell = self._crew.pick(fresh=fresh, busy=busy, devices=found)
+        self._placed |= cell is not None
+        return cell
 
     def _let_go_of_used(self, *, every: bool) -> bool:
         """Idle cells keep what they have loaded; says whether any went."""

@@ -226,6 +226,8 @@ class Coordinator:
         outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
         self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         self._again = True  # what there was to do is not done
+        if not self.ever_succeeded:
+            self.admission.consider_halting(refused)
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)

@@ -10,6 +10,7 @@ from supermax.words import ended
 
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
 MOST_REPLANS = 30  # of one trial
+REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
 _FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
 _CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
