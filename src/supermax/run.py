@@ -45,8 +45,9 @@ def optimize(
             program.
         objective: An ordinary Optuna objective. Beyond Optuna's trial it finds
             ``trial.checkpoint_dir`` (a folder that all attempts of the trial see),
-            ``trial.attempt``, ``trial.stop_requested`` and ``trial.note(epoch=3, …)`` (shown in
-            the live view, not stored).
+            ``trial.attempt``, ``trial.stop_requested``, ``trial.note(epoch=3, …)`` (shown in
+            the live view, not stored) and ``trial.plan`` (how the `planner` wants this attempt
+            executed; None without one).
         n_trials: How many finished trials the study shall hold in all; calling again goes on to
             that number. None: go on until `timeout`, Ctrl-C or ``study.stop()``.
         timeout: Seconds after which no new trial starts and running ones stop at their next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import supermax.agents.calibrating as calibrating
 from supermax.agents.calibrating import probed
 from supermax.agents.objective import AgentObjective
 from supermax.agents.provisioning import MemoryPlanner
-from supermax.engine.provision import Provision
+from supermax.engine.provision import Occupied, Provision
+from supermax.memory.estimate import CONTEXT
 from supermax.memory.learning import Book
 from supermax.space import loads
 from supermax.training.config import read_config
@@ -97,6 +99,29 @@ def test_a_trial_that_ran_out_of_memory_is_not_probed(tmp_path: Path) -> None:
     planner = made_for_a_gpu(tmp_path)
     plan = plan_of(planner)
     assert "probes" not in plan_of(made_for_a_gpu(tmp_path), [plan])
+
+
+@pytest.mark.parametrize(
+    "strange", [{}, {"size": 4}, {"micro_batch": "8"}, {"memory": None}, {"evaluated": 1.5}]
+)
+def test_what_another_planner_left_in_the_ledger_is_left_out(
+    tmp_path: Path, strange: dict[str, Any]
+) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    plan = plan_of(planner)
+    other = plan | strange if strange.keys() & plan.keys() else strange
+    smaller = plan_of(planner, [plan])
+    assert plan_of(planner, [other, plan]) == smaller
+    assert plan_of(planner, [other]) == {k: v for k, v in plan.items() if k != "probes"} != smaller
+
+
+def test_a_used_cells_context_counts_once_where_it_is_taken(tmp_path: Path) -> None:
+    planner = made_for_a_gpu(tmp_path)
+    context = CONTEXT["cuda"]
+    idle, none = Occupied("0", 7, 2, frozenset()), Occupied("0", 7, 0, frozenset())
+    assert planner.room(none) == Card.whole - 7
+    assert planner.room(idle) == Card.whole - 7 - context
+    assert planner.room(replace(idle, fresh=True)) == Card.whole - 7 - 2 * context
 
 
 def test_a_probe_that_fails_costs_nothing(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import Trial, TrialState
@@ -17,6 +18,7 @@ from optuna.trial import Trial, TrialState
 import supermax
 from supermax import EnvironmentFault, RunHalted, SupermaxError, UserError
 from supermax.engine.events import Event, FaultSeen
+from supermax.engine.provision import Provision
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -47,6 +49,25 @@ def refusal(kind: type[SupermaxError], *args: Any, **options: Any) -> str:
 
 def untouched(study: optuna.Study, tmp_path: Path) -> bool:
     return not study.trials and {path.name for path in tmp_path.iterdir()} == {"study.db"}
+
+
+class Plans:
+    """A planner that answers what it is given, or raises it."""
+
+    def __init__(self, provides: Any = None, room: Any = None) -> None:
+        self.provides, self.has = provides, room
+
+    def provide(self, trial: Any, failed: Any) -> Any:
+        return self.said(self.provides[min(len(failed), len(self.provides) - 1)])
+
+    def room(self, occupied: Any) -> Any:
+        return self.said(self.has)
+
+    @staticmethod
+    def said(answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 # The call.
@@ -84,6 +105,9 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "devices a text": (good, {"devices": "cuda"}, ["devices", "'cuda'"]),
     "devices None inside": (good, {"devices": [None]}, ["devices"]),
     "timeout True": (good, {"timeout": True}, ["timeout", "True"]),
+    "planner a number": (good, {"planner": 5}, ["planner must", "provide and room", "5"]),
+    "planner a class": (good, {"planner": Plans}, ["planner must", "class"]),
+    "planner half": (good, {"planner": types.SimpleNamespace(room=print)}, ["planner must"]),
     "progress a number": (good, {"progress": 5}, ["progress", "5"]),
 }
 
@@ -294,3 +318,72 @@ def test_a_run_dir_that_cannot_be_written_is_named(
     assert "run_dir" in text
     assert not study.trials
     assert supermax.optimize(study, good, 1, progress=False).finished == 1  # and nothing is stuck
+
+
+# The planner.
+
+NAN = float("nan")
+ODD: dict[str, Any] = {"itself": None}
+ODD["itself"] = ODD
+ANSWERS: dict[str, tuple[Plans, list[str]]] = {
+    "provide raises": (Plans([KeyError("lr")]), ["raised KeyError: 'lr'", "test_wrong_use.py:"]),
+    "a number": (Plans([5]), ["answered 5", "neither a Provision nor a Refused"]),
+    "a tuple": (Plans([(5, {})]), ["answered (5, {})"]),
+    "nothing": (Plans([None]), ["answered None"]),
+    "reserve text": (Plans([Provision("5")]), ["reserves '5'"]),  # type: ignore[arg-type]
+    "reserve None": (Plans([Provision(None)]), ["reserves None"]),  # type: ignore[arg-type]
+    "reserve NaN": (Plans([Provision(NAN)]), ["reserves nan"]),  # type: ignore[arg-type]
+    "reserve broken": (Plans([Provision(1.5)]), ["reserves 1.5"]),  # type: ignore[arg-type]
+    "reserve True": (Plans([Provision(True)]), ["reserves True"]),
+    "reserve negative": (Plans([Provision(-1)]), ["reserves -1", "from 0 on"]),
+    "how a list": (Plans([Provision(1, [1])]), ["[1] as how"]),  # type: ignore[arg-type]
+    "how no JSON": (Plans([Provision(1, {"a": LOCK})]), ["JSON cannot hold"]),
+    "how NaN": (Plans([Provision(1, {"a": NAN})]), ["JSON cannot hold"]),
+    "how endless": (Plans([Provision(1, ODD)]), ["JSON cannot hold"]),
+    "where a number": (Plans([Provision(1, {}, 5)]), ["5 as where"]),  # type: ignore[arg-type]
+    "room raises": (Plans([Provision(1)], OSError("no driver")), ["what room", "no driver"]),
+    "room text": (Plans([Provision(1)], "5"), ["what room", "answered '5'"]),
+    "room NaN": (Plans([Provision(1)], NAN), ["answered nan", "nor None"]),
+    "room broken": (Plans([Provision(1)], 2.5), ["answered 2.5"]),
+    "after a shortage": (Plans([Provision(1, {"a": 1}), 5]), ["answered 5"]),
+}
+
+
+def starving(trial: Trial) -> float:
+    trial.suggest_float("x", 0, 1)
+    raise MemoryError
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_a_planner_that_answers_nonsense_is_named_and_the_next_run_goes_on(
+    study: optuna.Study, case: str
+) -> None:
+    planner, words = ANSWERS[case]
+    objective = starving if case == "after a shortage" else good
+    text = refusal(UserError, study, objective, 1, planner=planner)
+    assert text.startswith("The planner Plans, asked what ")
+    assert "trial 0" in text
+    assert [word for word in words if word not in text] == []
+    assert "\n" not in text
+    assert supermax.optimize(study, good, 1, progress=False).finished == 1
+    assert [trial.state for trial in study.trials] == [TrialState.COMPLETE]
+
+
+@pytest.mark.parametrize("place", ["provide", "room"])
+def test_what_a_planner_says_of_the_machine_passes_through(
+    study: optuna.Study, place: str
+) -> None:
+    broken = EnvironmentFault("The driver is gone.")
+    planner = Plans([broken]) if place == "provide" else Plans([Provision(1)], broken)
+    assert refusal(EnvironmentFault, study, good, 1, planner=planner) == "The driver is gone."
+
+
+def test_numbers_of_numpy_will_do_for_a_planner(study: optuna.Study) -> None:
+    planner = Plans([Provision(np.int64(5), {"sizes": (1, 2)})], np.uint64(1 << 40))  # type: ignore[arg-type]
+    supermax.optimize(study, planned, 1, planner=planner, progress=False)
+    assert study.trials[0].user_attrs["supermax"]["reserved"] == {"device": 5}
+
+
+def planned(trial: Any) -> float:
+    assert trial.plan == {"sizes": [1, 2]}
+    return 1.0

@@ -76,7 +76,7 @@ class MemoryPlanner:
                 budget,
                 correction=known.correction,
                 measured=known.paces,
-                failed=[failed_of(how) for how in failed],
+                failed=[one for how in failed if (one := failed_of(how)) is not None],
             )
             if isinstance(found, Plan):
                 break
@@ -102,8 +102,9 @@ class MemoryPlanner:
         idle = occupied.idle * context
         ours = occupied.reserved + idle
         self._free = self.budget.available(occupied.device, occupied.pids, ours)
-        # The cell that takes the trial is an idle one, and its context is in the trial's need.
-        return self._free - ours + (context if occupied.idle else 0)
+        # A used cell that takes the trial has its context already, which is in the trial's need.
+        taken = context if occupied.idle and not occupied.fresh else 0
+        return self._free - ours + taken
 
     def spec(self, config: Config) -> Spec:
         sources = encoders_of(config)
@@ -135,6 +136,12 @@ def how_of(found: Plan) -> dict[str, Any]:
     }
 
 
-def failed_of(how: dict[str, Any]) -> Failed:
-    split = Split(how["micro_batch"], how["checkpoint_activations"], how["evaluated"])
-    return Failed(split, how["memory"])
+def failed_of(how: dict[str, Any]) -> Failed | None:
+    """From the ledger; None for what another planner or version wrote there."""
+    sizes = [how.get(name) for name in ("micro_batch", "evaluated", "memory")]
+    again = how.get("checkpoint_activations")
+    match sizes:
+        case [int(micro_batch), int(evaluated), int(memory)] if isinstance(again, bool):
+            return Failed(Split(micro_batch, again, evaluated), memory)
+        case _:
+            return None

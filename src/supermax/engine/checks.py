@@ -30,6 +30,7 @@ def check(study: Any, objective: Any, options: Options, run_dir: Any) -> None:
             ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
             ("devices", options.devices, _are_devices, "a list of numbers or names of GPUs"),
             ("callbacks", options.callbacks, _are_functions, "a list of functions"),
+            ("planner", options.planner, _or_none(_is_planner), _PLANNER),
             ("run_dir", run_dir, _or_none(_is_path), "the path of a folder"),
         )
         if not fits(value)
@@ -64,6 +65,7 @@ def _check_gpus(devices: Sequence[int | str]) -> None:
 
 
 _SECONDS = "a number of seconds above 0"
+_PLANNER = "an object with the methods provide and room"
 
 
 def _is_study(value: Any) -> bool:
@@ -90,6 +92,11 @@ def _are_devices(value: Any) -> bool:
 
 def _are_functions(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(map(callable, value))
+
+
+def _is_planner(value: Any) -> bool:
+    methods = (getattr(value, name, None) for name in ("provide", "room"))
+    return not isinstance(value, type) and all(map(callable, methods))
 
 
 def _is_path(value: Any) -> bool:

@@ -15,7 +15,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -226,6 +226,8 @@ class Coordinator:
         outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
         self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         self._again = True  # what there was to do is not done
+        if not self.ever_succeeded:
+            self.admission.consider_halting(refused)
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)
@@ -395,14 +397,12 @@ class Coordinator:
             self.finish(job, state, evidence)
 
     def act(self, job: Job, fault: Fault, evidence: Evidence) -> None:
-        planned = job.provision is not None and bool(job.provision.how)
+        planned = self.admission.plans and job.provision is not None and bool(job.provision.how)
         decision = policy.decide(fault, job.faults, self.options.retries, planned)
         if isinstance(decision, policy.Replan):
             decision = self.admission.replan(job)
-        if isinstance(decision, policy.Fail):
-            fault = replace(fault, culprit=decision.culprit)
-        words = policy.in_words(decision)
-        job.note_fault(fault, words, evidence)
+        fault = policy.as_decided(fault, decision)
+        words = job.note_fault(fault, decision, evidence)
         if self.settling:
             words = f"{words} (it had ended so in an earlier run)"
         else:
@@ -413,14 +413,9 @@ class Coordinator:
             )
         )
         match decision:
-            case policy.Retry(delay, blocking):
+            case policy.Retry() | policy.Replan():
                 self.retries += 1
-                job.not_before = time.monotonic() + delay
-                job.blocking_launches |= blocking
-                job.needs_fresh_cell = True
-                self.waiting.append(job)
-            case policy.Replan():
-                job.needs_fresh_cell = True
+                job.go_on(decision)
                 self.waiting.append(job)
             case policy.Prune(name, value):
                 self.finish(job, TrialState.PRUNED, evidence, (name, value))

@@ -12,7 +12,7 @@ from optuna.trial import Trial
 from supermax.engine.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.fleet import Cell
 from supermax.engine.folder import TrialFolder
-from supermax.engine.policy import REPLANNED
+from supermax.engine.policy import REPLANNED, Decision, Replan, Retry, carried, in_words
 from supermax.engine.provision import Provision
 
 
@@ -25,6 +25,7 @@ class Job:
     attempt: int = 0
     faults: list[Fault] = field(default_factory=list)
     last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
+    dealt_with: int = 0  # the attempt after which an earlier run decided to try again
     not_before: float = 0.0
     needs_fresh_cell: bool = False
     blocking_launches: bool = False
@@ -46,14 +47,17 @@ class Job:
             line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
         self.folder.append(line)
 
-    def note_fault(self, fault: Fault, decision: str, evidence: Evidence) -> None:
+    def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
+        """Put on disk what happened and what is done about it; returns the latter in words."""
         self.faults.append(fault)
+        words = in_words(decision, ran=self.attempt > 0)
         raised = evidence.outcome.raised if evidence.outcome else None
         self.folder.append(
             {
                 "fault": asdict(fault),
                 "attempt": self.attempt,
-                "decision": decision,
+                "decision": words,
+                **carried(decision),
                 "exit_code": evidence.exit_code,
                 "signal": evidence.signum,
                 "seconds": round(evidence.seconds, 3),
@@ -64,6 +68,20 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
+        return words
+
+    def ran_short(self) -> None:
+        """What was provided did not do."""
+        if self.provision is not None:
+            self.too_large.append(self.provision.how)
+        self.provision = None
+
+    def go_on(self, decision: Retry | Replan) -> None:
+        """Another attempt was decided on."""
+        self.needs_fresh_cell = True
+        if isinstance(decision, Retry):
+            self.not_before = time.monotonic() + decision.delay
+            self.blocking_launches |= decision.blocking_launches
 
     def note_unclean(self, why: str) -> None:
         """The attempt left its cell in a state that no other trial should begin in."""
@@ -94,7 +112,12 @@ class Job:
         self.attempt, faults = history(records)
         self.too_large = out_of_memory(records)
         self.provision = last_provision(records)
-        self.last_fault = faults.pop(self.attempt, None)
+        decided = decision_on(records, self.attempt)
+        if decided.get("again"):
+            self.dealt_with = self.attempt
+            self.blocking_launches = bool(decided.get("blocking"))
+        else:
+            self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
         if (drawn := self.folder.drawn()) is not None:
             space = {name: json_to_distribution(text) for name, (text, _) in drawn.items()}
@@ -142,8 +165,24 @@ def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
 def out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """How the attempts were executed that a ledger tells of and that memory did not do for."""
     plans = {r["launch"]: r["plan"] for r in records if "launch" in r and "plan" in r}
-    short = [r["attempt"] for r in records if r.get("decision", "").startswith(REPLANNED)]
+    short = {r["attempt"]: None for r in records if "fault" in r and _decided(r).get("replanned")}
     return [plans[attempt] for attempt in short if attempt in plans]
+
+
+def decision_on(records: list[dict[str, Any]], attempt: int) -> dict[str, Any]:
+    """What a ledger says was decided after an attempt; {}: nothing yet."""
+    ends = [r for r in records if "fault" in r and r["attempt"] == attempt]
+    return _decided(ends[-1]) if ends else {}
+
+
+def _decided(record: dict[str, Any]) -> dict[str, Any]:
+    """Older ledgers say it in words alone."""
+    if "again" in record:
+        return record
+    words = str(record.get("decision") or "")
+    replanned = words.startswith(REPLANNED)
+    again = replanned or words.startswith("retry")
+    return {"again": again, "replanned": replanned, "blocking": "blocking launches" in words}
 
 
 def last_provision(records: list[dict[str, Any]]) -> Provision | None:

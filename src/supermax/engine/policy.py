@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from supermax.engine.faults import Culprit, Fault, Kind
+from supermax.words import ended
 
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
+MOST_REPLANS = 30  # of one trial
+REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
 _FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
 _CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
@@ -16,7 +19,6 @@ _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
 _TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
 REPLANNED = "split further"
-"""How the ledger says that an attempt's memory did not do."""
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
 _FREE_BACK_OFF = 0.05
@@ -35,6 +37,8 @@ class Prune:
 
     constraint: str
     value: float = 1.0
+    why: str = ""
+    """What the fault itself does not say."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +119,37 @@ def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
     )
 
 
-def in_words(decision: Decision) -> str:
+def as_decided(fault: Fault, decision: Decision) -> Fault:
+    """The fault with what only the decision knew of it."""
+    match decision:
+        case Fail(culprit):
+            return replace(fault, culprit=culprit)
+        case Prune(why=why) if why:
+            return replace(fault, message=f"{ended(fault.message.rstrip('.'))} {why}")
+        case _:
+            return fault
+
+
+def carried(decision: Decision) -> dict[str, bool]:
+    """What a later run must know of a decision."""
+    match decision:
+        case Retry(_, blocking):
+            return {"again": True, "blocking": blocking}
+        case Replan():
+            return {"again": True, "replanned": True}
+        case _:
+            return {"again": False}
+
+
+def in_words(decision: Decision, ran: bool = True) -> str:
+    """`ran`: the trial has had a cell."""
     match decision:
         case Retry(delay, blocking):
             return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
         case Replan():
             return f"{REPLANNED}, and tried again"
+        case Prune() if not ran:
+            return "told to the sampler as infeasible"
         case Prune(name):
             return f"pruned, constraint {name}"
         case Fail():

@@ -29,9 +29,12 @@ def find_leftovers(
 
 
 def standing_outcome(job: Job) -> Outcome | None:
-    """The outcome the last attempt wrote before anything else happened to it."""
+    """The outcome the last attempt wrote before anything else happened to it; None where it was
+    decided already to try again."""
     outcome = job.folder.outcome()
-    return outcome if outcome is not None and outcome.attempt == job.attempt else None
+    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.dealt_with:
+        return None
+    return outcome
 
 
 def foreign_notice(numbers: list[int]) -> str:
