@@ -169,12 +169,22 @@ class TrialRecord:
     @property
     def faults(self) -> list[FaultRecord]:
         """From its ledger; where that is gone, what the study kept."""
-        found = [a.fault for a in self.attempts if a.fault is not None]
+        found = [a.fault for a in self.attempts if a.fault is not None] or _refusals(self)
         return found or [
             FaultRecord(self.number, i, **_texts(short))
             for i, short in enumerate(self.notes.get("faults", ()), 1)
             if isinstance(short, dict)
         ]
+
+
+def _refusals(trial: TrialRecord) -> list[FaultRecord]:
+    """What the ledger says of a trial that never had a cell."""
+    found = []
+    for line in trial.folder.records():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another version
+            if "fault" in line and not line["attempt"]:
+                found.append(_fault(trial.number, line))
+    return found
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,10 @@ class Tuning:
         check_room(run_dir, bytes_needed(fit.sources, self.top, options["workers"]))
         keeper = Keeper(run_dir, self.top, self.budget)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
-        options = {"reuse_cells": True, "planner": self.planner(objective), **options}
+        planner = self.planner(objective)
+        if planner is not None:
+            planner.refuse_what_cannot_be(fit.sources)
+        options = {"reuse_cells": True, "planner": planner, **options}
         with self.around(study) if self.around is not None else nullcontext():
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options

@@ -3,12 +3,15 @@ same in the end as without any limit."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 
 from supermax.agents.objective import AgentObjective, here
 from supermax.agents.provisioning import MemoryPlanner
+from supermax.errors import UserError
 from supermax.memory.devices import HostBudget
 from supermax.memory.estimate import Split, need
 from supermax.memory.facts import Spec
@@ -132,13 +135,28 @@ def test_a_real_shortage_is_planned_again_and_changes_nothing(tmp_path: Path) ->
     assert not again.whole
 
 
+def test_a_search_in_which_nothing_fits_does_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Nothing of the space fits into 100 MiB: the smallest"):
+        tuning(tmp_path, "none", 100 * MIB).run(progress=False)
+    assert not read(
+        optuna.load_study(study_name="none", storage=f"sqlite:///{tmp_path}/s.db")
+    ).trials
+
+
 def test_what_does_not_fit_is_told_before_it_starts(tmp_path: Path) -> None:
-    tuned = tuning(tmp_path, "none", 100 * MIB).run(progress=False)
-    (trial,) = read(tuned.study).trials
-    assert trial.state == "PRUNED"
-    assert trial.notes["attempts"] == 0
-    assert trial.broken["supermax:infeasible"] > 1
-    assert "tiny-bert at 512 tokens needs" in trial.faults[0].message
+    mixed = replace(
+        tuning(tmp_path, "some", 292 * MIB),
+        space=loads(SPACE.replace("[512]", "[64, 512]")), sampler="random", trials=4,
+    )  # fmt: skip
+    trials = read(mixed.run(progress=False).study).trials
+    long = [trial for trial in trials if trial.params["text.max_length"] == 512]
+    assert long
+    for trial in long:
+        assert trial.state == "PRUNED"
+        assert trial.notes["attempts"] == 0
+        assert trial.broken["supermax:infeasible"] > 0
+        assert "tiny-bert at 512 tokens needs" in trial.faults[0].message
+        assert trial.faults[0].decision == "told to the sampler as infeasible"
     made = planner(tuning(tmp_path, "none"), 100 * MIB)
     assert isinstance(made.planned(spec_of(made)), NoPlan)
 

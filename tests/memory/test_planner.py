@@ -40,7 +40,7 @@ def test_more_memory_never_makes_a_plan_worse(spec: Spec, one: int, other: int) 
     if isinstance(less, NoPlan):
         return
     assert isinstance(more, Plan)
-    assert more.seconds <= less.seconds
+    assert more.seconds <= less.seconds * (1 + 1e-9)
     if more.split.checkpointing == less.split.checkpointing:
         assert more.split.micro_batch >= less.split.micro_batch
 

@@ -106,6 +106,22 @@ def test_few_widths_are_recorded_and_none_is_too_narrow(
             assert cost(found) <= cost([*some, max(needed)]) + 1e-9
 
 
+def test_a_recording_never_makes_the_optimizer_s_state(tmp_path: Path) -> None:
+    """Replayed, it would begin anew with every update."""
+    made: list[int] = []
+
+    class Watching(Unrecorded):
+        def record(self, run: Work, rehearse: Work) -> Work:
+            replay = super().record(run, rehearse)
+            made.append(len(prepared.step.optimizer.state))
+            return replay
+
+    for micro_batch in (None, 3):
+        prepared = captured(ready(tmp_path, config(**SILENT), micro_batch=micro_batch), Watching())
+        train(prepared, Quiet())
+        assert made.pop() > 0
+
+
 def test_what_is_never_reached_again_is_not_recorded() -> None:
     assert chosen(Counter({8: 1, 512: 1}), lambda width: 1e-6 * width, 0.3) == [512]
     assert chosen(Counter({8: 9999, 512: 9}), lambda width: 1e-4 * width, 0.3) == [8, 512]
@@ -158,13 +174,13 @@ class Refuses:
     """Records nothing from the given call on."""
 
     def __init__(self, after: int) -> None:
-        self.left = after
+        self.left, self.inner = after, Unrecorded()
 
     def record(self, run: Work, rehearse: Work) -> Work:
         if not self.left:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.left -= 1
-        return Unrecorded().record(run, rehearse)
+        return self.inner.record(run, rehearse)
 
 
 @pytest.mark.parametrize("after", [0, 1])

@@ -6,19 +6,20 @@ trial ──▶ Config ──▶ Spec ──plan()──▶ Provision
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from supermax.agents.fits import combinations, fits
 from supermax.agents.objective import configured
 from supermax.agents.specs import spec_of
 from supermax.engine.provision import Occupied, Provision, Refused
-from supermax.errors import EnvironmentFault
+from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.estimate import CONTEXT, Split
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Book
-from supermax.memory.planner import Failed, NoPlan, Plan, plan
+from supermax.memory.planner import Failed, NoPlan, Plan, least, plan
 from supermax.memory.probes import probes
 from supermax.space import Space
 from supermax.training.config import Config
@@ -28,6 +29,7 @@ from supermax.training.prepare import encoders_of, examples_for, texts_of
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
 from supermax.training.tokenizers import tokenizer_for
+from supermax.words import size_text
 
 
 class Budget(Protocol):
@@ -65,6 +67,24 @@ class MemoryPlanner:
             return Refused(str(found), found.over)
         where = "host" if spec.device == "cpu" else "device"
         return Provision(found.need.total, how_of(found) | self._probes(found, failed), where)
+
+    def refuse_what_cannot_be(self, sources: Mapping[str, Source]) -> None:
+        """A search in which nothing fits ends before its first trial, with a UserError."""
+        budget = self.budget.whole
+        shares = fits(self.space, sources, self.agent, budget, self.execution)
+        if any(share.never < share.all for share in shares.values()):
+            return
+        smallest = min(
+            least(replace(spec, length=min(spec.length, self._tokens(source))))  # or shorter
+            for source in sources.values()
+            for spec in combinations(self.space, self.agent, source, self.execution)
+        )
+        if smallest > budget:
+            raise UserError(
+                f"Nothing of the space fits into {size_text(budget)}: the smallest needs "
+                f"{size_text(smallest)}. Give trials more memory, or leave room for smaller "
+                f"encoders in the space."
+            )
 
     def planned(self, spec: Spec, failed: Sequence[dict[str, Any]] = ()) -> Plan | NoPlan:
         """Within what others leave; where that is too little, it waits for the whole device."""

@@ -16,6 +16,7 @@ from supermax.display.curve import Curve
 from supermax.display.gauges import Readings
 from supermax.engine import events as ev
 from supermax.engine.notes import Fact
+from supermax.engine.policy import REPLANNED
 from supermax.engine.summary import Summary
 
 RATE_WINDOW = 100  # how many of the last finished trials the rate is taken from
@@ -259,7 +260,7 @@ class RunState:
 
 def will_retry(fault: ev.FaultSeen) -> bool:
     """Whether the trial gets another attempt after this fault."""
-    return fault.decision.startswith("retry")
+    return fault.decision.startswith(("retry", REPLANNED))
 
 
 def stopping_words(event: ev.RunStopping) -> str:

@@ -187,10 +187,11 @@ def _decided(record: dict[str, Any]) -> dict[str, Any]:
 
 def last_provision(records: list[dict[str, Any]]) -> Provision | None:
     """What was kept for the last attempt that a ledger tells of."""
-    planned = [record for record in records if "launch" in record][-1:]
-    return next(
-        (Provision(r["reserved"], r["plan"], r["where"]) for r in planned if "plan" in r), None
-    )
+    launches = [record for record in records if "launch" in record]
+    if not launches or "plan" not in launches[-1]:
+        return None
+    last = launches[-1]
+    return Provision(last.get("reserved", 0), last["plan"], last.get("where", "device"))
 
 
 def lost_coordinator() -> Fault:

@@ -111,12 +111,13 @@ class CapturedWay:
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
         if self._records_updates and not self._whole and self._update is None:
-            self._update = self._recorder.record(self._updated, self._rehearsed_update)
+            self._make_state()
+            self._update = self._recorder.record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
         both = self._whole and self._records_updates
         if both:
-            self._rehearsed_update()  # the optimizer's state is there before it is recorded
+            self._make_state()
         else:
             self._keep_gradients()
 
@@ -143,8 +144,9 @@ class CapturedWay:
             rate.copy_(factor * base)
         self._step.update()
 
-    def _rehearsed_update(self) -> None:
-        """Make the optimizer's state, where it has none yet; nothing else changes."""
+    def _make_state(self) -> None:
+        """Of the optimizer, where it has none yet: a recording would make it anew each time.
+        Nothing else changes."""
         optimizer = self._step.optimizer
         if len(optimizer.state) == len(self._trained):
             return

@@ -8,6 +8,7 @@ is built on recordings can be tried without a GPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class Graphs:
     def __init__(self, device: str) -> None:
         self._device = torch.device(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._stream = _stream(self._device)
         self._rehearsed = False
 
     def record(self, run: Work, rehearse: Work) -> Work:
@@ -63,11 +64,22 @@ class Graphs:
         return graph.replay
 
 
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recordings of a process: libraries keep room for each stream they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class Unrecorded:
-    """The work itself, done anew each time."""
+    """The work itself, done anew each time; rehearsed as graphs are."""
+
+    def __init__(self) -> None:
+        self._rehearsed = False
 
     def record(self, run: Work, rehearse: Work) -> Work:
-        random = torch.get_rng_state()
-        rehearse()
-        torch.set_rng_state(random)
+        if not self._rehearsed:
+            random = torch.get_rng_state()
+            rehearse()
+            torch.set_rng_state(random)
+            self._rehearsed = True
         return run
