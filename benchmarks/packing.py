@@ -11,6 +11,7 @@ from typing import Any
 from supermax.memory.devices import gpus, named
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
+from supermax.training.steps import Execution
 from supermax.tuning import Tuning
 
 TRIALS = 24
@@ -43,6 +44,7 @@ def packed(workers: int, posts: int = 30) -> dict[str, Any]:
             trials=TRIALS,
             limits={"epochs": 3, "patience": None},
             top=1,
+            execution=Execution(device="auto", precision="auto", captured=False),
             tell=lambda _: None,
         )
         threading.Thread(target=watch, daemon=True).start()

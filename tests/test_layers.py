@@ -39,6 +39,7 @@ ALLOWED = {
     "report": {"files", "records", "engine", "space", "errors", "naming", "words"},
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming", "words"},
+    "mps": {"engine", "words"},
     "tuning": {
         "memory",
         "run",
@@ -66,6 +67,7 @@ ALLOWED = {
         "words",
     },
     "search": {
+        "mps",
         "tracking",
         "records",
         "tuning",

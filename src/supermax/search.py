@@ -5,8 +5,8 @@ Resolved ──prepared()──▶ Search(tuning, options);  StudyRecord ──r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
 from supermax.errors import UserError
+from supermax.mps import shared
 from supermax.naming import CACHE, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
@@ -77,7 +78,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         execution=Execution(device="auto", precision="auto"),
         memory=settings.gpu_memory,
         settings=noted(settings),
-        around=tracker_of(settings, tell),
+        around=partial(around, settings, tell),
         tell=lambda _: None,  # the plan says it
     )
     options = {
@@ -89,6 +90,17 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         "devices": settings.gpus or None,
     }
     return Search(resolved, tuning, options)
+
+
+@contextmanager
+def around(settings: Settings, tell: Callable[[str], None], study: optuna.Study) -> Iterator[None]:
+    """What goes on for as long as the run does."""
+    with ExitStack() as stack:
+        if settings.mps and torch.cuda.is_available() and settings.workers != 1:
+            stack.enter_context(shared(tell))
+        if (tracker := tracker_of(settings, tell)) is not None:
+            stack.enter_context(tracker(study))
+        yield
 
 
 def tracker_of(

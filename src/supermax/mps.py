@@ -1,0 +1,160 @@
+"""CUDA's multi-process service, for as long as a run goes: work of several cells is on a GPU at
+the same time, where it otherwise takes turns.
+
+    with shared(): run ──▶ guard (this module as a program) ──▶ the service ──▶ its servers
+
+The guard ends the service when the run has ended, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+
+from supermax.engine import kernel
+from supermax.words import one_line
+
+CONTROL = "nvidia-cuda-mps-control"
+PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_READY = "ready"
+_STARTING = 20.0  # seconds
+_ENDING = 10.0
+
+
+@contextlib.contextmanager
+def shared(tell: Callable[[str], None]) -> Iterator[bool]:
+    """Processes that are started inside share their GPUs, if it can be had; otherwise `tell` says
+    why not. A service that somebody else has started is used as it is."""
+    if os.environ.get(PIPE):
+        yield True
+        return
+    if shutil.which(CONTROL) is None or not kernel.LINUX:
+        tell(f"Cells take turns on the GPU: there is no {CONTROL} on this machine.")
+        yield False
+        return
+    with tempfile.TemporaryDirectory(prefix="supermax-mps-") as folder:  # paths of pipes are short
+        guard = _start(folder)
+        said = _first_line(guard)
+        if said != _READY:
+            _end(guard)
+            tell(f"Cells take turns on the GPU: its service does not start ({said}).")
+            yield False
+            return
+        os.environ.update(_environment(folder))
+        try:
+            yield True
+        finally:
+            for name in (PIPE, LOG):
+                os.environ.pop(name, None)
+            _end(guard)
+
+
+def _environment(folder: str) -> dict[str, str]:
+    return {PIPE: folder, LOG: folder}
+
+
+def _start(folder: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "supermax.mps", folder]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # a Ctrl-C is the run's to deal with
+    )
+
+
+def _first_line(guard: subprocess.Popen[str]) -> str:
+    assert guard.stdout is not None
+    if not select.select([guard.stdout], [], [], _STARTING + 10)[0]:
+        return "nothing was heard of it"
+    return guard.stdout.readline().strip() or "it ended at once"
+
+
+def _end(guard: subprocess.Popen[str]) -> None:
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    with contextlib.suppress(OSError):
+        guard.stdin.close()
+    try:
+        guard.wait(2 * _ENDING)
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        guard.wait()
+    guard.stdout.close()
+
+
+# The guard.
+
+
+def main(folder: str) -> None:
+    kernel.adopt_orphans()
+    environment = {**os.environ, **_environment(folder)}
+    log = Path(folder) / "service.log"
+    with log.open("wb") as output:
+        service = subprocess.Popen(
+            [CONTROL, "-f"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    if (trouble := _wait_for(service, environment, log)) is not None:
+        print(trouble, flush=True)
+    else:
+        print(_READY, flush=True)
+        sys.stdin.read()  # until the run closes it, or is no more
+        _ask("quit -t 3", environment)
+    _clear(service)
+
+
+def _wait_for(
+    service: subprocess.Popen[bytes], environment: dict[str, str], log: Path
+) -> str | None:
+    deadline = time.monotonic() + _STARTING
+    while service.poll() is None and time.monotonic() < deadline:
+        if _ask("get_default_active_thread_percentage", environment):
+            return None
+        time.sleep(0.1)
+    if service.poll() is None:
+        return "it does not answer"
+    said = one_line(log.read_text(errors="replace"), 200) or "without a word"
+    return f"it ended with code {service.returncode}: {said}"
+
+
+def _ask(words: str, environment: dict[str, str]) -> bool:
+    try:
+        done = subprocess.run(
+            [CONTROL], input=f"{words}\n", text=True, env=environment, capture_output=True,
+            timeout=_ENDING, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return done.returncode == 0
+
+
+def _clear(service: subprocess.Popen[bytes]) -> None:
+    """Wait for the service to end; then end what is left of it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        service.wait(_ENDING / 2)
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()  # also for what was adopted
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,146 @@
+"""The service for sharing a GPU begins and ends with a run, whatever becomes of either. NVIDIA's
+program is played by a small one that behaves like it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from supermax import mps
+from supermax.search import around
+from supermax.settings import Settings
+from tests.conftest import eventually
+
+SERVICE = """#!{python}
+import os, subprocess, sys, time
+folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+control, quitting = folder + "/control", folder + "/quit"
+if "-f" in sys.argv:
+    {trouble}
+    server = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    open({pids!r}, "w").write(f"{{os.getpid()}} {{server.pid}}")
+    open(control, "w").close()
+    while not os.path.exists(quitting):
+        time.sleep(0.02)
+    if {obeys}:
+        server.kill()
+    else:
+        time.sleep(1000)
+else:
+    words = sys.stdin.read()
+    if not os.path.exists(control):
+        sys.exit("Cannot find MPS control daemon process")
+    if words.startswith("quit"):
+        open(quitting, "w").close()
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(mps.PIPE, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / mps.CONTROL
+
+
+def played(path: Path, trouble: str = "pass", obeys: bool = True) -> Path:
+    pids = path.with_name("pids")
+    path.write_text(
+        SERVICE.format(python=sys.executable, trouble=trouble, obeys=obeys, pids=str(pids))
+    )
+    path.chmod(0o755)
+    return pids
+
+
+def alive(pids: Path) -> list[int]:
+    return [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_it_is_there_for_a_run_and_gone_after_it(
+    service: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = played(service, obeys=obeys)
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert shares
+        assert len(alive(pids)) == 2
+        folder = os.environ[mps.PIPE]
+        assert Path(folder).is_dir()
+    assert alive(pids) == []
+    assert mps.PIPE not in os.environ
+    assert not Path(folder).exists()
+    assert said == []
+
+
+PROGRAM = """
+import sys, time
+from supermax import mps
+from supermax.search import around
+from supermax.settings import Settings
+with mps.shared(print) as shares:
+    print("shares", shares, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_run_that_is_killed_leaves_nothing_of_it(service: Path) -> None:
+    pids = played(service)
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "shares True\n"
+        assert len(alive(pids)) == 2
+        run.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not alive(pids), within=20)
+
+
+def test_one_that_does_not_start_is_told_and_the_run_goes_on(service: Path) -> None:
+    played(service, trouble="sys.exit('no device of compute capability 3.5')")
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+        assert mps.PIPE not in os.environ
+    assert said == [
+        "Cells take turns on the GPU: its service does not start (it ended with code 1: no "
+        "device of compute capability 3.5)."
+    ]
+
+
+def test_without_it_that_is_said(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(service.parent / "nowhere"))
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        "Cells take turns on the GPU: there is no nvidia-cuda-mps-control on this machine."
+    ]
+
+
+def test_somebody_s_own_is_used_as_it_is(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = played(service)
+    monkeypatch.setenv(mps.PIPE, "/somewhere")
+    with mps.shared(print) as shares:
+        assert shares
+        assert os.environ[mps.PIPE] == "/somewhere"
+    assert not pids.exists()
+
+
+@pytest.mark.parametrize(("mps_wanted", "workers"), [(True, 2), (True, 1), (False, 2)])
+def test_a_search_asks_for_it_where_cells_share_a_gpu(
+    service: Path, monkeypatch: pytest.MonkeyPatch, mps_wanted: bool, workers: int
+) -> None:
+    pids = played(service)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = Settings(agent="criteria", trials=1, epochs=1, mps=mps_wanted, workers=workers)
+    with around(settings, print, None):  # type: ignore[arg-type]
+        assert pids.exists() == (mps_wanted and workers == 2)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    pids.unlink(missing_ok=True)
+    with around(settings, print, None):  # type: ignore[arg-type]
+        assert not pids.exists()
