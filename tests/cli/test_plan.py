@@ -13,6 +13,7 @@ import pytest
 
 from supermax import planning
 from supermax.agents.fitting import fitted
+from supermax.agents.provisioning import MemoryPlanner
 from supermax.planning import folded
 from supermax.search import prepared, space_of
 from supermax.settings import resolve
@@ -57,6 +58,8 @@ def test_what_was_too_large_is_remembered_when_there_is_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # A search begins only if something fits; here nothing of it is drawn.
+    monkeypatch.setattr(MemoryPlanner, "refuse_what_cannot_be", lambda *_: None)
     few = ("--trials", "2", "--set", "data.posts=60", "--set", "epochs=1", "--no-supervisor")
     memory = ("--gpu-memory", "8MB")
     first = sm("tune", "criteria", *few, *memory)

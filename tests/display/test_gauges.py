@@ -103,4 +103,4 @@ def test_without_library_or_driver_there_are_no_gpus() -> None:
     card.broken = True
     assert nvml.read() == ()
     card.broken = False
-    assert nvml.read() == ()  # it is left alone from then on
+    assert len(nvml.read()) == 2  # a driver that was there may come back
