@@ -90,6 +90,7 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
     assert said.split()[-1] == "14"
 
 
+@pytest.mark.slow
 def test_the_agents_of_the_readme_are_searched(tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "notes.csv", tmp_path)
     supermax_init = [sys.executable, "-m", "supermax", "init", "notes.csv"]

@@ -145,7 +145,7 @@ def test_a_search_in_which_nothing_fits_does_not_begin(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_told_before_it_starts(tmp_path: Path) -> None:
     mixed = replace(
-        tuning(tmp_path, "some", 292 * MIB),
+        tuning(tmp_path, "some", 292 * MIB), corpus=synthetic(30, seed=3, max_words=None),
         space=loads(SPACE.replace("[512]", "[64, 512]")), sampler="random", trials=4,
     )  # fmt: skip
     trials = read(mixed.run(progress=False).study).trials
@@ -172,6 +172,7 @@ def test_the_longest_text_decides_and_not_the_longest_that_is_allowed(tmp_path: 
     assert spec_of(made).length < 100
 
 
+@pytest.mark.slow
 def test_cells_and_coordinator_see_the_same_need(tmp_path: Path) -> None:
     """What a cell notes of its trial is found under what the coordinator asks for."""
     tuned = tuning(tmp_path, "same")

@@ -125,6 +125,7 @@ def searched(folder: Path, kind: type[AgentObjective]) -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_trial_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
