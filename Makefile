@@ -79,5 +79,5 @@ $(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
 # What the demo needs is part of this, so one stamp vouches for both.
 $(DEV): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax and its development tools into $(VENV) ..."
-	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $(DEMO) $@
