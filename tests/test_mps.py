@@ -138,9 +138,13 @@ def test_a_search_asks_for_it_where_cells_share_a_gpu(
     pids = played(service)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     settings = Settings(agent="criteria", trials=1, epochs=1, mps=mps_wanted, workers=workers)
-    with around(settings, print, None):  # type: ignore[arg-type]
+    said: list[str] = []
+    with around(settings, said.append, None):  # type: ignore[arg-type]
         assert pids.exists() == (mps_wanted and workers == 2)
+    assert bool(said) == (mps_wanted and workers == 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     pids.unlink(missing_ok=True)
-    with around(settings, print, None):  # type: ignore[arg-type]
+    said.clear()
+    with around(settings, said.append, None):  # type: ignore[arg-type]
         assert not pids.exists()
+    assert said == ["mps is for GPUs, and torch sees none on this machine."] * mps_wanted

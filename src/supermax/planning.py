@@ -20,7 +20,7 @@ from supermax.agents.specs import spec_of
 from supermax.agents.starting import weaknesses
 from supermax.errors import SupermaxError
 from supermax.memory import planner
-from supermax.memory.devices import GpuBudget, HostBudget
+from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.sharing import AUTO
 from supermax.records import TrialRecord, finished, read
 from supermax.search import Search, limits_of, space_of, storage_of

@@ -96,7 +96,11 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
 def around(settings: Settings, tell: Callable[[str], None], study: optuna.Study) -> Iterator[None]:
     """What goes on for as long as the run does."""
     with ExitStack() as stack:
-        if settings.mps and torch.cuda.is_available() and settings.workers != 1:
+        if settings.mps and not torch.cuda.is_available():
+            tell("mps is for GPUs, and torch sees none on this machine.")
+        elif settings.mps and settings.workers == 1:
+            tell("mps is for several trials at a time, and there is one: say --workers.")
+        elif settings.mps:
             stack.enter_context(shared(tell))
         if (tracker := tracker_of(settings, tell)) is not None:
             stack.enter_context(tracker(study))

@@ -38,7 +38,8 @@ from supermax.engine import kernel
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
-from supermax.memory.devices import GpuBudget, HostBudget, gpus, named
+from supermax.memory.budgets import GpuBudget, HostBudget
+from supermax.memory.devices import gpus, named
 from supermax.memory.learning import Book, default_folder
 from supermax.memory.sharing import cells_that_pay
 from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params

@@ -12,7 +12,7 @@ import pytest
 from supermax.agents.objective import AgentObjective, here
 from supermax.agents.provisioning import MemoryPlanner
 from supermax.errors import UserError
-from supermax.memory.devices import HostBudget
+from supermax.memory.budgets import HostBudget
 from supermax.memory.estimate import Split, need
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Book, Measured

@@ -12,16 +12,8 @@ import pytest
 
 from supermax import doctor
 from supermax.memory import devices
-from supermax.memory.devices import (
-    Gpu,
-    GpuBudget,
-    HostBudget,
-    Nvml,
-    by_program,
-    host_budget,
-    machine_memory,
-    named,
-)
+from supermax.memory.budgets import GpuBudget, HostBudget, host_budget
+from supermax.memory.devices import Gpu, Nvml, by_program, machine_memory, named
 from tests.memory.specs import GIB, MIB
 
 CARD = Gpu(0, "a card", 10 * GIB, 80 * GIB, uuid="GPU-abc", processes={5: 4 * GIB, 6: 6 * GIB})

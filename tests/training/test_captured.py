@@ -16,14 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax.training.batches import collate, order
-from supermax.training.captured import CapturedWay, why_not
+from supermax.training.captured import CapturedWay
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared
 from supermax.training.recording import Unrecorded, Work
 from supermax.training.resident import NOBODY, Resident
-from supermax.training.steps import Execution, shares
+from supermax.training.steps import Execution, shares, why_eager
 from supermax.training.timetable import chosen, timetable, widened
 from supermax.training.tokens import NONE
+from supermax.training.ways import EagerWay
 from tests.training.corpora import Quiet, Stopped, config, ready
 
 SILENT: dict[str, Any] = {
@@ -34,12 +35,8 @@ AGENTS = ["criteria", "evidence", "share", "joint"]
 
 
 def captured(prepared: Prepared, recorder: Any = None) -> Prepared:
-    rates = [float(group["lr"]) for group in prepared.step.optimizer.param_groups]
-    way = CapturedWay(
-        prepared.step, prepared.train, prepared.pads, rates, recorder or Unrecorded(),
-        prepared.config.train.epochs,
-    )  # fmt: skip
-    return replace(prepared, way=way)
+    eager = EagerWay(prepared.step, prepared.train, prepared.pads)
+    return replace(prepared, way=CapturedWay(eager, recorder or Unrecorded()))
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -201,7 +198,8 @@ def test_what_cannot_be_recorded_is_done_one_by_one_and_said(
 
 def test_a_reason_is_given_before_anything_is_tried() -> None:
     half = Execution(device="cuda", precision="bf16")
-    assert why_not(half) is None
-    assert "asked" in str(why_not(replace(half, captured=False)))
-    assert "fp16" in str(why_not(replace(half, precision="fp16")))
-    assert "again" in str(why_not(replace(half, checkpoint_activations=True)))
+    assert why_eager(half) is None
+    assert "CPU" in str(why_eager(Execution()))
+    assert "asked" in str(why_eager(replace(half, captured=False)))
+    assert "fp16" in str(why_eager(replace(half, precision="fp16")))
+    assert "again" in str(why_eager(replace(half, checkpoint_activations=True)))

@@ -20,7 +20,7 @@ from supermax.memory.learning import Measured
 from supermax.memory.probes import STEPS
 from supermax.training.config import Config
 from supermax.training.probing import probe
-from supermax.training.steps import Execution, recordable
+from supermax.training.steps import Execution, why_eager
 from supermax.words import in_short
 
 _MICROS = 2
@@ -46,7 +46,7 @@ def _tried(
     on_gpu = execution.device.startswith("cuda")
     try:
         peak = probe(config, as_planned, length, micros=micros, updates=STEPS // micros)
-        as_trained = checkpointing or not recordable(execution)  # recorded steps are faster
+        as_trained = why_eager(as_planned) is not None  # recorded steps are faster
         yield replace(
             blank,
             allocated=peak.allocated,

@@ -152,7 +152,6 @@ def how_of(found: Plan) -> dict[str, Any]:
         "evaluated": found.split.evaluated,
         "best_on_host": found.split.best_on_host,
         "memory": found.need.reserved,
-        "expected": found.need.allocated,
     }
 
 

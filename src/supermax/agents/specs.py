@@ -6,6 +6,7 @@ Config, sources, longest sequence ──spec_of()──▶ memory.facts.Spec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from supermax.training.config import Config
 from supermax.training.heads import Fusion, Pooling, head
 from supermax.training.prepare import longest
 from supermax.training.sources import Source
-from supermax.training.steps import Execution, recordable
+from supermax.training.steps import Execution, why_eager
 
 
 def spec_of(
@@ -41,7 +42,7 @@ def spec_of(
         attention_dropout=config.encoder.attention_dropout != 0,
         head=_new_numbers(config, sources, classes),
         token_width=_token_width(config, sources[-1].config.hidden_size),
-        captured=recordable(execution),
+        captured=why_eager(replace(execution, checkpoint_activations=False)) is None,
     )
 
 

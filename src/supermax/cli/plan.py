@@ -139,7 +139,7 @@ def _agent_of(space: str, given: str | None) -> str:
 
 
 def _budget(given: str | None, device: str) -> int:
-    from supermax.memory.devices import GpuBudget, host_budget
+    from supermax.memory.budgets import GpuBudget, host_budget
 
     if given is not None:
         try:

@@ -1,16 +1,14 @@
 """What a device has, what is free of it, and who else uses it. Nothing here starts CUDA.
 
-NVIDIA's library, or its program ──▶ Gpu;  Occupied ──Budget.room()──▶ bytes for another trial
+NVIDIA's library, or its program ──▶ Gpu
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import resource
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,14 +17,8 @@ from typing import Any
 import psutil
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_MARGIN = 256 << 20
-"""Bytes of a device that nobody gets: what a driver takes for itself moves."""
 _PATIENCE = 15.0
 """Seconds for NVIDIA's program."""
-_CELL_ITSELF = 512 << 20
-"""Bytes of data that a process has before its trial begins."""
-_HOST_SHARE = 0.85
-"""Of the memory that is free when a run begins."""
 
 
 @dataclass(frozen=True)
@@ -151,79 +143,3 @@ def machine_memory() -> int | None:
         return min(total, int(_CGROUP_LIMIT.read_text()))
     except (OSError, ValueError):  # no limit, or no such file
         return total
-
-
-def host_budget() -> int:
-    """What trials on the CPU may take together: most of what is free now."""
-    free = int(psutil.virtual_memory().available)
-    total = machine_memory()
-    return int(_HOST_SHARE * (min(free, total) if total is not None else free))
-
-
-def own_limit() -> int | None:
-    """What a process of this user may have beyond what it begins with, where that is limited."""
-    soft = resource.getrlimit(resource.RLIMIT_DATA)[0]
-    return None if soft == resource.RLIM_INFINITY else max(1, soft - _CELL_ITSELF)
-
-
-class HostBudget:
-    """Memory of this machine, for trials on its CPU: most of what is free when a run begins, or
-    as much as was said, and never more than there is."""
-
-    def __init__(self, limit: int | None = None) -> None:
-        bounds = (machine_memory() if limit is not None else None, own_limit())
-        whole = limit if limit is not None else host_budget()
-        self.whole = min(whole, *(bound for bound in bounds if bound is not None), whole)
-
-    def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
-        return self.whole
-
-
-class GpuBudget:
-    """Memory of GPUs, less what others use. `limit` emulates smaller ones."""
-
-    _FRESH = 1.0  # seconds for which a reading holds
-
-    def __init__(
-        self,
-        limit: int | None = None,
-        read: Callable[[], tuple[Gpu, ...]] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        nvml = Nvml()
-        self._limit = limit
-        self._read = read or (lambda: gpus(nvml))
-        self._clock = clock
-        self._last: tuple[float, tuple[Gpu, ...]] | None = None
-        self._others: dict[int, int] = {}
-        """Bytes by device that were in use while nothing of this run was there."""
-
-    @property
-    def whole(self) -> int:
-        """What the largest of them has, if nobody else were there."""
-        found = self._gpus()
-        total = max((gpu.total - _MARGIN for gpu in found), default=self._limit or 0)
-        return min(total, self._limit) if self._limit is not None else total
-
-    def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
-        """Bytes of the device for this run, all trials together. `pids` are this run's own
-        processes, which take up to `ours` together."""
-        gpu = named(self._gpus(), device)
-        if gpu is None:
-            return self.whole
-        if not ours:
-            self._others[gpu.index] = gpu.used
-        told = [gpu.processes[pid] for pid in pids if pid in gpu.processes]
-        # In a container the driver does not tell whose memory it is.
-        mine = sum(told) if told else min(ours, max(0, gpu.used - self._others.get(gpu.index, 0)))
-        free = gpu.total - _MARGIN - max(0, gpu.used - mine)
-        return min(free, self._limit) if self._limit is not None else free
-
-    def _gpus(self) -> tuple[Gpu, ...]:
-        now = self._clock()
-        if self._last is None or now - self._last[0] > self._FRESH:
-            found = self._read()
-            if not found and self._last is not None:  # a driver that says nothing for once
-                found = self._last[1]
-            self._last = (now, found)
-        return self._last[1]

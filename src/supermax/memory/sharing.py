@@ -4,12 +4,12 @@ from __future__ import annotations
 
 AUTO = "auto"
 EACH_GPU = 8
-"""Trials on a GPU from which on more of them did not train more in an hour: docs/memory.md."""
+"""The most that were tried, when each more still trained more in an hour: docs/memory.md."""
 
 
 def cells_that_pay(workers: int | str, *, gpus: int, cores: int) -> int:
-    """What `workers` comes to. On a GPU each cell keeps a core busy; without one, cells that
-    compute with one core each train more than fewer of them with several."""
+    """What `workers` comes to. On a GPU each cell keeps a core busy; without one, each computes
+    with a core of its own."""
     if isinstance(workers, int):
         return workers
     return max(1, min(EACH_GPU * gpus, cores) if gpus else cores)

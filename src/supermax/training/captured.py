@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +22,10 @@ from torch import Tensor
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.schedules import apply
-from supermax.training.steps import EagerStep, Execution, Shares
+from supermax.training.steps import Shares
 from supermax.training.timetable import Timetable, chosen, timetable, widened
 from supermax.training.ways import EagerWay, Epoch
 from supermax.words import in_short
-
-if TYPE_CHECKING:
-    from supermax.training.prepare import Data
 
 _RECORDING = 0.3  # seconds that a recording takes
 _RATE = 2.5e14  # operations a second
@@ -38,24 +35,18 @@ RECORDED_OPTIMIZERS = ("adamw",)
 
 
 class CapturedWay:
-    def __init__(
-        self,
-        step: EagerStep,
-        data: Data,
-        pads: tuple[int, ...],
-        base_rates: Sequence[float],
-        recorder: Recorder,
-        epochs: int,
-    ) -> None:
+    """`eager` takes over where something cannot be recorded."""
+
+    def __init__(self, eager: EagerWay, recorder: Recorder) -> None:
+        step, data = eager.step, eager.data
         config, execution = step.config, step.execution
         self.why_eager: str | None = None
-        self._step, self._data, self._base_rates = step, data, list(base_rates)
-        self._eager = EagerWay(step, data, pads, base_rates, "")
-        self._recorder, self._epochs = recorder, epochs
+        self._eager, self._step, self._data, self._recorder = eager, step, data, recorder
         self._size = execution.micro_batch or config.train.effective_batch
-        self._whole = self._size >= config.train.effective_batch
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
-        self._resident = Resident(data, pads, execution.device)
+        self._both = self._records_updates and self._size >= config.train.effective_batch
+        """A micro-step and its update are one recording."""
+        self._resident = Resident(data, eager.pads, execution.device)
         self._weights = None if step.weights is None else step.weights.cpu().numpy()
         self._trained = [p for p in step.model.parameters() if p.requires_grad]
         self._widths: list[list[int]] | None = None
@@ -70,33 +61,35 @@ class CapturedWay:
 
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
+        self._eager.begin(epoch, done)
+        self._tables.loss.zero_()
         if self.why_eager is not None:
-            self._tables.loss.zero_()
-            return self._eager.begin(epoch, done)
+            return
         self._table = timetable(epoch.batches, self._data, self._size, self._weights)
         self._widths = self._widths or self._chosen(self._table)
         self._tables.load(self._table, epoch.factors, int(self._table.first[done]), done)
         if self._records_updates:
             self._take_rates_from_the_device()
-        return None
 
     def take(self, update: int) -> None:
         if self.why_eager is None:
             try:
                 self._get_ready_for(update)
             except Exception as error:  # what cannot be recorded is done one by one
-                self._give_up(error, update)
-        if self.why_eager is not None:
-            return self._eager.take(update)
-        assert self._table is not None
-        for micro in range(self._table.first[update], self._table.first[update + 1]):
-            self._steps[self._wide(micro)]()
+                self._give_up(error)
+        if self.why_eager is None:
+            self._replay(update)
+        else:
+            self._eager.take(update)
+
+    def _replay(self, update: int) -> None:
+        for wide in self._widths_of(update):
+            self._steps[wide]()
         if self._update is not None:
             self._update()
-        elif not self._whole or not self._records_updates:
-            apply(self._step.optimizer, self._base_rates, self._epoch.factors[update])
+        elif not self._both:
+            apply(self._step.optimizer, self._step.base_rates, self._epoch.factors[update])
             self._step.update()
-        return None
 
     def loss(self) -> float:
         return float(self._tables.loss) + self._eager.loss()
@@ -105,33 +98,32 @@ class CapturedWay:
 
     def _get_ready_for(self, update: int) -> None:
         """Record what this update is the first to need."""
-        assert self._table is not None
-        for micro in range(self._table.first[update], self._table.first[update + 1]):
-            wide = self._wide(micro)
+        for wide in self._widths_of(update):
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
-        if self._records_updates and not self._whole and self._update is None:
+        if self._records_updates and not self._both and self._update is None:
             self._make_state()
             self._update = self._recorder.record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
-        both = self._whole and self._records_updates
-        if both:
+        if self._both:
             self._make_state()
         else:
             self._keep_gradients()
 
         def run() -> None:
             self._micro(wide)
-            if both:
+            if self._both:
                 self._updated()
 
         def rehearse() -> None:
             with self._without_traces():
                 self._micro(wide)
 
-        with self._gradients_apart(both):
-            return self._recorder.record(run, rehearse)
+        recorded = self._recorder.record(run, rehearse)
+        if self._both:  # it has made gradients of its own, which nobody else sees
+            self._step.optimizer.zero_grad(set_to_none=True)
+        return recorded
 
     def _micro(self, wide: tuple[int, ...]) -> None:
         rows, share = self._tables.next_rows()
@@ -140,7 +132,7 @@ class CapturedWay:
 
     def _updated(self) -> None:
         factor = self._tables.next_factor()
-        for rate, base in zip(self._rates, self._base_rates, strict=True):
+        for rate, base in zip(self._rates, self._step.base_rates, strict=True):
             rate.copy_(factor * base)
         self._step.update()
 
@@ -177,26 +169,19 @@ class CapturedWay:
                 parameter.grad = torch.zeros_like(parameter)
 
     @contextlib.contextmanager
-    def _gradients_apart(self, apart: bool) -> Iterator[None]:
-        """A recording of a whole step makes its gradients itself, and nobody else sees them."""
-        if apart:
-            self._step.optimizer.zero_grad(set_to_none=True)
-        yield
-        if apart:
-            self._step.optimizer.zero_grad(set_to_none=True)
-
-    @contextlib.contextmanager
     def _without_traces(self) -> Iterator[None]:
         kept = [parameter.grad for parameter in self._trained]
         for parameter in self._trained:
             parameter.grad = None
-        with self._tables.unchanged():
-            yield
-        for parameter, gradient in zip(self._trained, kept, strict=True):
-            parameter.grad = gradient
+        try:
+            with self._tables.unchanged():
+                yield
+        finally:
+            for parameter, gradient in zip(self._trained, kept, strict=True):
+                parameter.grad = gradient
 
-    def _give_up(self, error: Exception, update: int) -> None:
-        """From this update on, one by one."""
+    def _give_up(self, error: Exception) -> None:
+        """From here on, one by one. Nothing of the current update was done yet."""
         self.why_eager = f"it cannot be recorded ({in_short(error)})"
         self._steps.clear()
         self._update = None
@@ -204,15 +189,17 @@ class CapturedWay:
         self._step.optimizer.zero_grad(set_to_none=True)
         for group in self._step.optimizer.param_groups if self._rates else ():
             group["capturable"] = False
-        self._eager.begin(self._epoch, update)
 
     # Widths.
 
-    def _wide(self, micro: int) -> tuple[int, ...]:
+    def _widths_of(self, update: int) -> Iterator[tuple[int, ...]]:
+        """Of each of its micro-steps, for each encoder."""
         assert self._table is not None
         assert self._widths is not None
-        needed = self._table.needed[micro]
-        return tuple(widened(int(n), w) for n, w in zip(needed, self._widths, strict=True))
+        for needed in self._table.needed[
+            self._table.first[update] : self._table.first[update + 1]
+        ]:
+            yield tuple(widened(int(n), w) for n, w in zip(needed, self._widths, strict=True))
 
     def _chosen(self, table: Timetable) -> list[list[int]]:
         """Few widths for each encoder, with the widest that any epoch can need."""
@@ -221,9 +208,11 @@ class CapturedWay:
             zip(self._data.views, self._step.model.encoders, strict=True)
         ):
             longest = int(view.lengths.max())
-            # Beyond the encoder's positions nothing may be; without padding nothing is.
+            # Rounded up, but not beyond the longest: there may be no position for more.
             rounded = [min(-(-int(n) // _ROUND) * _ROUND, longest) for n in table.needed[:, place]]
-            counts = Counter({w: n * self._epochs for w, n in Counter(rounded).items()})
+            counts = Counter(
+                {w: n * self._step.config.train.epochs for w, n in Counter(rounded).items()}
+            )
             counts[longest] += 0
             found.append(chosen(counts, self._seconds(encoder), _RECORDING))
         return found
@@ -279,17 +268,8 @@ class _Tables:
     def unchanged(self) -> Iterator[None]:
         counters = (self._micro, self._update, self.loss)
         kept = [counter.clone() for counter in counters]
-        yield
-        for counter, before in zip(counters, kept, strict=True):
-            counter.copy_(before)
-
-
-def why_not(execution: Execution) -> str | None:
-    """A reason not to record steps on a GPU, known before one is tried."""
-    if not execution.captured:
-        return "it was asked for"
-    if execution.precision == "fp16":
-        return "fp16 decides on the host whether a step counts"
-    if execution.checkpoint_activations:
-        return "activations that are computed again cannot be recorded"
-    return None
+        try:
+            yield
+        finally:
+            for counter, before in zip(counters, kept, strict=True):
+                counter.copy_(before)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.errors import UserError
-from supermax.training.captured import CapturedWay, why_not
+from supermax.training.captured import CapturedWay
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.encoders import load
@@ -30,7 +30,7 @@ from supermax.training.optimizers import make_optimizer, parameter_groups
 from supermax.training.recording import Graphs
 from supermax.training.schedules import make_schedule
 from supermax.training.sources import Source, find
-from supermax.training.steps import EagerStep, Execution
+from supermax.training.steps import EagerStep, Execution, why_eager
 from supermax.training.tokenizers import special_ids, tokenizer_for
 from supermax.training.tokens import NONE, Tokens, tokenised
 from supermax.training.ways import EagerWay, Way
@@ -163,15 +163,9 @@ def prepare(
 
 def _way(step: EagerStep, data: Data, pads: tuple[int, ...]) -> Way:
     """Recorded steps on a GPU, where they can be recorded."""
-    config, execution = step.config, step.execution
-    rates = [float(group["lr"]) for group in step.optimizer.param_groups]
-    reason = "it runs on a CPU"
-    if execution.device.startswith("cuda"):
-        reason = why_not(execution) or ""
-    if reason:
-        return EagerWay(step, data, pads, rates, reason)
-    recorder = Graphs(execution.device)
-    return CapturedWay(step, data, pads, rates, recorder, config.train.epochs)
+    reason = why_eager(step.execution)
+    eager = EagerWay(step, data, pads, reason)
+    return eager if reason is not None else CapturedWay(eager, Graphs(step.execution.device))
 
 
 def encoders_of(config: Config) -> tuple[Source, ...]:

@@ -36,10 +36,17 @@ class Execution:
     none."""
 
 
-def recordable(execution: Execution) -> bool:
-    """On such a device steps can be recorded, unless activations are computed again."""
-    on_gpu = execution.device.startswith("cuda")
-    return execution.captured and on_gpu and execution.precision != "fp16"
+def why_eager(execution: Execution) -> str | None:
+    """A reason not to record steps, known before one is tried."""
+    if not execution.device.startswith("cuda"):
+        return "it runs on a CPU"
+    if not execution.captured:
+        return "it was asked for"
+    if execution.precision == "fp16":
+        return "fp16 decides on the host whether a step counts"
+    if execution.checkpoint_activations:
+        return "activations that are computed again cannot be recorded"
+    return None
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class EagerStep:
         self.weights = weights
         self.execution = execution
         self.scaler = torch.amp.GradScaler(enabled=execution.precision == "fp16")
+        self.base_rates = [float(group["lr"]) for group in optimizer.param_groups]
         self.keep_gradients = False
         """After an update they stay where they are, and are 0."""
         self._trained = [p for p in model.parameters() if p.requires_grad]

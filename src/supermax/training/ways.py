@@ -46,15 +46,10 @@ class EagerWay:
     """As PyTorch runs them, one operation after the other: the reference for all others."""
 
     def __init__(
-        self,
-        step: EagerStep,
-        data: Data,
-        pads: tuple[int, ...],
-        base_rates: Sequence[float],
-        why_eager: str,
+        self, step: EagerStep, data: Data, pads: tuple[int, ...], why_eager: str | None = None
     ) -> None:
-        self._step, self._data, self._pads, self._base_rates = step, data, pads, base_rates
-        self.why_eager: str | None = why_eager
+        self.step, self.data, self.pads = step, data, pads
+        self.why_eager = why_eager
         self._epoch = Epoch((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
 
@@ -63,12 +58,12 @@ class EagerWay:
         self._loss.zero_()
 
     def take(self, update: int) -> None:
-        step, execution, data = self._step, self._step.execution, self._data
+        step, execution, data = self.step, self.step.execution, self.data
         indices = self._epoch.batches[update]
         share = shares(*data.targets(indices), step.weights)
-        apply(step.optimizer, self._base_rates, self._epoch.factors[update])
+        apply(step.optimizer, step.base_rates, self._epoch.factors[update])
         for some in split(indices, execution.micro_batch or len(indices)):
-            batch = on(collate(data.views, self._pads, data.rows(some)), execution.device)
+            batch = on(collate(data.views, self.pads, data.rows(some)), execution.device)
             self._loss += step.micro(batch, share)
         step.update()
 
