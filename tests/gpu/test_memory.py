@@ -141,7 +141,7 @@ def test_trials_keep_to_what_was_planned(tmp_path: Path, gib: int) -> None:
     for _, whole, attempts, reserved, kept in rows:
         assert int(attempts) == 1
         assert int(reserved) <= int(kept)
-        assert bool(int(whole)) == (gib == 0)
+        assert bool(int(whole)) == (gib == 0), done.stdout
         assert not gib or int(kept) <= gib * GIB
     (page,) = (tmp_path / "supermax" / "memory").glob("*.jsonl")
     lines = [json.loads(line) for line in page.read_text().splitlines()]

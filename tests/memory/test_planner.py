@@ -156,3 +156,12 @@ def test_measured_speeds_decide() -> None:
         assert isinstance(found, Plan)
         assert found.split.checkpointing is again
         assert found.seconds < 0.4
+
+
+def test_a_slow_start_does_not_count_against_a_split() -> None:
+    """The first trial of a process loads what all others have; a neighbour slows one down."""
+    small = replace(LARGE, effective_batch=64)
+    paces = [Pace(16 * 480, False, 2.0), Pace(64 * 480, True, 0.3), Pace(16 * 475, False, 0.01)]
+    found = plan(small, 12 * GIB, measured=paces)
+    assert isinstance(found, Plan)
+    assert not found.split.checkpointing

@@ -3,6 +3,7 @@ they are, and that they train as steps taken one by one do."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -165,6 +166,23 @@ def test_a_state_goes_on_either_way(tmp_path: Path, first: bool, stop_at: int) -
     rest = train(ways[not first], Quiet(), folder)
     losses = [[row["train_loss"] for row in result.curve] for result in (whole, rest)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_recording_does_not_count_as_training(tmp_path: Path) -> None:
+    """The planner would take a short trial's steps for slow ones."""
+    took = 0.4
+
+    class Slow(Unrecorded):
+        def record(self, run: Work, rehearse: Work) -> Work:
+            time.sleep(took)
+            return super().record(run, rehearse)
+
+    prepared = captured(ready(tmp_path, config(**SILENT, train={"epochs": 9}), n=200), Slow())
+    result = train(prepared, Quiet())
+    samples = 9 * len(prepared.train.chosen)
+    assert prepared.way.getting_ready >= took
+    assert result.samples_per_second is not None
+    assert samples / result.samples_per_second <= result.seconds - took
 
 
 class Refuses:

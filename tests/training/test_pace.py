@@ -29,6 +29,9 @@ def test_it_is_told_once_a_second_and_counts_training_alone() -> None:
         clock.now += 100.0  # evaluation
     assert [epoch for epoch, _ in quiet.notes] == [0.4, 0.8, 1, 1.1, 1.5, 1.9, 2]
     assert {rate for _, rate in quiet.notes} == {20.0}
+    assert pace.overall() == 20.0
+    assert pace.overall(without=3.0) == 50.0
+    assert pace.overall(without=5.0) is None
 
 
 def test_a_rate_over_next_to_nothing_is_not_told() -> None:

@@ -16,6 +16,7 @@ _ASKING = {"cuda": 3.5e-3, "cpu": 2e-4}  # seconds a layer
 _RATE = {"cuda": 2.5e14, "cpu": 4e10}  # operations a second
 _RECORDED = 0.1  # of that, where steps are recorded
 _AGAIN_ASKING = 1.8  # layers computed again are asked for again
+_ALIKE = 0.1  # of a size, by which others are as near
 _AGAIN = 4 / 3  # one more forward pass for each forward and backward
 
 
@@ -29,15 +30,20 @@ class Pace:
 
 
 def micro_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:
-    """Of one micro-step. Measurements shift the rough figures: the nearest in size counts."""
+    """Of one micro-step. Measurements shift the rough figures: of those nearest in size the
+    fastest counts, since what comes between only ever slows a step."""
     tokens = split.micro_batch * spec.length
     rough = _rough(spec, tokens, split.checkpointing)
     same = [pace for pace in measured if pace.checkpointing == split.checkpointing]
     if not same:
         factors = [p.seconds / _rough(spec, p.tokens, p.checkpointing) for p in measured]
         return rough * (sorted(factors)[len(factors) // 2] if factors else 1.0)
-    near = min(same, key=lambda pace: abs(pace.tokens - tokens))
-    return rough * near.seconds / _rough(spec, near.tokens, near.checkpointing)
+    near = min(abs(pace.tokens - tokens) for pace in same)
+    return rough * min(
+        pace.seconds / _rough(spec, pace.tokens, pace.checkpointing)
+        for pace in same
+        if abs(pace.tokens - tokens) <= near + _ALIKE * pace.tokens
+    )
 
 
 def batch_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:

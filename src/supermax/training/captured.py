@@ -12,6 +12,7 @@ word from the host. Where an effective batch is one micro-step, both are one rec
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -41,6 +42,7 @@ class CapturedWay:
         step, data = eager.step, eager.data
         config, execution = step.config, step.execution
         self.why_eager: str | None = None
+        self.getting_ready = 0.0
         self._eager, self._step, self._data, self._recorder = eager, step, data, recorder
         self._size = execution.micro_batch or config.train.effective_batch
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
@@ -103,7 +105,7 @@ class CapturedWay:
                 self._steps[wide] = self._recorded(wide)
         if self._records_updates and not self._both and self._update is None:
             self._make_state()
-            self._update = self._recorder.record(self._updated, lambda: None)
+            self._update = self._record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
         if self._both:
@@ -120,10 +122,17 @@ class CapturedWay:
             with self._without_traces():
                 self._micro(wide)
 
-        recorded = self._recorder.record(run, rehearse)
+        recorded = self._record(run, rehearse)
         if self._both:  # it has made gradients of its own, which nobody else sees
             self._step.optimizer.zero_grad(set_to_none=True)
         return recorded
+
+    def _record(self, run: Work, rehearse: Work) -> Work:
+        started = time.perf_counter()
+        try:
+            return self._recorder.record(run, rehearse)
+        finally:
+            self.getting_ready += time.perf_counter() - started
 
     def _micro(self, wide: tuple[int, ...]) -> None:
         rows, share = self._tables.next_rows()

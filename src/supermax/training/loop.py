@@ -84,7 +84,7 @@ class Result:
     weights: dict[str, torch.Tensor]
     seconds: float
     samples_per_second: float | None
-    """Of this attempt, while it trained."""
+    """Of this attempt, while it trained; without what recording steps took."""
 
 
 def train(
@@ -146,7 +146,7 @@ def train(
         evaluation=final,
         weights=on_cpu(best),
         seconds=clock() - started,
-        samples_per_second=pace.overall,
+        samples_per_second=pace.overall(prepared.way.getting_ready),
     )
 
 

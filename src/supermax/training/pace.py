@@ -46,10 +46,11 @@ class Pace:
         """The epoch is trained."""
         self._tell(self._clock(), epoch)
 
-    @property
-    def overall(self) -> float | None:
-        """Samples a second since it was made; None where that was too short to tell."""
-        return self._all / self._all_seconds if self._all_seconds >= _LITTLE else None
+    def overall(self, without: float = 0.0) -> float | None:
+        """Samples a second since it was made, `without` so many seconds; None where that was too
+        short to tell."""
+        seconds = self._all_seconds - without
+        return self._all / seconds if seconds >= _LITTLE else None
 
     def _tell(self, now: float, epoch: float) -> None:
         self._seconds += now - self._since

@@ -30,6 +30,8 @@ class Epoch:
 class Way(Protocol):
     why_eager: str | None
     """Why steps are not recorded ones; None where they are."""
+    getting_ready: float
+    """Seconds that went into recording: they say nothing of how fast steps are."""
 
     def begin(self, epoch: Epoch, done: int) -> None:
         """Get ready for the rest of an epoch, of which `done` updates are behind."""
@@ -50,6 +52,7 @@ class EagerWay:
     ) -> None:
         self.step, self.data, self.pads = step, data, pads
         self.why_eager = why_eager
+        self.getting_ready = 0.0
         self._epoch = Epoch((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
 
