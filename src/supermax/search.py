@@ -75,7 +75,11 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         splits=splits,
         top=settings.top,
         budget=settings.keep,
-        execution=Execution(device="auto", precision="auto"),
+        execution=Execution(
+            device="auto",
+            precision="auto",
+            compiled=None if settings.compile == "auto" else settings.compile,
+        ),
         memory=settings.gpu_memory,
         settings=noted(settings),
         around=partial(around, settings, tell),

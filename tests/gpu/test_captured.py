@@ -92,6 +92,29 @@ def test_a_state_moves_between_ways_and_devices(tmp_path: Path) -> None:
     assert rest == pytest.approx(whole, rel=0.05)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_trains_the_same_compiled(tmp_path: Path, family: str) -> None:
+    wanted = config(
+        encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        head={"dropout": 0.0}, train={"epochs": 3}, optim={"lr": 1e-3},
+    )  # fmt: skip
+    found = []
+    for compiled in (False, True):
+        prepared = made(tmp_path, wanted, replace(HALF, compiled=compiled))
+        found.append(losses(train(prepared, Quiet())))
+        assert prepared.way.how == ("compiled and recorded" if compiled else "recorded")
+    assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+def test_compiled_dropout_is_drawn_anew_as_well(tmp_path: Path) -> None:
+    still: dict[str, Any] = {"optim": {"lr": 1e-12}, "train": {"epochs": 3}}
+    noisy = config(encoder={"dropout": 0.3, "attention_dropout": 0.3}, **still)
+    prepared = made(tmp_path, noisy, replace(HALF, compiled=True))
+    found = losses(train(prepared, Quiet()))
+    assert prepared.way.how == "compiled and recorded"
+    assert len(set(found)) == 3
+
+
 def test_nothing_is_left_of_recordings(tmp_path: Path) -> None:
     wanted = config(train={"epochs": 1})
     used = []

@@ -24,6 +24,7 @@ from supermax.memory.facts import Spec
 from supermax.memory.learning import Book
 from supermax.naming import RESULT, WEIGHTS
 from supermax.space import Space, choices
+from supermax.training.compiling import COMPILER
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.encoders import import_model
@@ -33,7 +34,6 @@ from supermax.training.models import count
 from supermax.training.prepare import FIRST, Prepared, prepare
 from supermax.training.sources import find
 from supermax.training.steps import Execution, best_precision
-from supermax.training.ways import Way
 
 ENCODERS = ("encoder.name", "evidence_encoder.name")
 
@@ -108,7 +108,7 @@ class AgentObjective:
 
     def kept_bytes(self) -> int:
         """Of the host's memory that this process keeps for trials to come."""
-        return FIRST.size
+        return FIRST.size + COMPILER.size
 
     def config(self, sampled: dict[str, Any]) -> Config:
         return configured(self.agent, sampled, self.limits)
@@ -196,12 +196,8 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
         "micro_batch": prepared.execution.micro_batch,
         "checkpointing": prepared.execution.checkpoint_activations,
-        "steps": steps_in_words(prepared.way),
+        "steps": prepared.way.how,
     }
-
-
-def steps_in_words(way: Way) -> str:
-    return "recorded" if way.why_eager is None else f"one by one: {way.why_eager}"
 
 
 def keep(result: Result, path: Path) -> None:

@@ -83,6 +83,9 @@ class Settings(_Part):
         None, description="budget of a device, to emulate a smaller one: 24GiB"
     )
     mps: bool = Field(False, description="share a GPU through CUDA's multi-process service")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="layers on a GPU before training; auto: where that pays"
+    )
     timeout: Seconds | None = Field(None, description="when the run pauses: 8h")
     trial_timeout: Seconds | None = Field(None, description="for one attempt at a trial")
     stall_timeout: Seconds | None = Field(None, description="for a trial that says nothing")

@@ -2,6 +2,7 @@
 Python.
 
     Epoch ──timetable──▶ rows, shares, rates on the device, with counters
+            └─▶ compiled, where that pays
             └─▶ recorded micro-step: next rows ──▶ loss, gradients ──▶ counter + 1
             └─▶ recorded update: next rate ──▶ clip, step ──▶ counter + 1
 
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from supermax.training.compiling import Compiled, Compiler
+from supermax.training.encoders import layer_list
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.schedules import apply
@@ -30,6 +33,7 @@ from supermax.words import in_short
 
 _RECORDING = 0.3  # seconds that a recording takes
 _RATE = 2.5e14  # operations a second
+_LEAST = 5e-4  # seconds a layer takes, however little there is to compute
 _ROUND = 8
 RECORDED_OPTIMIZERS = ("adamw",)
 """Whose updates take their rate from the device."""
@@ -38,12 +42,16 @@ RECORDED_OPTIMIZERS = ("adamw",)
 class CapturedWay:
     """`eager` takes over where something cannot be recorded."""
 
-    def __init__(self, eager: EagerWay, recorder: Recorder) -> None:
+    def __init__(
+        self, eager: EagerWay, recorder: Recorder, compiler: Compiler | None = None
+    ) -> None:
         step, data = eager.step, eager.data
         config, execution = step.config, step.execution
         self.why_eager: str | None = None
         self.getting_ready = 0.0
         self._eager, self._step, self._data, self._recorder = eager, step, data, recorder
+        self._compiler = compiler
+        self._compiled: Compiled | None = None
         self._size = execution.micro_batch or config.train.effective_batch
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
         self._both = self._records_updates and self._size >= config.train.effective_batch
@@ -61,6 +69,15 @@ class CapturedWay:
 
     # What the loop asks for.
 
+    @property
+    def how(self) -> str:
+        if self.why_eager is not None:
+            return f"one by one: {self.why_eager}"
+        broken = self._compiler.broken if self._compiler is not None else None
+        if self._compiled is None and broken is not None:
+            return f"recorded, not compiled: {broken}"
+        return "recorded" if self._compiled is None else "compiled and recorded"
+
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
         self._eager.begin(epoch, done)
@@ -68,17 +85,20 @@ class CapturedWay:
         if self.why_eager is not None:
             return
         self._table = timetable(epoch.batches, self._data, self._size, self._weights)
-        self._widths = self._widths or self._chosen(self._table)
+        if self._widths is None:
+            self._widths = self._chosen(self._table)
+            self._compile()
         self._tables.load(self._table, epoch.factors, int(self._table.first[done]), done)
         if self._records_updates:
             self._take_rates_from_the_device()
 
     def take(self, update: int) -> None:
-        if self.why_eager is None:
+        while self.why_eager is None:
             try:
                 self._get_ready_for(update)
+                break
             except Exception as error:  # what cannot be recorded is done one by one
-                self._give_up(error)
+                self._do_without(error)
         if self.why_eager is None:
             self._replay(update)
         else:
@@ -120,7 +140,7 @@ class CapturedWay:
 
         def rehearse() -> None:
             with self._without_traces():
-                self._micro(wide)
+                self._micro(wide, padded=True)
 
         recorded = self._record(run, rehearse)
         if self._both:  # it has made gradients of its own, which nobody else sees
@@ -134,10 +154,14 @@ class CapturedWay:
         finally:
             self.getting_ready += time.perf_counter() - started
 
-    def _micro(self, wide: tuple[int, ...]) -> None:
+    def _micro(self, wide: tuple[int, ...], *, padded: bool = False) -> None:
+        """With `padded`, some of it is padding in any case: without, encoders may leave out a
+        mask that every recording has."""
         rows, share = self._tables.next_rows()
-        loss = self._step.micro(self._resident.batch(rows, wide), share)
-        self._tables.add(loss)
+        batch = self._resident.batch(rows, wide)
+        for inputs in batch.inputs if padded else ():
+            inputs.mask[-1, -1] = 0
+        self._tables.add(self._step.micro(batch, share))
 
     def _updated(self) -> None:
         factor = self._tables.next_factor()
@@ -189,11 +213,35 @@ class CapturedWay:
             for parameter, gradient in zip(self._trained, kept, strict=True):
                 parameter.grad = gradient
 
-    def _give_up(self, error: Exception) -> None:
-        """From here on, one by one. Nothing of the current update was done yet."""
-        self.why_eager = f"it cannot be recorded ({in_short(error)})"
+    def _compile(self) -> None:
+        if self._compiler is not None:
+            model, execution = self._step.model, self._step.execution
+            self._compiled = self._compiler.offer(model, execution, self._expected())
+
+    def _expected(self) -> float:
+        """Seconds that the whole training takes, about."""
+        assert self._table is not None
+        seconds = 0.0
+        for place, encoder in enumerate(self._step.model.encoders):
+            least, cost = _LEAST * len(layer_list(encoder.model)[1]), self._seconds(encoder)  # type: ignore[arg-type]
+            seconds += sum(max(least, cost(int(n))) for n in self._table.needed[:, place])
+        return self._step.config.train.epochs * seconds
+
+    def _do_without(self, error: Exception) -> None:
+        """Without compiled layers, if there are any; then without recordings. Nothing of the
+        current update was done yet."""
         self._steps.clear()
         self._update = None
+        if self._compiled is None or self._compiler is None:
+            self._give_up(error)
+            return
+        self._compiler.failed(error)
+        self._compiled.drop()
+        self._compiled = None
+
+    def _give_up(self, error: Exception) -> None:
+        """From here on, one by one."""
+        self.why_eager = f"it cannot be recorded ({in_short(error)})"
         self._step.keep_gradients = False
         self._step.optimizer.zero_grad(set_to_none=True)
         for group in self._step.optimizer.param_groups if self._rates else ():

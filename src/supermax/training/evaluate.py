@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from supermax.training.batches import by_length, collate
+from supermax.training.compiling import uncompiled
 from supermax.training.config import Config
 from supermax.training.decode import Answers, calibrate, decode, predict
 from supermax.training.metrics import Span, class_metrics, span_metrics
@@ -89,17 +90,20 @@ def _logits(
     model.eval()
     view = data.views[-1]
     rows: list[Any] = [None] * len(view)
-    with torch.inference_mode():
+    found = []
+    with torch.inference_mode(), uncompiled():
         for indices in by_length(view.lengths, _size(view, execution.evaluated)):
             batch = on(collate(data.views, pads, indices), execution.device)
             with autocast(execution):
                 outputs = model(*batch.inputs)
-            parts = [
-                None if part is None else part.float().cpu().numpy()
-                for part in (outputs.classes, outputs.starts, outputs.ends)
-            ]
-            for place, i in enumerate(indices):
-                rows[i] = tuple(None if part is None else part[place] for part in parts)
+            found.append((indices, outputs))
+    for indices, outputs in found:  # only now, so that the device is never waited for in between
+        parts = [
+            None if part is None else part.float().cpu().numpy()
+            for part in (outputs.classes, outputs.starts, outputs.ends)
+        ]
+        for place, i in enumerate(indices):
+            rows[i] = tuple(None if part is None else part[place] for part in parts)
     classes = None if rows[0][0] is None else np.stack([row[0] for row in rows])
     if rows[0][1] is None:
         return classes, None, None

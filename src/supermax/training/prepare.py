@@ -18,6 +18,7 @@ from torch import Tensor
 
 from supermax.errors import UserError
 from supermax.training.captured import CapturedWay
+from supermax.training.compiling import COMPILER
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.encoders import load
@@ -147,7 +148,7 @@ def prepare(
         execution=execution,
         model=model,
         step=step,
-        way=_way(step, data[0], pads),
+        way=_way(step, data[0], pads, cache),
         schedule=make_schedule(config.schedule, updates),
         weights=weights,
         train=data[0],
@@ -161,11 +162,14 @@ def prepare(
     )
 
 
-def _way(step: EagerStep, data: Data, pads: tuple[int, ...]) -> Way:
+def _way(step: EagerStep, data: Data, pads: tuple[int, ...], cache: Path) -> Way:
     """Recorded steps on a GPU, where they can be recorded."""
     reason = why_eager(step.execution)
     eager = EagerWay(step, data, pads, reason)
-    return eager if reason is not None else CapturedWay(eager, Graphs(step.execution.device))
+    if reason is not None:
+        return eager
+    COMPILER.folder = cache / "compiled"
+    return CapturedWay(eager, Graphs(step.execution.device), COMPILER)
 
 
 def encoders_of(config: Config) -> tuple[Source, ...]:

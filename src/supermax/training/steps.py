@@ -31,6 +31,8 @@ class Execution:
     """The best epoch's weights are kept in the host's memory, where the device has none left."""
     captured: bool = True
     """Steps are recorded and replayed, where that is possible."""
+    compiled: bool | None = None
+    """Layers are compiled before their steps are recorded; None: where that pays."""
     memory: int | None = None
     """Bytes that it may take: of the device, or of memory beyond the libraries where there is
     none."""

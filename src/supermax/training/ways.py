@@ -33,6 +33,10 @@ class Way(Protocol):
     getting_ready: float
     """Seconds that went into recording: they say nothing of how fast steps are."""
 
+    @property
+    def how(self) -> str:
+        """In words."""
+
     def begin(self, epoch: Epoch, done: int) -> None:
         """Get ready for the rest of an epoch, of which `done` updates are behind."""
 
@@ -55,6 +59,10 @@ class EagerWay:
         self.getting_ready = 0.0
         self._epoch = Epoch((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
+
+    @property
+    def how(self) -> str:
+        return f"one by one: {self.why_eager}" if self.why_eager else "one by one"
 
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch

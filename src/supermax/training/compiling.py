@@ -1,0 +1,127 @@
+"""An encoder's layers, compiled: what they do in many small operations is done in few.
+
+    Model, Execution ──Compiler.offer()──▶ Compiled, where it pays ──drop()──▶ layers as they were
+
+Layers are alike, so one is compiled for all of them, for every width and for later trials of this
+process. What was compiled lies on disk, where other cells find it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from supermax.training.encoders import layer_list
+from supermax.training.models import Model
+from supermax.training.steps import Execution
+from supermax.words import in_short
+
+_COST = 10.0  # seconds that compiling takes
+_GAIN = 0.2  # of the time of recorded steps
+_VARIANTS = 64
+"""Ways in which a layer may be compiled, for other dropouts say, before it is left as it is."""
+_ROOM = 400 << 20
+
+
+class Compiled:
+    """Layers that run compiled while they are trained."""
+
+    def __init__(self, layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -> None:
+        self._layers = layers
+        for layer in layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+
+    def drop(self) -> None:
+        for layer in self._layers:
+            del layer.forward
+
+
+class Compiler:
+    """Of a process: what it has compiled, and how long it has trained without."""
+
+    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        self.broken: str | None = None
+        """Why it cannot compile."""
+        self.folder: Path | None = None
+        """Where what was compiled is kept for other processes."""
+        self._backend = backend
+        self._compiled: set[str] = set()
+        self._without: dict[str, float] = defaultdict(float)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the host that the compiler and what it made take, about."""
+        return _ROOM if self.used else 0
+
+    @property
+    def used(self) -> bool:
+        return bool(self._compiled)
+
+    def offer(self, model: Model, execution: Execution, seconds: float) -> Compiled | None:
+        """Compile layers, or take what was compiled before, where that pays for a training of so
+        many seconds."""
+        if self.broken is not None or execution.compiled is False:
+            return None
+        key = _key(model, execution)
+        known = key in self._compiled
+        if not execution.compiled and not pays(seconds, self._without[key], known=known):
+            self._without[key] += seconds
+            return None
+        self._compiled.add(key)
+        _get_ready(self.folder)
+        layers = [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
+        return Compiled(layers, self._backend)
+
+    def failed(self, error: Exception) -> None:
+        """It is not tried again."""
+        self.broken = in_short(error)
+
+
+COMPILER = Compiler()
+"""Of this process."""
+
+
+def pays(seconds: float, before: float, *, known: bool) -> bool:
+    """Whether a training of so many seconds should be compiled, after others of its kind have
+    taken so many `before`: as soon as they would all together have gained what it costs. So it
+    never costs more than twice what the best choice would have."""
+    return known or _GAIN * (seconds + before) >= _COST
+
+
+@contextlib.contextmanager
+def uncompiled() -> Iterator[None]:
+    """Compiled layers run as they are: for what is done too seldom to be compiled as well."""
+    if not COMPILER.used:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _key(model: Model, execution: Execution) -> str:
+    """What compiled layers depend on."""
+    encoders = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    facts = [encoders, execution.precision, execution.device, trained]
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+def _get_ready(folder: Path | None) -> None:
+    """One process compiles: a cell whose helpers outlive a trial would be taken for unclean."""
+    if folder is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    import torch._dynamo
+    import torch._inductor
+
+    dynamo: Any = torch._dynamo.config
+    inductor: Any = torch._inductor.config
+    dynamo.recompile_limit = _VARIANTS
+    inductor.compile_threads = 1

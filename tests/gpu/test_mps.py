@@ -1,0 +1,60 @@
+"""Cells that share a real GPU through CUDA's multi-process service: what one does wrong stays
+with it, and nothing of the service outlives the run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+from optuna.trial import TrialState
+
+import supermax
+from supermax import mps
+from supermax.records import read
+from tests.conftest import eventually
+from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
+
+__all__ = ["cuda"]  # a fixture
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(shutil.which(mps.CONTROL) is None, reason="needs CUDA's service"),
+]
+
+
+def killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+CRIMES = {1: device_assert, 3: out_of_memory, 5: killed}
+
+
+def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        if trial.number in CRIMES:
+            train(trial, steps=5)
+            CRIMES[trial.number]()
+        return train(trial, steps=400)
+
+    told: list[str] = []
+    with mps.shared(told.append) as on:
+        assert on, told
+        summary = supermax.optimize(
+            study, objective, n_trials=12, workers=4, retries=1, reuse_cells=True, progress=False
+        )
+    assert {t.state for t in study.trials if t.number not in CRIMES} == {TrialState.COMPLETE}
+    good = [trial for trial in read(study).trials if trial.number not in CRIMES]
+    assert [(trial.number, [str(fault) for fault in trial.faults]) for trial in good] == [
+        (trial.number, []) for trial in good
+    ]
+    curves = {
+        tuple(t.intermediate_values.values()) for t in study.trials if t.number not in CRIMES
+    }
+    assert len(curves) == 1
+    assert set(summary.faults) >= {"device-side assert", "device out of memory"}
+    eventually(lambda: not [p for p in psutil.process_iter() if "cuda-mps" in p.name()])

@@ -1,0 +1,131 @@
+"""Compiled layers: when they pay, that they train the same, and what happens where they fail.
+A backend that runs what it was given stands in for the compiler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from supermax.training import compiling
+from supermax.training.captured import CapturedWay
+from supermax.training.compiling import Compiler, pays
+from supermax.training.loop import Result, train
+from supermax.training.prepare import Prepared
+from supermax.training.recording import Unrecorded
+from supermax.training.ways import EagerWay
+from tests.training.corpora import Quiet, config, ready
+from tests.training.test_captured import SILENT
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own looking
+QUIET_BERT = {**SILENT, "encoder": {**SILENT["encoder"], "name": "tiny-bert"}}
+COST, GAIN = compiling._COST, compiling._GAIN
+
+
+class Backend:
+    """Compiles nothing, and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def compiled(
+    prepared: Prepared, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, asked: bool | None
+) -> Prepared:
+    monkeypatch.setattr(compiling, "COMPILER", compiler)
+    prepared.step.execution = replace(prepared.step.execution, compiled=asked)
+    eager = EagerWay(prepared.step, prepared.train, prepared.pads)
+    return replace(prepared, way=CapturedWay(eager, Unrecorded(), compiler))
+
+
+def losses(result: Result) -> list[float]:
+    return [row["train_loss"] for row in result.curve]
+
+
+def test_compiled_layers_train_the_same_and_serve_later_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config("share", **QUIET_BERT, train={"epochs": 2})
+    as_it_is = train(ready(tmp_path, wanted), Quiet())
+    backend = Backend()
+    compiler = Compiler(backend)
+    for _ in range(2):
+        prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=True)
+        result = train(prepared, Quiet())
+        assert prepared.way.how == "compiled and recorded"
+        assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
+        assert backend.graphs == 2  # with a mask and without; for all layers, widths and trials
+
+
+def test_other_dropouts_are_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, seen = Backend(), []
+    compiler = Compiler(backend)
+    for dropout in (0.1, 0.2, 0.1):
+        wanted = config(encoder={"name": "tiny-bert", "dropout": dropout}, train={"epochs": 1})
+        prepared = ready(tmp_path, wanted)
+        train(compiled(prepared, compiler, monkeypatch, asked=True), Quiet())
+        seen.append(backend.graphs)
+    assert seen[0] < seen[1] == seen[2]
+
+
+def test_what_cannot_be_compiled_is_recorded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("no C compiler was found")
+
+    wanted = config(**SILENT, train={"epochs": 2})
+    as_it_is = train(ready(tmp_path, wanted), Quiet())
+    compiler = Compiler(fails)
+    for _ in range(2):
+        prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=True)
+        result = train(prepared, Quiet())
+        assert prepared.way.how.startswith("recorded, not compiled: ")
+        assert "no C compiler" in prepared.way.how
+        assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
+
+
+def test_short_trials_are_compiled_once_there_are_enough_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Compiler(Backend())
+    wanted = config(train={"epochs": 1})
+    prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=None)
+    seconds = 0.4 * COST / GAIN
+    found = [
+        compiler.offer(prepared.model, prepared.step.execution, seconds) is not None
+        for _ in range(4)
+    ]
+    assert found == [False, False, True, True]
+    asked_not_to = replace(prepared.step.execution, compiled=False)
+    assert compiler.offer(prepared.model, asked_not_to, seconds) is None
+
+
+@given(st.lists(st.floats(0, 200), max_size=60))
+def test_it_never_costs_more_than_twice_the_best_choice(trials: list[float]) -> None:
+    cost, before, known = 0.0, 0.0, False
+    for seconds in trials:
+        if pays(seconds, before, known=known):
+            cost += (0.0 if known else COST) + (1 - GAIN) * seconds
+            known = True
+        else:
+            cost += seconds
+            before += seconds
+    best = min(sum(trials), COST + (1 - GAIN) * sum(trials))
+    assert cost <= best + COST + 1e-6
