@@ -31,8 +31,8 @@ from supermax.words import in_short
 _RECORDING = 0.3  # seconds that a recording takes
 _RATE = 2.5e14  # operations a second
 _ROUND = 8
-RECORDED_OPTIMIZERS = ("adamw",)
-"""Whose updates take their rate from the device."""
+RECORDED_OPTIMIZERS = ("adamw", "adafactor", "lion")
+"""Whose updates take their rate from the device, and whose states begin at 0."""
 
 
 class CapturedWay:
@@ -104,13 +104,12 @@ class CapturedWay:
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
         if self._records_updates and not self._both and self._update is None:
-            self._make_state()
             self._update = self._record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
-        if self._both:
+        if self._records_updates:
             self._make_state()
-        else:
+        if not self._both:
             self._keep_gradients()
 
         def run() -> None:
@@ -119,7 +118,7 @@ class CapturedWay:
                 self._updated()
 
         def rehearse() -> None:
-            with self._without_traces():
+            with self._gradients_put_aside(), self._tables.unchanged():
                 self._micro(wide)
 
         recorded = self._record(run, rehearse)
@@ -146,29 +145,36 @@ class CapturedWay:
         self._step.update()
 
     def _make_state(self) -> None:
-        """Of the optimizer, where it has none yet: a recording would make it anew each time.
-        Nothing else changes."""
+        """Of the optimizer, for parameters that have none yet: a recording would make it anew
+        each time. A step of nothing at a rate of 0 makes it; nothing else changes."""
         optimizer = self._step.optimizer
-        if len(optimizer.state) == len(self._trained):
+        without = [parameter for parameter in self._trained if not optimizer.state.get(parameter)]
+        if not without:
             return
-        kept = [parameter.grad for parameter in self._trained]
-        for parameter in self._trained:
-            parameter.grad = torch.zeros_like(parameter)
-        for rate in self._rates:
-            rate.zero_()
-        optimizer.step()
-        for state in optimizer.state.values():
-            state["step"].zero_()
-        for parameter, gradient in zip(self._trained, kept, strict=True):
-            parameter.grad = gradient
+        with self._gradients_put_aside(), _groups_unchanged(optimizer):
+            for parameter in without:
+                parameter.grad = torch.zeros_like(parameter)
+            for rate in self._rates:
+                rate.zero_()
+            optimizer.step()
+        for parameter in without:
+            for value in optimizer.state[parameter].values():
+                value.zero_()
 
     def _take_rates_from_the_device(self) -> None:
         if self._rates:
             return
         for group in self._step.optimizer.param_groups:
             rate = torch.zeros((), device=self._step.execution.device)
-            group["lr"], group["capturable"] = rate, True
+            group["lr"] = rate
             self._rates.append(rate)
+        self._say_capturable(True)
+
+    def _say_capturable(self, capturable: bool) -> None:
+        """To an optimizer that asks."""
+        for group in self._step.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = capturable
 
     def _keep_gradients(self) -> None:
         """Recorded micro-steps add to gradients that stay where they are."""
@@ -178,13 +184,12 @@ class CapturedWay:
                 parameter.grad = torch.zeros_like(parameter)
 
     @contextlib.contextmanager
-    def _without_traces(self) -> Iterator[None]:
+    def _gradients_put_aside(self) -> Iterator[None]:
         kept = [parameter.grad for parameter in self._trained]
         for parameter in self._trained:
             parameter.grad = None
         try:
-            with self._tables.unchanged():
-                yield
+            yield
         finally:
             for parameter, gradient in zip(self._trained, kept, strict=True):
                 parameter.grad = gradient
@@ -196,8 +201,7 @@ class CapturedWay:
         self._update = None
         self._step.keep_gradients = False
         self._step.optimizer.zero_grad(set_to_none=True)
-        for group in self._step.optimizer.param_groups if self._rates else ():
-            group["capturable"] = False
+        self._say_capturable(False)
 
     # Widths.
 
@@ -230,6 +234,18 @@ class CapturedWay:
         numbers = sum(p.numel() for p in encoder.parameters() if p.ndim == 2)
         each = 6 * numbers * self._size / _RATE
         return lambda width: each * width
+
+
+@contextlib.contextmanager
+def _groups_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Some count their steps there."""
+    kept = [dict(group) for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, kept, strict=True):
+            group.clear()
+            group.update(before)
 
 
 class _Tables:
