@@ -14,12 +14,14 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps import Execution
 from tests.gpu.test_training import FAMILIES
 from tests.training.corpora import Quiet, Stopped, config, corpus
-from tests.training.test_captured import AGENTS, SILENT
+from tests.training.test_captured import AGENTS, OPTIMIZERS, SILENT
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
+COMPILES = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+"""Of torch's own code."""
 HALF = Execution(device="cuda", precision="bf16")
 
 
@@ -62,10 +64,13 @@ def test_every_agent_trains_the_same_in_fp32(tmp_path: Path, agent: str) -> None
     assert losses(captured) == pytest.approx(losses(eager), rel=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion"])
-def test_every_optimizer_trains_the_same(tmp_path: Path, optimizer: str) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_every_optimizer_trains_the_same(
+    tmp_path: Path, optimizer: str, micro_batch: int | None
+) -> None:
     wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 3})
-    eager, captured = both(tmp_path, wanted)
+    eager, captured = both(tmp_path, wanted, replace(HALF, micro_batch=micro_batch))
     assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
 
 
@@ -79,10 +84,11 @@ def test_dropout_is_drawn_anew_in_every_replay(tmp_path: Path) -> None:
     assert again == pytest.approx(found, rel=1e-3)  # and the same in every run
 
 
-def test_a_state_moves_between_ways_and_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_state_moves_between_ways_and_devices(tmp_path: Path, optimizer: str) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
-    wanted = config(**SILENT, train={"epochs": 4})
+    wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 4})
     whole = losses(train(made(tmp_path, wanted), Quiet()))
     ways = [HALF, replace(HALF, captured=False), Execution(), HALF]
     for execution in ways[:-1]:
@@ -92,6 +98,7 @@ def test_a_state_moves_between_ways_and_devices(tmp_path: Path) -> None:
     assert rest == pytest.approx(whole, rel=0.05)
 
 
+@COMPILES
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_trains_the_same_compiled(tmp_path: Path, family: str) -> None:
     wanted = config(
@@ -106,6 +113,7 @@ def test_every_family_trains_the_same_compiled(tmp_path: Path, family: str) -> N
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
+@COMPILES
 def test_compiled_dropout_is_drawn_anew_as_well(tmp_path: Path) -> None:
     still: dict[str, Any] = {"optim": {"lr": 1e-12}, "train": {"epochs": 3}}
     noisy = config(encoder={"dropout": 0.3, "attention_dropout": 0.3}, **still)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from typing import Any
 
 import optuna
@@ -27,6 +28,17 @@ pytestmark = [
 ]
 
 
+def busy(seconds: float = 2.0) -> None:
+    """Keep the GPU at work, so that somebody is when a neighbour goes wrong."""
+    import torch
+
+    x, end = torch.randn(2048, 2048, device="cuda"), time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            x = (x @ x).clamp(-1, 1)
+        torch.cuda.synchronize()
+
+
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -39,7 +51,8 @@ def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
         if trial.number in CRIMES:
             train(trial, steps=5)
             CRIMES[trial.number]()
-        return train(trial, steps=400)
+        busy()
+        return train(trial)
 
     told: list[str] = []
     with mps.shared(told.append) as on:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -16,8 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.batches import collate, order
-from supermax.training.captured import CapturedWay
+from supermax.training.captured import RECORDED_OPTIMIZERS, CapturedWay
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared
 from supermax.training.recording import Unrecorded, Work
@@ -33,6 +35,7 @@ SILENT: dict[str, Any] = {
     "head": {"dropout": 0.0},
 }
 AGENTS = ["criteria", "evidence", "share", "joint"]
+OPTIMIZERS = list(RECORDED_OPTIMIZERS)
 
 
 def captured(prepared: Prepared, recorder: Any = None) -> Prepared:
@@ -104,20 +107,82 @@ def test_few_widths_are_recorded_and_none_is_too_narrow(
             assert cost(found) <= cost([*some, max(needed)]) + 1e-9
 
 
-def test_a_recording_never_makes_the_optimizer_s_state(tmp_path: Path) -> None:
+class Watching(Unrecorded):
+    """Looks before anything is recorded."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__()
+        self._look = look
+
+    def record(self, run: Work, rehearse: Work) -> Work:
+        self._look()
+        return super().record(run, rehearse)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_recording_never_makes_the_optimizer_s_state(
+    tmp_path: Path, optimizer: str, micro_batch: int | None
+) -> None:
     """Replayed, it would begin anew with every update."""
-    made: list[int] = []
+    there: list[set[torch.Tensor]] = []
+    wanted = config(**SILENT, optim={"name": optimizer})
+    prepared = ready(tmp_path, wanted, micro_batch=micro_batch)
+    trained = {p for group in prepared.step.optimizer.param_groups for p in group["params"]}
+    look = Watching(lambda: there.append(set(prepared.step.optimizer.state)))
+    train(captured(prepared, look), Quiet())
+    assert len(there) > (micro_batch is not None)
+    assert all(some == trained for some in there)
 
-    class Watching(Unrecorded):
-        def record(self, run: Work, rehearse: Work) -> Work:
-            replay = super().record(run, rehearse)
-            made.append(len(prepared.step.optimizer.state))
-            return replay
 
-    for micro_batch in (None, 3):
-        prepared = captured(ready(tmp_path, config(**SILENT), micro_batch=micro_batch), Watching())
-        train(prepared, Quiet())
-        assert made.pop() > 0
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("some_had_it", [False, True])
+def test_making_the_optimizer_s_state_changes_nothing_else(
+    tmp_path: Path, optimizer: str, micro_batch: int | None, some_had_it: bool
+) -> None:
+    wanted = config(**SILENT, optim={"name": optimizer, "weight_decay": 0.1})
+
+    def begun() -> Prepared:
+        """With a state for every other parameter, where some had it."""
+        prepared = ready(tmp_path, wanted, micro_batch=micro_batch)
+        for parameter in list(prepared.model.parameters())[::2] if some_had_it else ():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        if some_had_it:
+            prepared.step.optimizer.step()
+            prepared.step.optimizer.zero_grad()
+        return prepared
+
+    def groups() -> list[dict[str, Any]]:
+        plain = prepared.step.state()["optimizer"]["param_groups"]
+        steps = [group.get("step") for group in prepared.step.optimizer.param_groups]
+        return [{**group, "step": step} for group, step in zip(plain, steps, strict=True)]
+
+    def look() -> None:
+        found = prepared.step.optimizer.state
+        if looked:
+            return
+        assert groups() == groups_before
+        for name, parameter in prepared.model.named_parameters():
+            assert torch.equal(parameter, weights[name])
+            for key, value in found[parameter].items():
+                earlier = states.get(parameter, {}).get(key, torch.zeros_like(value))
+                assert torch.equal(value, earlier)
+        looked.append(True)
+
+    looked: list[bool] = []
+    prepared = begun()
+    groups_before = groups()
+    weights = {name: p.detach().clone() for name, p in prepared.model.named_parameters()}
+    states = {
+        parameter: {key: value.clone() for key, value in state.items()}
+        for parameter, state in prepared.step.optimizer.state.items()
+    }
+    recorded = train(captured(prepared, Watching(look)), Quiet())
+    one_by_one = train(begun(), Quiet())
+    assert looked
+    losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_what_is_never_reached_again_is_not_recorded() -> None:
@@ -141,22 +206,44 @@ def test_recorded_steps_train_as_those_taken_one_by_one(
         torch.testing.assert_close(recorded.weights[name], weight, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lion"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", ["linear", "one_cycle"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
 def test_every_optimizer_and_its_rate_are_followed(
-    tmp_path: Path, optimizer: str, schedule: str
+    tmp_path: Path, optimizer: str, schedule: str, micro_batch: int | None
 ) -> None:
     wanted = config(**SILENT, optim={"name": optimizer}, schedule={"name": schedule})
-    one_by_one = train(ready(tmp_path, wanted), Quiet())
-    recorded = train(captured(ready(tmp_path, wanted)), Quiet())
+    one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
+    prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch))
+    recorded = train(prepared, Quiet())
+    assert prepared.way.why_eager is None
     losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_the_adafactor_of_gpus_trains_as_that_of_cpus(
+    tmp_path: Path, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config(**SILENT, optim={"name": "adafactor"}, train={"clip": 1.0})
+    results = [train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())]
+    monkeypatch.setattr(torch.optim, "Adafactor", DeviceAdafactor)
+    for change in (lambda prepared: prepared, captured):
+        prepared = change(ready(tmp_path, wanted, micro_batch=micro_batch))
+        assert type(prepared.step.optimizer) is DeviceAdafactor
+        results.append(train(prepared, Quiet()))
+    first, *others = [[row["train_loss"] for row in result.curve] for result in results]
+    for losses in others:
+        assert losses == pytest.approx(first, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("stop_at", [3, 6])
-def test_a_state_goes_on_either_way(tmp_path: Path, first: bool, stop_at: int) -> None:
-    wanted = config("evidence", **SILENT)
+def test_a_state_goes_on_either_way(
+    tmp_path: Path, optimizer: str, first: bool, stop_at: int
+) -> None:
+    wanted = config("evidence", **SILENT, optim={"name": optimizer})
     whole = train(ready(tmp_path, wanted), Quiet())
     folder = tmp_path / "state"
     folder.mkdir()

@@ -183,6 +183,19 @@ def test_lion_by_hand() -> None:
     torch.testing.assert_close(after, expected)
 
 
+@pytest.mark.skipif("lion" in MISSING, reason=MISSING.get("lion", ""))
+def test_lion_fetches_nothing_from_the_device() -> None:
+    """Otherwise it could not be recorded. Tensors without numbers have none to fetch."""
+    model = Model().to("meta")
+    optimizer = made("lion", model, weight_decay=0.1)
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros((), device="meta")
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.step()
+
+
 @pytest.mark.skipif("adamw_8bit" in MISSING, reason=MISSING.get("adamw_8bit", ""))
 def test_adamw_8bit_keeps_bytes_and_is_close_to_adamw() -> None:
     optimizer, after = one_step("adamw_8bit", WEIGHT, GRADIENT, 10)

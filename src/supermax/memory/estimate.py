@@ -171,20 +171,22 @@ def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     several = micro < spec.effective_batch
     backward = moving + (found.gradients if several else 0)
     adding = found.gradients + (4 * spec.largest if several else 0)
-    stepping = found.gradients + _stepping(spec)
+    recorded = spec.captured and not split.checkpointing
+    stepping = found.gradients + _stepping(spec, recorded)
     tokens = max(split.evaluated, spec.length)
     looking = sum(kept.looking(e, spec, tokens, spec.length) for e in spec.encoders)
     evaluating = _copies(spec) + looking
     highest: float = max(backward, adding, stepping)
-    if spec.captured and not split.checkpointing:
+    if recorded:
         highest += evaluating  # beside what the recordings have
     return int(max(highest, evaluating) - found.gradients - moving)
 
 
-def _stepping(spec: Spec) -> int:
-    """Room the optimizer takes for its step."""
+def _stepping(spec: Spec, recorded: bool) -> int:
+    """Room the optimizer takes for its step. Lion's moves stand beside themselves times the rate
+    where that is on the device."""
     if spec.optimizer == "lion":
-        return 4 * spec.trained
+        return (8 if recorded else 4) * spec.trained
     return 6 * spec.largest if spec.optimizer == "adafactor" else 0
 
 

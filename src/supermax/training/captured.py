@@ -35,8 +35,8 @@ _RECORDING = 0.3  # seconds that a recording takes
 _RATE = 2.5e14  # operations a second
 _LEAST = 5e-4  # seconds a layer takes, however little there is to compute
 _ROUND = 8
-RECORDED_OPTIMIZERS = ("adamw",)
-"""Whose updates take their rate from the device."""
+RECORDED_OPTIMIZERS = ("adamw", "adafactor", "lion")
+"""Whose updates take their rate from the device, and whose states begin at 0."""
 
 
 class CapturedWay:
@@ -97,6 +97,8 @@ class CapturedWay:
             try:
                 self._get_ready_for(update)
                 break
+            except torch.OutOfMemoryError:  # to be planned again: one by one it would be slow
+                raise
             except Exception as error:  # what cannot be recorded is done one by one
                 self._do_without(error)
         if self.why_eager is None:
@@ -124,13 +126,12 @@ class CapturedWay:
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
         if self._records_updates and not self._both and self._update is None:
-            self._make_state()
             self._update = self._record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
-        if self._both:
+        if self._records_updates:
             self._make_state()
-        else:
+        if not self._both:
             self._keep_gradients()
 
         def run() -> None:
@@ -139,12 +140,12 @@ class CapturedWay:
                 self._updated()
 
         def rehearse() -> None:
-            with self._without_traces():
+            with self._tables.unchanged():
                 self._micro(wide, padded=True)
+            self._forget_gradients()
 
         recorded = self._record(run, rehearse)
-        if self._both:  # it has made gradients of its own, which nobody else sees
-            self._step.optimizer.zero_grad(set_to_none=True)
+        self._forget_gradients()
         return recorded
 
     def _record(self, run: Work, rehearse: Work) -> Work:
@@ -170,29 +171,37 @@ class CapturedWay:
         self._step.update()
 
     def _make_state(self) -> None:
-        """Of the optimizer, where it has none yet: a recording would make it anew each time.
-        Nothing else changes."""
+        """Of the optimizer, for parameters that have none yet: a recording would make it anew
+        each time. A step of nothing at a rate of 0 makes it; nothing else changes."""
         optimizer = self._step.optimizer
-        if len(optimizer.state) == len(self._trained):
+        without = [parameter for parameter in self._trained if not optimizer.state.get(parameter)]
+        if not without:
             return
-        kept = [parameter.grad for parameter in self._trained]
-        for parameter in self._trained:
-            parameter.grad = torch.zeros_like(parameter)
-        for rate in self._rates:
-            rate.zero_()
-        optimizer.step()
-        for state in optimizer.state.values():
-            state["step"].zero_()
-        for parameter, gradient in zip(self._trained, kept, strict=True):
-            parameter.grad = gradient
+        with _groups_unchanged(optimizer):
+            for parameter in without:
+                parameter.grad = torch.zeros_like(parameter)
+            for rate in self._rates:
+                rate.zero_()
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for parameter in without:
+            for value in optimizer.state[parameter].values():
+                value.zero_()
 
     def _take_rates_from_the_device(self) -> None:
         if self._rates:
             return
         for group in self._step.optimizer.param_groups:
             rate = torch.zeros((), device=self._step.execution.device)
-            group["lr"], group["capturable"] = rate, True
+            group["lr"] = rate
             self._rates.append(rate)
+        self._say_capturable(True)
+
+    def _say_capturable(self, capturable: bool) -> None:
+        """To an optimizer that asks."""
+        for group in self._step.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = capturable
 
     def _keep_gradients(self) -> None:
         """Recorded micro-steps add to gradients that stay where they are."""
@@ -201,17 +210,10 @@ class CapturedWay:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
 
-    @contextlib.contextmanager
-    def _without_traces(self) -> Iterator[None]:
-        kept = [parameter.grad for parameter in self._trained]
-        for parameter in self._trained:
-            parameter.grad = None
-        try:
-            with self._tables.unchanged():
-                yield
-        finally:
-            for parameter, gradient in zip(self._trained, kept, strict=True):
-                parameter.grad = gradient
+    def _forget_gradients(self) -> None:
+        """Between two updates, where recordings are made, they are 0. A recording of a whole
+        update has gradients of its own, which nobody else sees."""
+        self._step.optimizer.zero_grad(set_to_none=self._both)
 
     def _compile(self) -> None:
         if self._compiler is not None:
@@ -244,8 +246,7 @@ class CapturedWay:
         self.why_eager = f"it cannot be recorded ({in_short(error)})"
         self._step.keep_gradients = False
         self._step.optimizer.zero_grad(set_to_none=True)
-        for group in self._step.optimizer.param_groups if self._rates else ():
-            group["capturable"] = False
+        self._say_capturable(False)
 
     # Widths.
 
@@ -278,6 +279,18 @@ class CapturedWay:
         numbers = sum(p.numel() for p in encoder.parameters() if p.ndim == 2)
         each = 6 * numbers * self._size / _RATE
         return lambda width: each * width
+
+
+@contextlib.contextmanager
+def _groups_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Some count their steps there."""
+    kept = [dict(group) for group in optimizer.param_groups]
+    try:
+        yield
+    finally:
+        for group, before in zip(optimizer.param_groups, kept, strict=True):
+            group.clear()
+            group.update(before)
 
 
 class _Tables:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -118,8 +119,11 @@ def _get_ready(folder: Path | None) -> None:
     """One process compiles: a cell whose helpers outlive a trial would be taken for unclean."""
     if folder is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    import torch._dynamo
-    import torch._inductor
+    with warnings.catch_warnings():
+        # It uses what torch has come to advise against.
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
+        import torch._dynamo
+        import torch._inductor.compile_fx
 
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config

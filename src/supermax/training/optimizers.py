@@ -1,9 +1,13 @@
 """The optimizers of the space, each the one that was asked for, or none.
 
 adamw       torch.optim.AdamW
-adafactor   torch.optim.Adafactor, with steps as absolute as the others' (see below)
+adafactor   torch.optim.Adafactor, with steps as absolute as the others' (see below); on CUDA one
+            that does the same without waiting for the device
 lion        pytorch_optimizer.Lion
 adamw_8bit  bitsandbytes.optim.AdamW8bit: on the CPU, CUDA and XPU
+
+The updates of the first three can be recorded: their rate may be a tensor on the device, and
+nothing that they compute comes back from there.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import Any
 import torch
 
 from supermax.errors import UserError
+from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.config import OptimConfig
 
 Groups = list[dict[str, Any]]
@@ -101,11 +106,12 @@ def _adamw(groups: Groups, config: OptimConfig, device: torch.device) -> torch.o
     )
 
 
-def _adafactor(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
+def _adafactor(groups: Groups, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
     # Torch multiplies the learning rate by max(eps[1], RMS of the parameter). With its default a
     # rate that suits AdamW moves weights of 0.04 by a 25th of that, and new biases not at all.
     # With 1.0 the rate is the rate, as with scale_parameter=False in transformers.
-    return torch.optim.Adafactor(groups, lr=config.lr, eps=(None, 1.0))
+    kind = DeviceAdafactor if device.type == "cuda" else torch.optim.Adafactor
+    return kind(groups, lr=config.lr, eps=(None, 1.0))
 
 
 def _lion(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:

@@ -38,6 +38,8 @@ class Graphs:
         if self._rehearsed:
             try:
                 return self._recorded(run)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError:  # it needs what was not loaded yet
                 torch.cuda.synchronize(self._device)
         self._rehearse(rehearse)
@@ -57,10 +59,20 @@ class Graphs:
 
     def _recorded(self, run: Work) -> Work:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-        ):
-            run()
+        cause: Exception | None = None
+        try:
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                try:
+                    run()
+                except Exception as error:
+                    cause = error
+                    raise
+        except Exception:
+            if cause is not None:  # to end a recording that failed is an error of its own
+                raise cause from None
+            raise
         return graph.replay
 
 

@@ -134,8 +134,9 @@ class EagerStep:
         self.scaler.load_state_dict(state["scaler"])
 
 
-_PLAIN = {"lr": 0.0, "capturable": False}
-"""What a group of parameters says of the way steps are taken: a rate is set before each."""
+_PLAIN = {"lr": 0.0, "capturable": False, "step": 0}
+"""What a group of parameters says of the way steps are taken: a rate is set before each, and a
+group's count of steps, which none of the optimizers reads, goes on only one by one."""
 
 
 def autocast(execution: Execution) -> AbstractContextManager[Any]:
