@@ -47,8 +47,10 @@ from supermax.training.sources import find
 from supermax.training.steps import Execution
 
 BUDGET = 24 << 30
-HALF = Execution(device="cuda", precision="bf16", captured=False)
+HALF = Execution(device="cuda", precision="bf16")
 FAMILIES = list(FULL)
+Todo = Callable[[int, str], bool]
+"""Whether a configuration, by its number and key, is still to be measured here."""
 # What the older rules allowed for large encoders: 108 of the 546 combinations, which a batch of at
 # most 16 and at most 288 tokens are.
 LARGE = ("bert-large-uncased", "roberta-large", "microsoft/deberta-v3-large")
@@ -101,10 +103,10 @@ def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
             yield encoder, config, batch, again, times
 
 
-def estimates(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
-    for encoder, config, batch, again, times in configurations():
+def estimates(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
+    for i, (encoder, config, batch, again, times) in enumerate(configurations()):
         key = f"estimate {config.model_dump_json()} {batch} {again} {times}"
-        if key in done:
+        if not todo(i, key):
             continue
         execution = Execution(
             **{**vars(HALF), "micro_batch": batch, "checkpoint_activations": again}
@@ -155,11 +157,11 @@ def drawn(count: int) -> list[tuple[str, Config, int, int]]:
     return found
 
 
-def sweep(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
+def sweep(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
     book = Book(Path(tempfile.mkdtemp()), "sweep", "now")
     for i, (encoder, config, batch, times) in enumerate(drawn(220)):
         key = f"sweep {i}"
-        if key in done:
+        if not todo(i, key):
             continue
         keep(
             {
@@ -234,7 +236,7 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
 # Packing.
 
 
-def packing(done: set[str], keep: Callable[[dict[str, Any]], None]) -> None:
+def packing(_: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
     from packing import packed  # beside this file: cells import what they run
 
     for workers in (4, 1, 8, 2):
@@ -340,11 +342,15 @@ def main() -> int:
     )
     parser.add_argument("part", choices=["estimates", "sweep", "packing", "table"])
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--shard", default="0/1", help="1/4: the second of four at a time")
     name = f"memory-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
     options = parser.parse_args()
     path, until = options.results, time.monotonic() + options.seconds
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    shard, of = map(int, options.shard.split("/"))
+    done = {line["key"] for line in lines}
 
     class TimeIsUp(Exception):
         pass
@@ -359,7 +365,7 @@ def main() -> int:
     if options.part != "table":
         try:
             {"estimates": estimates, "sweep": sweep, "packing": packing}[options.part](
-                {line["key"] for line in lines}, keep
+                lambda i, key: i % of == shard and key not in done, keep
             )
         except TimeIsUp:
             print("Time is up; the same command goes on.", file=sys.stderr)

@@ -20,7 +20,7 @@ from supermax.memory.learning import Measured
 from supermax.memory.probes import STEPS
 from supermax.training.config import Config
 from supermax.training.probing import probe
-from supermax.training.steps import Execution, why_eager
+from supermax.training.steps import Execution
 from supermax.words import in_short
 
 _MICROS = 2
@@ -46,12 +46,11 @@ def _tried(
     on_gpu = execution.device.startswith("cuda")
     try:
         peak = probe(config, as_planned, length, micros=micros, updates=STEPS // micros)
-        as_trained = why_eager(as_planned) is not None  # recorded steps are faster
         yield replace(
             blank,
             allocated=peak.allocated,
             reserved=peak.reserved,
-            seconds=peak.seconds if as_trained else None,
+            seconds=peak.seconds,
         )
     except Exception as error:
         print(f"A probe before the trial failed: {in_short(error)}", file=sys.stderr)

@@ -147,7 +147,6 @@ def _like(spec: Spec, one: Measured) -> Spec:
             **kept,
             "length": one.length,
             "effective_batch": one.effective_batch,
-            **({"captured": False} if one.probe else {}),
         }
     )
 

@@ -142,13 +142,14 @@ def prepare(
     optimizer = make_optimizer(groups, config.optim, torch.device(execution.device))
     updates = -(-len(data[0].chosen) // config.train.effective_batch) * config.train.epochs
     step = EagerStep(model, optimizer, config, weights, execution)
+    COMPILER.folder = cache / "compiled"
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Prepared(
         config=config,
         execution=execution,
         model=model,
         step=step,
-        way=_way(step, data[0], pads, cache),
+        way=way_to_step(step, data[0], pads),
         schedule=make_schedule(config.schedule, updates),
         weights=weights,
         train=data[0],
@@ -162,13 +163,12 @@ def prepare(
     )
 
 
-def _way(step: EagerStep, data: Data, pads: tuple[int, ...], cache: Path) -> Way:
+def way_to_step(step: EagerStep, data: Data, pads: tuple[int, ...]) -> Way:
     """Recorded steps on a GPU, where they can be recorded."""
     reason = why_eager(step.execution)
     eager = EagerWay(step, data, pads, reason)
     if reason is not None:
         return eager
-    COMPILER.folder = cache / "compiled"
     return CapturedWay(eager, Graphs(step.execution.device), COMPILER)
 
 
