@@ -1,0 +1,141 @@
+"""The old way of a search, as a worker of it: fp32, every sequence padded to one width, batches
+from a plain DataLoader, each kernel waited for, a new network for each trial.
+
+As a program this is one of the workers that share a study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import torch
+from speed_peers import EVALUATED, Peer, Row, macro_f1
+from speed_tasks import (
+    CLIP,
+    DEVICE,
+    EPOCHS,
+    RATES,
+    TASKS,
+    WARMUP,
+    corpus_of,
+    validation_of,
+)
+from torch.utils.data import DataLoader, Dataset
+from transformers import get_linear_schedule_with_warmup
+
+from supermax.training.prepare import longest
+
+WIDTH = 384
+Batches = DataLoader[Any]
+
+
+def open_study(storage: str | None, number: int = 0) -> optuna.Study:
+    """With so many trials of the list queued."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        study_name="rates", storage=storage, direction="maximize", load_if_exists=True
+    )
+    for i in range(number):
+        study.enqueue_trial({"lr": RATES[i % len(RATES)]})
+    return study
+
+
+class _Rows(Dataset[Row]):
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> Row:
+        return self._rows[place]
+
+
+class OldLoop:
+    def __init__(self, peer: Peer, rows: list[Row], some: list[Row], rate: float) -> None:
+        self._network = peer.network().to(DEVICE)
+        self._batches: Batches = DataLoader(
+            _Rows(rows), batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
+        )
+        self._some: Batches = DataLoader(_Rows(some), batch_size=EVALUATED, collate_fn=_collated)
+        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=rate, weight_decay=0.0)
+        updates = len(self._batches) * EPOCHS
+        self._schedule = get_linear_schedule_with_warmup(
+            self._optimizer, round(WARMUP * updates), updates
+        )
+
+    def epoch(self) -> float:
+        self._network.train()
+        total = 0.0
+        for batch in self._batches:
+            self._optimizer.zero_grad()
+            loss = self._network(**_moved(batch))["loss"]
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self._network.parameters(), CLIP)
+            self._optimizer.step()
+            self._schedule.step()
+            total += loss.item()
+        return total / len(self._batches)
+
+    def score(self) -> float:
+        self._network.eval()
+        truth, found = [], []
+        with torch.no_grad():
+            for batch in self._some:
+                logits = self._network(**_moved(batch))["logits"]
+                truth += batch["labels"].tolist()
+                found += logits.argmax(-1).tolist()
+        return macro_f1(truth, np.array(found))
+
+
+def _collated(rows: list[Row]) -> dict[str, torch.Tensor]:
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    batch = {name: torch.tensor([row[name] for row in rows]) for name in names}
+    return batch | {"labels": torch.tensor([row["label"] for row in rows])}
+
+
+def _moved(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: part.to(DEVICE) for name, part in batch.items()}
+
+
+def work(task: str, storage: str, number: int, folder: Path) -> None:
+    """So many trials of the study, beside the other workers."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    what = TASKS[task]
+    corpus = corpus_of(what)
+    peer = Peer(what, corpus, folder)
+    wide: dict[str, Any] = {
+        "max_length": min(WIDTH, longest(peer.source)), "padding": "max_length"
+    }  # fmt: skip
+    rows, some = peer.rows(corpus, **wide), peer.rows(validation_of(corpus), **wide)
+
+    def objective(trial: optuna.Trial) -> float:
+        loop = OldLoop(peer, rows, some, trial.suggest_categorical("lr", RATES))
+        values = []
+        for epoch in range(EPOCHS):
+            loop.epoch()
+            values.append(loop.score())
+            trial.report(values[-1], epoch)
+        return max(values)
+
+    open_study(storage).optimize(objective, n_trials=number)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One of the workers of the old way.")
+    parser.add_argument("task")
+    parser.add_argument("storage")
+    parser.add_argument("number", type=int)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work(options.task, options.storage, options.number, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""Where the time of a recorded step goes, beside what this GPU could do at best."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from speed_kernels import (
+    ATTENTION,
+    CLIPPING,
+    COPIES,
+    MATRIX,
+    OPTIMIZER,
+    PARTS,
+    Operations,
+    busy,
+    counted,
+    part_of,
+    useful,
+)
+from speed_tasks import (
+    TASKS,
+    Keep,
+    Line,
+    NotAvailable,
+    Task,
+    check_compiled,
+    config_of,
+    corpus_of,
+    execution,
+    in_words,
+)
+from torch.profiler import ProfilerActivity, profile
+
+from supermax.training.batches import order
+from supermax.training.loop import train_blind
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps import Execution
+from supermax.training.ways import Epoch
+
+STEPS = 20
+IDLE = "idle between kernels"
+_SIDE = 8192
+_COPIED = 1 << 31  # bytes
+_ROUNDS = 5
+_TIMES = 20
+
+
+def parts(name: str, keep: Keep) -> None:
+    """The captured steps, and the compiled ones where they can be had."""
+    run = f"{time.time():.0f}"
+    best = {"matrix_rate": matrix_rate(), "bandwidth": bandwidth()}
+    for contender, compiled in (("captured", False), ("compiled", True)):
+        line = {"part": "parts", "run": run, "task": name, "contender": contender}
+        try:
+            how = execution(captured=True, compiled=compiled)
+            with tempfile.TemporaryDirectory() as folder:
+                found = _taken_apart(TASKS[name], Path(folder), how, best)
+            keep(line | best | found)
+        except Exception as error:
+            keep(line | {"failed": in_words(error)})
+
+
+# What the GPU can do.
+
+
+def matrix_rate() -> float:
+    """Operations a second of a large product in bf16."""
+    one, other = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * _SIDE**3 / _quickest(lambda: one @ other)
+
+
+def bandwidth() -> float:
+    """Bytes a second that a large copy reads and writes."""
+    source = torch.empty(_COPIED, device="cuda", dtype=torch.uint8)
+    there = torch.empty_like(source)
+    return 2 * _COPIED / _quickest(lambda: there.copy_(source))
+
+
+def _quickest(work: Callable[[], Any]) -> float:
+    """Seconds of one, in the best of several rounds."""
+    work()
+    rounds = []
+    for _ in range(_ROUNDS):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(_TIMES):
+            work()
+        torch.cuda.synchronize()
+        rounds.append((time.perf_counter() - started) / _TIMES)
+    return min(rounds)
+
+
+# What steps do.
+
+
+def _taken_apart(what: Task, folder: Path, how: Execution, best: dict[str, float]) -> Line:
+    corpus = corpus_of(what)
+    prepared = prepare(config_of(what), corpus, corpus, cache=folder, execution=how)
+    train_blind(prepared, 1)
+    if prepared.way.why_eager is not None:
+        raise NotAvailable(prepared.way.how)
+    check_compiled(prepared)
+    batches = order(prepared.train.lengths, what.batch, prepared.seed, 0)
+    steps, epoch = min(STEPS, len(batches)), Epoch(batches, [1.0] * len(batches))
+    eager = prepare(
+        config_of(what), corpus, corpus, cache=folder, execution=execution(captured=False)
+    )
+    seconds = statistics.median(_steps(prepared, epoch, steps) for _ in range(_ROUNDS))
+    kernels = _kernels(prepared, epoch, steps)
+    done, needed = _operations(prepared, eager, epoch, steps)
+    floors = _floors(prepared, done, best)
+    idle = max(0.0, seconds - busy((start, end) for _, start, end in kernels) / steps)
+    rows = [{"part": part, "ms": 1000 * s} for part, s in _by_part(kernels, steps).items()]
+    return {
+        "step_ms": 1000 * seconds,
+        "rows": [row | {"floor_ms": floors.get(str(row["part"]))} for row in rows]
+        + [{"part": IDLE, "ms": 1000 * idle, "floor_ms": 0.0}],
+        "others": _others(kernels, steps),
+        "kernels": len(kernels) / steps,
+        "operations_done": done.all,
+        "operations_useful": needed.all,
+        "share_done": done.all / seconds / best["matrix_rate"],
+        "share_useful": needed.all / seconds / best["matrix_rate"],
+    }
+
+
+def _steps(prepared: Prepared, epoch: Epoch, steps: int) -> float:
+    """Seconds of one, the mean of an epoch's first."""
+    prepared.model.train()
+    prepared.way.begin(epoch, 0)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for update in range(steps):
+        prepared.way.take(update)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - started) / steps
+
+
+def _kernels(prepared: Prepared, epoch: Epoch, steps: int) -> list[tuple[str, float, float]]:
+    """Name, start and end, in seconds."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        _steps(prepared, epoch, steps)
+    return [
+        (event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
+        for event in seen.events()
+        if event.device_type.name == "CUDA"
+    ]
+
+
+def _by_part(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, float]:
+    """Seconds a step."""
+    found = dict.fromkeys(PARTS, 0.0)
+    for name, start, end in kernels:
+        found[part_of(name)] += (end - start) / steps
+    return found
+
+
+def _others(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, float]:
+    """The longest kernels of each part but the matrix products, in ms a step: to see what they
+    are."""
+    found: dict[str, float] = defaultdict(float)
+    for name, start, end in kernels:
+        if (part := part_of(name)) != MATRIX:
+            found[f"{part}: {name[:120]}"] += 1000 * (end - start) / steps
+    longest = sorted(found.items(), key=lambda item: -item[1])[:24]
+    return {name: round(ms, 4) for name, ms in longest}
+
+
+def _operations(
+    prepared: Prepared, eager: Prepared, epoch: Epoch, steps: int
+) -> tuple[Operations, Operations]:
+    """Of a step: with padding as it was recorded, and of the tokens alone."""
+    size = prepared.config.train.effective_batch
+    all_done = all_needed = Operations(0, 0)
+    by_width: dict[int, Operations] = {}
+    for update, batch in enumerate(epoch.batches[:steps]):
+        lengths = prepared.train.lengths[batch]
+        width = _width(prepared, update, int(lengths.max()))
+        if width not in by_width:
+            by_width[width] = counted(eager, batch, width)
+        all_done += by_width[width]
+        all_needed += useful(by_width[width], list(lengths), size, width)
+    return all_done.over(steps), all_needed.over(steps)
+
+
+def _width(prepared: Prepared, update: int, longest: int) -> int:
+    """That this update was recorded in; its longest sequence's where that cannot be seen."""
+    widths = getattr(prepared.way, "_widths_of", None)
+    return int(next(iter(widths(update)))[-1]) if widths is not None else longest
+
+
+def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dict[str, float]:
+    """Milliseconds that a part takes at least, with this precision and these operations: bytes
+    over the bandwidth, or operations over the matrix rate."""
+    trained = [p for p in prepared.model.parameters() if p.requires_grad]
+    numbers = sum(p.numel() for p in trained)
+    tables = sum(
+        m.weight.numel() for m in prepared.model.modules() if isinstance(m, torch.nn.Embedding)
+    )
+    in_products = sum(p.numel() for p in trained if p.ndim == 2) - tables
+    moved = {
+        OPTIMIZER: 28 * numbers,  # reads weight, gradient and both moments; writes all but one
+        CLIPPING: 12 * numbers,  # reads gradients for their norm; reads and writes them once
+        COPIES: 12 * in_products,  # weights to bf16, and their gradients back
+    }
+    floors = {part: 1000 * size / best["bandwidth"] for part, size in moved.items()}
+    floors[MATRIX] = 1000 * done.products / best["matrix_rate"]
+    floors[ATTENTION] = 1000 * done.attention / best["matrix_rate"]
+    return floors

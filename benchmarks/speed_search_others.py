@@ -1,0 +1,105 @@
+"""The others' searches in speed.py: Trainer's own, Optuna around a plain loop, and the old way.
+
+All of them try the same list of learning rates, with a new network each trial and an evaluation
+after every epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from speed_old import open_study
+from speed_peers import BareLoop, Peer, macro_f1, training_arguments
+from speed_tasks import EPOCHS, RATES, TASKS, Line, Task, corpus_of, validation_of
+from speed_trials import OLD_WORKERS, summed_up
+from transformers import Trainer
+
+
+def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
+    """Trainer's own search, with Optuna."""
+    corpus = corpus_of(what)
+    peer = Peer(what, corpus, folder)
+    ends: list[float] = []
+    values: list[float] = []
+
+    def metrics(prediction: Any) -> dict[str, float]:
+        return {"f1": macro_f1(prediction.label_ids, np.argmax(prediction.predictions, axis=-1))}
+
+    def objective(found: dict[str, float]) -> float:
+        ends.append(time.time())
+        values.append(found["eval_f1"])
+        return found["eval_f1"]
+
+    run = Trainer(
+        None,
+        training_arguments(what, folder, num_train_epochs=EPOCHS, eval_strategy="epoch"),
+        model_init=lambda _: peer.network(),
+        train_dataset=peer.rows(corpus),
+        eval_dataset=peer.rows(validation_of(corpus)),
+        processing_class=peer.tokenizer,
+        compute_metrics=metrics,
+    )
+    run.hyperparameter_search(
+        hp_space=lambda trial: {"learning_rate": RATES[trial.number % len(RATES)]},
+        n_trials=number,
+        direction="maximize",
+        backend="optuna",
+        compute_objective=objective,
+    )
+    assert len(ends) == EPOCHS * number  # it is asked every epoch
+    last = slice(EPOCHS - 1, None, EPOCHS)
+    rates = sorted(RATES[i % len(RATES)] for i in range(number))
+    return summed_up(ends[last], values[last], since, 1, rates=rates)
+
+
+def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
+    """study.optimize in one process, around a plain loop."""
+    corpus = corpus_of(what)
+    peer = Peer(what, corpus, folder)
+    rows, some = peer.rows(corpus), peer.rows(validation_of(corpus))
+
+    def objective(trial: optuna.Trial) -> float:
+        loop = BareLoop(peer, rows, trial.suggest_categorical("lr", RATES), EPOCHS)
+        values = []
+        for epoch in range(EPOCHS):
+            loop.epoch(epoch)
+            values.append(loop.score(some))
+            trial.report(values[-1], epoch)
+        return max(values)
+
+    study = open_study(None, number)
+    study.optimize(objective, n_trials=number)
+    return _of(study, since, 1)
+
+
+def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
+    """Three workers that share a study in SQLite; see speed_old.py."""
+    storage = f"sqlite:///{folder / 'old.db'}"
+    study = open_study(storage, number)
+    name = next(name for name, one in TASKS.items() if one == what)
+    script = str(Path(__file__).parent / "speed_old.py")
+    command = [sys.executable, script, name, storage, str(number // OLD_WORKERS)]
+    environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}
+    workers = [subprocess.Popen(command, env=environment) for _ in range(OLD_WORKERS)]
+    codes = [worker.wait() for worker in workers]
+    if any(codes):
+        raise RuntimeError(f"workers ended with the codes {codes}")
+    return _of(study, since, OLD_WORKERS)
+
+
+def _of(study: optuna.Study, since: float, together: int) -> Line:
+    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    return summed_up(
+        [t.datetime_complete.timestamp() for t in done if t.datetime_complete],
+        [t.value for t in done if t.value is not None],
+        since,
+        together,
+        rates=sorted(t.params["lr"] for t in done),
+    )

@@ -1,0 +1,82 @@
+"""Our search in speed.py: a fixed list of configurations, so many cells at a time."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from optuna.study import Study
+from speed_tasks import EPOCHS, RATES, Cells, Line, NotAvailable, Task, corpus_of, validation_of
+from speed_trials import summed_up
+
+from supermax import mps
+from supermax.space import loads
+from supermax.training.data.splits import Splits
+from supermax.training.steps import Execution
+from supermax.tuning import Tuning
+
+SPACE = """
+name: rates
+parameters:
+  encoder.name: {{choices: [{encoder}]}}
+  text.max_length: {{choices: [{length}]}}
+  train.effective_batch: {{choices: [{batch}]}}
+  optim.lr: {{choices: [{rates}]}}
+"""
+
+
+def our_search(what: Task, cells: Cells, number: int, since: float, folder: Path) -> Line:
+    with ExitStack() as stack:
+        if cells.mps:
+            said: list[str] = []
+            if not stack.enter_context(mps.shared(said.append)):
+                raise NotAvailable(" ".join(said))
+        return _searched(what, cells, number, since, folder)
+
+
+def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path) -> Line:
+    corpus = corpus_of(what)
+    rates = ", ".join(f"{rate:.1e}" for rate in RATES)
+    tuning = Tuning(
+        "criteria",
+        corpus,
+        str(folder / "s.db"),
+        folder / "cache",
+        space=loads(
+            SPACE.format(encoder=what.encoder, length=what.length, batch=what.batch, rates=rates)
+        ),
+        trials=number,
+        sampler="random",
+        limits={"epochs": EPOCHS, "patience": None},
+        splits=Splits(corpus, validation_of(corpus), validation_of(corpus)),
+        top=1,
+        seed=0,
+        around=lambda study: _queued(study, number),
+        tell=lambda _: None,
+        execution=Execution(device="auto", precision="auto", compiled=cells.compiled),
+    )
+    tuned = tuning.run(workers=cells.count, progress=False)
+    done = [t for t in tuned.study.trials if t.state.name == "COMPLETE"]
+    results = [t.user_attrs["result"] for t in done]
+    return summed_up(
+        [t.datetime_complete.timestamp() for t in done if t.datetime_complete],
+        [t.value for t in done if t.value is not None],
+        since,
+        cells.count,
+        training=statistics.median(r["seconds"] for r in results),
+        rate=statistics.median(r["samples_per_second"] or 0 for r in results),
+        rates=sorted(t.params["optim.lr"] for t in done),
+        cells=tuned.summary.cells,
+        faults=tuned.summary.faults,
+        steps=sorted({str(r.get("steps")) for r in results}),
+    )
+
+
+@contextmanager
+def _queued(study: Study, number: int) -> Iterator[None]:
+    """The trials of the list, which the sampler then has nothing to add to."""
+    for i in range(number):
+        study.enqueue_trial({"optim.lr": RATES[i % len(RATES)]})
+    yield

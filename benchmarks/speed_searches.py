@@ -1,0 +1,42 @@
+"""One contender's search, as a program that prints its line; see speed_trials.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from speed_tasks import REFERENCE, TASKS, Line, NotAvailable, Task, cells_of
+from speed_trials import BARE, OLD
+
+
+def _search(contender: str, what: Task, number: int, since: float, folder: Path) -> Line:
+    if (cells := cells_of(contender)) is not None:
+        from speed_search_ours import our_search
+
+        return our_search(what, cells, number, since, folder)
+    from speed_search_others import bare_search, old_search, trainer_search
+
+    others = {REFERENCE: trainer_search, BARE: bare_search, OLD: old_search}
+    return others[contender](what, number, since, folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One contender's search.")
+    parser.add_argument("contender")
+    parser.add_argument("task")
+    parser.add_argument("number", type=int)
+    parser.add_argument("since", type=float)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        what = TASKS[options.task]
+        try:
+            line = _search(options.contender, what, options.number, options.since, Path(folder))
+        except NotAvailable as error:
+            raise SystemExit(str(error)) from None
+    print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

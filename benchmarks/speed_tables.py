@@ -1,0 +1,215 @@
+"""What speed.py has measured, as tables: every bar met or MISSED.
+
+lines ──latest()──▶ one for each part, task and contender ──▶ tables, bars
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+from speed_tasks import REFERENCE, TASKS, Line, cells_of
+from speed_trials import OLD
+
+BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
+WARM, GROWTH = 1.0, 0.05
+MANY = 24
+"""Trials of which the time end to end is shown."""
+
+
+@dataclass
+class Bars:
+    """What had to be reached, and whether it was."""
+
+    rows: list[tuple[str, str, str, bool]] = field(default_factory=list)
+
+    def at_least(self, what: str, measured: float | None, bar: float) -> None:
+        """None: it was tried and failed."""
+        met = measured is not None and measured >= bar
+        self.rows.append((what, _times(measured) or "failed", f"≥ {bar:g}×", met))
+
+    def at_most(self, what: str, measured: float, bar: float, unit: str) -> None:
+        share = unit == "%"
+        shown = f"{measured:.1%}" if share else f"{measured:.2f} {unit}"
+        limit = f"≤ {bar:.0%}" if share else f"< {bar:g} {unit}"
+        self.rows.append((what, shown, limit, measured <= bar))
+
+    @property
+    def missed(self) -> bool:
+        return not all(met for *_, met in self.rows)
+
+
+def latest(lines: Iterable[Line]) -> list[Line]:
+    """Of the same part, task and contender the latest run's, in the order of tasks. (Earlier
+    results say "1 cells".)"""
+    found: dict[tuple[str, str, str], Line] = {}
+    for line in lines:
+        cells = cells_of(line["contender"])
+        name = cells.name if cells is not None else line["contender"]
+        key = line["part"], line["task"], name
+        if key not in found or float(line["run"]) >= float(found[key]["run"]):
+            found[key] = {**line, "contender": name}
+    order = list(TASKS)
+    return sorted(found.values(), key=lambda line: order.index(line["task"]))
+
+
+def ratio(line: Line, lines: Iterable[Line], key: str) -> float | None:
+    """Times Trainer, within one run. Of "samples_per_second" more is better, of others less."""
+    for one in lines:
+        same = all(one[k] == line[k] for k in ("part", "run", "task"))
+        if same and one["contender"] == REFERENCE and key in one and key in line:
+            quotient = float(line[key]) / float(one[key])
+            return quotient if key == "samples_per_second" else 1 / quotient
+    return None
+
+
+def tables(lines: list[Line]) -> bool:
+    """Print them all. True when a bar that was measured is missed."""
+    console, bars, chosen = Console(width=170), Bars(), latest(lines)
+    makers = {"steady": _steady, "trials": _trials, "parts": _parts, "start": _start}
+    for part, make in makers.items():
+        if some := [line for line in chosen if line["part"] == part]:
+            for shown in make(some, lines, bars):
+                console.print(shown)
+    shown = Table("what", "measured", "bar", "", title="bars")
+    for what, measured, bar, met in bars.rows:
+        shown.add_row(what, measured, bar, "met" if met else "MISSED")
+    console.print(shown)
+    return bars.missed
+
+
+def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    shown = Table(
+        "task", "contender", "samples/s", "× Trainer", "first epoch", "loss", "",
+        title="samples a second",
+    )  # fmt: skip
+    ratios: dict[str, dict[str, float | None]] = {}
+    for line in some:
+        times = ratio(line, lines, "samples_per_second")
+        ratios.setdefault(line["task"], {})[line["contender"]] = times
+        names = TASKS[line["task"]].title, line["contender"]
+        if "failed" in line:
+            shown.add_row(*names, "failed", "", "", "", line["failed"][:60])
+            continue
+        shown.add_row(
+            *names,
+            f"{line['samples_per_second']:.0f}",
+            _times(times),
+            f"{line['first_epoch']:.1f} s",
+            f"{line['loss']:.4f}",
+            (line.get("how") or line.get("why_eager") or "")[:60],
+        )
+    for name, found in ratios.items():
+        task = TASKS[name]
+        if task.bar is not None and "captured" in found:
+            bars.at_least(f"{task.title}: captured", found["captured"], task.bar)
+        reached = [one for one in found.values() if one is not None]
+        if task.best is not None and len(reached) > 1:
+            bars.at_least(f"{task.title}: best of all", max(reached), task.best)
+    return [shown]
+
+
+def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    shown = Table(
+        "task", "contender", "s a trial", "× Trainer", "× old", "first after", "trials",
+        "all of them", f"{MANY} trials", "metric", "best", "cells", "",
+        title="whole trials, from the start of the process",
+    )  # fmt: skip
+    for task in dict.fromkeys(line["task"] for line in some):
+        here = [line for line in some if line["task"] == task]
+        old = next((ratio(o, lines, "per_trial") for o in here if o["contender"] == OLD), None)
+        reached = [0.0]
+        for line in here:
+            times = ratio(line, lines, "per_trial")
+            if line["contender"] not in (REFERENCE, OLD):
+                reached.append(times or 0.0)
+            over_old = times / old if times and old else None
+            shown.add_row(
+                TASKS[task].title, line["contender"], *_trial_cells(line, times, over_old)
+            )
+        if len(reached) > 1 and TASKS[task].best is not None:
+            title = f"{TASKS[task].title}, trials: best over"
+            bars.at_least(f"{title} Trainer's search", max(reached), BEST_TRIALS)
+            if old:
+                bars.at_least(f"{title} the old way", max(reached) / old, BEST_OVER_OLD)
+    return [shown]
+
+
+def _trial_cells(line: Line, times: float | None, over_old: float | None) -> list[str]:
+    if "failed" in line:
+        return ["failed", *[""] * 9, line["failed"][:50]]
+    many = line["before_first"] + (MANY - line.get("together", 1)) * line["per_trial"]
+    faults = ", ".join(f"{count} {kind}" for kind, count in line.get("faults", {}).items())
+    return [
+        f"{line['per_trial']:.2f}",
+        _times(times),
+        _times(over_old),
+        f"{line['before_first']:.1f} s",
+        str(line["trials"]),
+        f"{line['whole']:.0f} s",
+        f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
+        f"{line['metric']:.3f}",
+        f"{line['best']:.3f}" if "best" in line else "",
+        str(line.get("cells", "")),
+        " ".join([*line.get("steps", []), faults]).strip()[:50],
+    ]
+
+
+def _parts(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    return [_parts_of(line) for line in some]
+
+
+def _parts_of(line: Line) -> Table:
+    title = f"one step of {TASKS[line['task']].title}, {line['contender']}"
+    if "failed" in line:
+        return Table("failed", line["failed"][:100], title=title)
+    shown = Table("part", "ms", "floor ms", title=title)
+    for row in line["rows"]:
+        floor = row["floor_ms"]
+        shown.add_row(row["part"], f"{row['ms']:.3f}", "" if floor is None else f"{floor:.3f}")
+    shown.add_section()
+    shown.add_row("whole step", f"{line['step_ms']:.3f}", "")
+    shown.caption = (
+        f"{line['kernels']:.0f} kernels. Of {line['matrix_rate'] / 1e12:.0f} TFLOP/s and "
+        f"{line['bandwidth'] / 1e12:.2f} TB/s, measured: {line['share_done']:.1%} done, "
+        f"{line['share_useful']:.1%} without padding."
+    )
+    return shown
+
+
+def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    shown = Table("task", "what", "", title="before and between trials")
+    for line in some:
+        title = TASKS[line["task"]].title
+        shown.add_row(title, line["contender"], _start_words(line))
+        if "failed" in line:
+            continue
+        if line["contender"] == "warm":
+            bars.at_most(f"{title}: warm first step", line["first_step"], WARM, "s")
+        if line["contender"] == "growth":
+            for kind in ("seconds", "device_memory", "host_memory"):
+                words = f"{kind.replace('_', ' ')} over {line['trials']} trials"
+                what = f"{title}: growth of {words}"
+                bars.at_most(what, line[kind]["growth"], GROWTH, "%")
+    return [shown]
+
+
+def _start_words(line: Line) -> str:
+    if "failed" in line:
+        return f"failed: {line['failed'][:80]}"
+    if line["contender"] == "growth":
+        device, host = (line[kind] for kind in ("device_memory", "host_memory"))
+        return (
+            f"{line['seconds']['early']:.3f} s a trial early, {line['seconds']['late']:.3f} late; "
+            f"device {device['early'] / 2**20:.0f} and {device['late'] / 2**20:.0f} MiB; "
+            f"host {host['early'] / 2**20:.0f} and {host['late'] / 2**20:.0f} MiB"
+        )
+    words = ("imported", "prepared", "first_step", "slowest", "trial", "steps", "overhead")
+    shown = [(word, line[word]) for word in words if word in line]
+    return ", ".join(f"{word.replace('_', ' ')} {seconds:.2f} s" for word, seconds in shown)
+
+
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}×"

@@ -1,0 +1,85 @@
+"""Whole trials in a search: each contender in a process of its own, timed from that one's start.
+
+trials() ──▶ speed_searches.py: import, search ──▶ summed_up() ──▶ its line
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
+
+BARE, OLD = "Optuna, bare loop", "old way"
+OLD_WORKERS = 3
+BETWEEN = 2
+"""Trials before those that count, so that nobody's first start does."""
+
+
+def trials(name: str, contenders: Sequence[str], numbers: dict[str, int], keep: Keep) -> None:
+    """`numbers`: of trials, by contender. Trainer's search comes first, whoever was asked for."""
+    run = f"{time.time():.0f}"
+    for contender in dict.fromkeys([REFERENCE, *contenders]):
+        line = {"part": "trials", "run": run, "task": name, "contender": contender}
+        keep(line | _searched(name, contender, numbers[contender]))
+
+
+def contenders_of(
+    words: Sequence[str], cells: Sequence[int], *, mps: bool, compiled: bool
+) -> list[str]:
+    """By name; "cells" are ours, so many at a time, and with what was asked for on top."""
+    short = {"Trainer": REFERENCE, "bare": BARE, "old": OLD}
+    ours = [Cells(many) for many in cells]
+    ours += [Cells(many, mps=True) for many in cells if mps and many > 1]
+    ours += [Cells(many, mps and many > 1, compiled=True) for many in cells if compiled]
+    found: list[str] = []
+    for word in words:
+        found += [one.name for one in ours] if word == "cells" else [short.get(word, word)]
+    return found
+
+
+def how_many(contender: str, trials: int, reference: int, old: int) -> int:
+    """Trials of a contender; whole rounds where several go at a time, and three at least."""
+    if contender in (REFERENCE, OLD):
+        each, wanted = (OLD_WORKERS, old) if contender == OLD else (1, reference)
+    else:
+        cells = cells_of(contender)
+        each, wanted = cells.count if cells else 1, trials
+    least = 3 * each if contender != OLD else 2 * each
+    return -(-max(wanted, least) // each) * each
+
+
+def _searched(name: str, contender: str, number: int) -> Line:
+    since = time.time()
+    script = str(HERE / "speed_searches.py")
+    command = [sys.executable, script, contender, name, str(number), str(since)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"trials"')]
+    if done.returncode or not lines:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing was said"]
+        return {"failed": said[-1][:300]}
+    found: Line = json.loads(lines[-1])
+    return found
+
+
+def summed_up(
+    ends: Sequence[float], values: Sequence[float], since: float, together: int, **more: Any
+) -> Line:
+    """Of trials that ended at these times. With several at a time, their first round does not
+    count."""
+    ends, before = sorted(ends), max(BETWEEN, together)
+    return {
+        "trials": len(ends),
+        "whole": time.time() - since,
+        "before_first": ends[0] - since,
+        "per_trial": (ends[-1] - ends[before - 1]) / (len(ends) - before),
+        "metric": statistics.median(values),
+        "best": max(values),
+        "together": together,
+        **more,
+    }
