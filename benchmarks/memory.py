@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -268,7 +269,9 @@ def plannable() -> dict[str, dict[str, int]]:
                         **{**vars(base), "effective_batch": batch * times, "length": length}
                     )
                     allowed = encoder not in LARGE or (batch <= 16 and length <= 288)
-                    fits = need(spec, Split(batch)).total <= BUDGET
+                    # As it was then: steps one by one, the best weights in a file.
+                    then = replace(spec, captured=False), Split(batch, best_on_host=True)
+                    fits = need(*then).total <= BUDGET
                     planned = isinstance(plan(spec, BUDGET), Plan)
                     tally["combinations"] += 1
                     tally["plannable"] += planned

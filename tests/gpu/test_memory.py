@@ -20,6 +20,7 @@ from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
 __all__ = ["cuda"]  # a fixture
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick")]
 GIB = 1 << 30
+BEST = 4 * 109_000_000  # bytes of bert-base's best weights, which a probe does not keep
 
 
 def fragmented() -> None:
@@ -149,8 +150,11 @@ def test_trials_keep_to_what_was_planned(tmp_path: Path, gib: int) -> None:
         assert not gib or int(kept) <= gib * GIB
     (page,) = (tmp_path / "supermax" / "memory").glob("*.jsonl")
     lines = [json.loads(line) for line in page.read_text().splitlines()]
-    probes, trials = lines[:-6], lines[-6:]
+    probes = [line for line in lines if line["probe"]]
+    trials = [line for line in lines if not line["probe"]]
     assert probes
+    assert len(trials) == 6
     assert all(line["allocated"] > GIB for line in lines)
     assert all(line["seconds"] > 0 for line in probes)
-    assert max(line["allocated"] for line in trials) <= 1.1 * probes[0]["allocated"]
+    foreseen = probes[0]["allocated"] + BEST
+    assert max(line["allocated"] for line in trials) <= 1.1 * foreseen
