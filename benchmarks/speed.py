@@ -35,8 +35,10 @@ def main() -> int:
     path: Path = options.results
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    here = {"device": device_name(), "machine": machine(("torch", "transformers"))}
+
     def keep(line: Line) -> None:
-        line = {**line, "device": device_name()}
+        line |= here
         lines.append(line)
         print(json.dumps(line), file=sys.stderr, flush=True)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,9 +116,10 @@ def _searches(options: argparse.Namespace) -> list[str]:
 
 
 def _write(lines: list[Line], path: Path) -> None:
-    """The dated JSON, with the machine's facts; the device is the one that was measured."""
-    device = next((line["device"] for line in reversed(lines) if "device" in line), device_name())
-    kept = {"machine": machine(("torch", "transformers")), "device": device, "lines": lines}
+    """The dated JSON, with the machine that was measured last."""
+    last = next(line for line in reversed(lines) if "machine" in line)
+    rest = [{k: v for k, v in line.items() if k not in ("machine", "device")} for line in lines]
+    kept = {"machine": last["machine"], "device": last["device"], "lines": rest}
     path.write_text(json.dumps(kept, indent=1) + "\n")
 
 

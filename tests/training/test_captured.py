@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.batches import collate, order
 from supermax.training.captured import RECORDED_OPTIMIZERS, CapturedWay
+from supermax.training.evaluate import evaluate
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared
 from supermax.training.recording import Unrecorded, Work
@@ -107,6 +108,18 @@ def test_few_widths_are_recorded_and_none_is_too_narrow(
             assert cost(found) <= cost([*some, max(needed)]) + 1e-9
 
 
+class Kinds(Unrecorded):
+    """Says what was recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: set[str] = set()
+
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+        self.kinds.add(kind)
+        return super().record(run, rehearse, kind)
+
+
 class Watching(Unrecorded):
     """Looks before anything is recorded."""
 
@@ -114,9 +127,9 @@ class Watching(Unrecorded):
         super().__init__()
         self._look = look
 
-    def record(self, run: Work, rehearse: Work) -> Work:
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
         self._look()
-        return super().record(run, rehearse)
+        return super().record(run, rehearse, kind)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -260,9 +273,9 @@ def test_recording_does_not_count_as_training(tmp_path: Path) -> None:
     took = 0.4
 
     class Slow(Unrecorded):
-        def record(self, run: Work, rehearse: Work) -> Work:
+        def record(self, run: Work, rehearse: Work, kind: str) -> Work:
             time.sleep(took)
-            return super().record(run, rehearse)
+            return super().record(run, rehearse, kind)
 
     prepared = captured(ready(tmp_path, config(**SILENT, train={"epochs": 9}), n=200), Slow())
     result = train(prepared, Quiet())
@@ -272,17 +285,22 @@ def test_recording_does_not_count_as_training(tmp_path: Path) -> None:
     assert samples / result.samples_per_second <= result.seconds - took
 
 
+def many_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supermax.training.costs._RECORDING", 0.0)
+    monkeypatch.setattr("supermax.training.timetable._ROUND", 1)
+
+
 class Refuses:
     """Records nothing from the given call on."""
 
     def __init__(self, after: int) -> None:
         self.left, self.inner = after, Unrecorded()
 
-    def record(self, run: Work, rehearse: Work) -> Work:
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
         if not self.left:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.left -= 1
-        return self.inner.record(run, rehearse)
+        return self.inner.record(run, rehearse, kind)
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -290,8 +308,7 @@ class Refuses:
 def test_what_cannot_be_recorded_is_done_one_by_one_and_said(
     tmp_path: Path, after: int, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supermax.training.captured._RECORDING", 0.0)  # many widths
-    monkeypatch.setattr("supermax.training.captured._ROUND", 1)
+    many_widths(monkeypatch)
     wanted = config("evidence", **SILENT, train={"epochs": 2, "effective_batch": 4})
     one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
     prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch), Refuses(after))
@@ -299,6 +316,51 @@ def test_what_cannot_be_recorded_is_done_one_by_one_and_said(
     assert "not permitted" in str(prepared.way.why_eager)
     losses = [[row["train_loss"] for row in some.curve] for some in (one_by_one, result)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("evaluated", [1 << 14, 100])
+def test_a_split_is_looked_at_as_one_by_one(tmp_path: Path, agent: str, evaluated: int) -> None:
+    prepared = ready(tmp_path, config(agent, **SILENT), n=46, evaluated=evaluated)
+    recorder = Kinds()
+    recorded = captured(prepared, recorder)
+    for _ in range(2):  # with other weights the same recordings see others
+        expected, found = evaluate(prepared), evaluate(recorded)
+        assert found.metrics == pytest.approx(expected.metrics)
+        assert found.spans == expected.spans
+        assert found.margins == pytest.approx(expected.margins, abs=1e-4)
+        for name, some in expected.probabilities.items():
+            assert found.probabilities[name] == pytest.approx(some, abs=1e-5)
+        with torch.no_grad():
+            for parameter in prepared.model.parameters():
+                parameter += 0.01 * torch.randn_like(parameter)
+    assert recorder.kinds == {"look"}
+
+
+def test_what_is_looked_at_once_is_not_recorded(tmp_path: Path) -> None:
+    recorder = Kinds()
+    prepared = captured(ready(tmp_path, config(**SILENT)), recorder)
+    evaluate(prepared, prepared.validation)
+    assert not recorder.kinds
+
+
+def test_looks_that_cannot_be_recorded_are_taken_one_by_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NoLooks(Unrecorded):
+        def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+            if kind == "look":
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().record(run, rehearse, kind)
+
+    wanted = config("share", **SILENT)
+    expected = train(ready(tmp_path, wanted), Quiet())
+    prepared = captured(ready(tmp_path, wanted), NoLooks())
+    found = train(prepared, Quiet())
+    assert prepared.way.why_eager is None
+    assert found.metrics == pytest.approx(expected.metrics, abs=1e-3)
+    said = capsys.readouterr().err
+    assert said.count("Evaluation cannot be recorded: operation not") == 1
 
 
 def test_a_reason_is_given_before_anything_is_tried() -> None:

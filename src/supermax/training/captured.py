@@ -13,28 +13,29 @@ word from the host. Where an effective batch is one micro-step, both are one rec
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from supermax.training.compiling import Compiled, Compiler
-from supermax.training.encoders import layer_list
+from supermax.training.costs import cost_of
+from supermax.training.looking import Looks, RecordedLook
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.schedules import apply
 from supermax.training.steps import Shares
-from supermax.training.timetable import Timetable, chosen, timetable, widened
+from supermax.training.timetable import Timetable, chosen, rounded, timetable, widened
 from supermax.training.ways import EagerWay, Epoch
 from supermax.words import in_short
 
-_RECORDING = 0.3  # seconds that a recording takes
-_RATE = 2.5e14  # operations a second
-_LEAST = 5e-4  # seconds a layer takes, however little there is to compute
-_ROUND = 8
+if TYPE_CHECKING:
+    from supermax.training.prepare import Data
+
 RECORDED_OPTIMIZERS = ("adamw", "adafactor", "lion")
 """Whose updates take their rate from the device, and whose states begin at 0."""
 
@@ -56,6 +57,8 @@ class CapturedWay:
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
         self._both = self._records_updates and self._size >= config.train.effective_batch
         """A micro-step and its update are one recording."""
+        self._epochs = config.train.epochs
+        self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]  # type: ignore[arg-type]
         self._resident = Resident(data, eager.pads, execution.device)
         self._weights = None if step.weights is None else step.weights.cpu().numpy()
         self._trained = [p for p in step.model.parameters() if p.requires_grad]
@@ -66,6 +69,7 @@ class CapturedWay:
         self._steps: dict[tuple[int, ...], Work] = {}
         self._update: Work | None = None
         self._rates: list[Tensor] = []
+        self._look: RecordedLook | None = None
 
     # What the loop asks for.
 
@@ -118,6 +122,26 @@ class CapturedWay:
     def loss(self) -> float:
         return float(self._tables.loss) + self._eager.loss()
 
+    def look(self, data: Data, passes: int) -> Looks:
+        """Recorded, where that pays and can be done."""
+        if self.why_eager is not None or passes < 2:
+            return self._eager.look(data, passes)
+        if self._look is None or self._look.data is not data:
+            step, pads = self._step, self._eager.pads
+            self._look = RecordedLook(
+                step.model, data, pads, step.execution, self._recorder, passes
+            )
+        if not self._look.pays:
+            return self._eager.look(data, passes)
+        try:
+            return self._look()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            self._look.pays = False
+            print(f"Evaluation cannot be recorded: {in_short(error)}", file=sys.stderr)
+            return self._eager.look(data, passes)
+
     # Recording.
 
     def _get_ready_for(self, update: int) -> None:
@@ -151,7 +175,7 @@ class CapturedWay:
     def _record(self, run: Work, rehearse: Work) -> Work:
         started = time.perf_counter()
         try:
-            return self._recorder.record(run, rehearse)
+            return self._recorder.record(run, rehearse, "step")
         finally:
             self.getting_ready += time.perf_counter() - started
 
@@ -223,11 +247,11 @@ class CapturedWay:
     def _expected(self) -> float:
         """Seconds that the whole training takes, about."""
         assert self._table is not None
-        seconds = 0.0
-        for place, encoder in enumerate(self._step.model.encoders):
-            least, cost = _LEAST * len(layer_list(encoder.model)[1]), self._seconds(encoder)  # type: ignore[arg-type]
-            seconds += sum(max(least, cost(int(n))) for n in self._table.needed[:, place])
-        return self._step.config.train.epochs * seconds
+        return self._epochs * sum(
+            cost.step(self._size, int(width))
+            for needed in self._table.needed
+            for cost, width in zip(self._costs, needed, strict=True)
+        )
 
     def _do_without(self, error: Exception) -> None:
         """Without compiled layers, if there are any; then without recordings. Nothing of the
@@ -262,23 +286,12 @@ class CapturedWay:
     def _chosen(self, table: Timetable) -> list[list[int]]:
         """Few widths for each encoder, with the widest that any epoch can need."""
         found = []
-        for place, (view, encoder) in enumerate(
-            zip(self._data.views, self._step.model.encoders, strict=True)
-        ):
-            longest = int(view.lengths.max())
-            # Rounded up, but not beyond the longest: there may be no position for more.
-            rounded = [min(-(-int(n) // _ROUND) * _ROUND, longest) for n in table.needed[:, place]]
-            counts = Counter(
-                {w: n * self._step.config.train.epochs for w, n in Counter(rounded).items()}
-            )
-            counts[longest] += 0
-            found.append(chosen(counts, self._seconds(encoder), _RECORDING))
+        for place, (view, cost) in enumerate(zip(self._data.views, self._costs, strict=True)):
+            counts = rounded([int(n) for n in table.needed[:, place]], self._epochs)
+            counts[int(view.lengths.max())] += 0
+            step = partial(cost.step, self._size)
+            found.append(chosen(counts, step, cost.recording))
         return found
-
-    def _seconds(self, encoder: Any) -> Callable[[int], float]:
-        numbers = sum(p.numel() for p in encoder.parameters() if p.ndim == 2)
-        each = 6 * numbers * self._size / _RATE
-        return lambda width: each * width
 
 
 @contextlib.contextmanager

@@ -9,19 +9,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from supermax.training.batches import by_length, collate
-from supermax.training.compiling import uncompiled
 from supermax.training.config import Config
 from supermax.training.decode import Answers, calibrate, decode, predict
+from supermax.training.looking import Looks, look
 from supermax.training.metrics import Span, class_metrics, span_metrics
 from supermax.training.models import Model
-from supermax.training.steps import Execution, autocast, on
+from supermax.training.steps import Execution
 from supermax.training.tokens import NONE, Tokens
 
 if TYPE_CHECKING:
     from supermax.training.prepare import Data, Prepared
-
-_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -38,13 +35,9 @@ class Evaluation:
 
 def evaluate(prepared: Prepared, data: Data | None = None) -> Evaluation:
     """The model on its validation split, or on another; the model is left in evaluation mode."""
-    return evaluate_model(
-        prepared.model,
-        prepared.config,
-        data or prepared.validation,
-        prepared.pads,
-        prepared.execution,
-    )
+    passes = prepared.config.train.epochs if data is None else 1
+    data = data or prepared.validation
+    return _evaluation(prepared.way.look(data, passes), prepared.config, data)
 
 
 def evaluate_model(
@@ -56,7 +49,13 @@ def evaluate_model(
     threshold: float | None = None,
 ) -> Evaluation:
     """With a `threshold`, answers are judged by it; otherwise the policy finds its own here."""
-    classes, starts, ends = _logits(model, data, pads, execution)
+    return _evaluation(look(model, data, pads, execution), config, data, threshold)
+
+
+def _evaluation(
+    looks: Looks, config: Config, data: Data, threshold: float | None = None
+) -> Evaluation:
+    classes, starts, ends = _logits(looks, len(data.views[-1]))
     metrics: dict[str, float] = {}
     probabilities: dict[str, list[float]] = {}
     spans: dict[str, list[Span]] = {}
@@ -84,20 +83,11 @@ def evaluate_model(
 
 
 def _logits(
-    model: Model, data: Data, pads: tuple[int, ...], execution: Execution
+    looks: Looks, count: int
 ) -> tuple[NDArray[Any] | None, list[Any] | None, list[Any] | None]:
     """Class logits by sequence, and each sequence's start and end logits."""
-    model.eval()
-    view = data.views[-1]
-    rows: list[Any] = [None] * len(view)
-    found = []
-    with torch.inference_mode(), uncompiled():
-        for indices in by_length(view.lengths, _size(view, execution.evaluated)):
-            batch = on(collate(data.views, pads, indices), execution.device)
-            with autocast(execution):
-                outputs = model(*batch.inputs)
-            found.append((indices, outputs))
-    for indices, outputs in found:  # only now, so that the device is never waited for in between
+    rows: list[Any] = [None] * count
+    for indices, outputs in list(looks):  # all of them, before the device is waited for
         parts = [
             None if part is None else part.float().cpu().numpy()
             for part in (outputs.classes, outputs.starts, outputs.ends)
@@ -108,10 +98,6 @@ def _logits(
     if rows[0][1] is None:
         return classes, None, None
     return classes, [row[1] for row in rows], [row[2] for row in rows]
-
-
-def _size(view: Tokens, tokens: int) -> int:
-    return int(max(1, min(_AT_ONCE, tokens // max(1, int(view.lengths.max())))))
 
 
 def _answers(

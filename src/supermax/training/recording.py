@@ -18,9 +18,10 @@ Work = Callable[[], None]
 
 
 class Recorder(Protocol):
-    def record(self, run: Work, rehearse: Work) -> Work:
-        """What does `run` when it is called. `rehearse` is done first: the same operations, with
-        no effect that lasts. Neither draws random numbers that anybody else would miss."""
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+        """What does `run` when it is called. The first of a kind is rehearsed before: the same
+        operations, with no effect that lasts. Neither draws random numbers that anybody else
+        would miss."""
 
 
 class Graphs:
@@ -30,12 +31,12 @@ class Graphs:
         self._device = torch.device(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _stream(self._device)
-        self._rehearsed = False
+        self._rehearsed: set[str] = set()
 
-    def record(self, run: Work, rehearse: Work) -> Work:
-        """The first is rehearsed, which loads what is needed; others only where they must be. A
-        rehearsal takes memory of its own, beside what the recordings have."""
-        if self._rehearsed:
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+        """A rehearsal loads what is needed. It takes memory of its own, beside what recordings
+        have, so others are only rehearsed where they must be."""
+        if kind in self._rehearsed:
             try:
                 return self._recorded(run)
             except torch.OutOfMemoryError:
@@ -43,7 +44,7 @@ class Graphs:
             except RuntimeError:  # it needs what was not loaded yet
                 torch.cuda.synchronize(self._device)
         self._rehearse(rehearse)
-        self._rehearsed = True
+        self._rehearsed.add(kind)
         return self._recorded(run)
 
     def _rehearse(self, rehearse: Work) -> None:
@@ -86,12 +87,12 @@ class Unrecorded:
     """The work itself, done anew each time; rehearsed as graphs are."""
 
     def __init__(self) -> None:
-        self._rehearsed = False
+        self._rehearsed: set[str] = set()
 
-    def record(self, run: Work, rehearse: Work) -> Work:
-        if not self._rehearsed:
+    def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+        if kind not in self._rehearsed:
             random = torch.get_rng_state()
             rehearse()
             torch.set_rng_state(random)
-            self._rehearsed = True
+            self._rehearsed.add(kind)
         return run

@@ -98,6 +98,9 @@ class EagerStep:
         self.keep_gradients = False
         """After an update they stay where they are, and are 0."""
         self._trained = [p for p in model.parameters() if p.requires_grad]
+        fused = bool(optimizer.defaults.get("fused"))
+        self._scales_gradients = fused and not self.scaler.is_enabled()
+        """The optimizer divides them in its step, which saves a pass over all of them."""
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Add this micro-batch's gradients up; returns its part of the loss."""
@@ -111,10 +114,18 @@ class EagerStep:
         """Clip, step, and forget the gradients."""
         self.scaler.unscale_(self.optimizer)
         if self.config.train.clip is not None:
-            nn.utils.clip_grad_norm_(self._trained, self.config.train.clip)
+            self._clip(self.config.train.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=not self.keep_gradients)
+
+    def _clip(self, most: float) -> None:
+        if not self._scales_gradients:
+            nn.utils.clip_grad_norm_(self._trained, most)
+            return
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
 
     def state(self) -> dict[str, Any]:
         """The same whichever way steps are taken."""

@@ -6,6 +6,7 @@ batches ──timetable()──▶ Timetable;  needed widths ──chosen()─�
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,6 +22,7 @@ from supermax.training.tokens import NONE
 if TYPE_CHECKING:
     from supermax.training.prepare import Data
 
+_ROUND = 8
 Indices = NDArray[np.int64]
 
 
@@ -86,6 +88,14 @@ def chosen(
         found.append(widths[end - 1])
         end = before[end]
     return found[::-1]
+
+
+def rounded(needed: Sequence[int], times: int = 1) -> Counter[int]:
+    """How often each width comes if batches that need so many come so many `times`: rounded up,
+    but not beyond the longest, since there may be no position for more."""
+    longest = max(needed)
+    counts = Counter(min(-(-n // _ROUND) * _ROUND, longest) for n in needed)
+    return Counter({width: times * count for width, count in counts.items()})
 
 
 def widened(needed: int, widths: Sequence[int]) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from supermax.training.batches import Indices, collate, split
+from supermax.training.looking import Looks, look
 from supermax.training.schedules import apply
 from supermax.training.steps import EagerStep, on, shares
 
@@ -42,6 +43,9 @@ class Way(Protocol):
 
     def take(self, update: int) -> None:
         """All micro-steps of an effective batch, and the update of the weights."""
+
+    def look(self, data: Data, passes: int) -> Looks:
+        """What the model makes of a split, which will be looked at so many times."""
 
     def loss(self) -> float:
         """The sum of the updates' losses since the epoch, or its rest, began. Waits for the
@@ -77,6 +81,9 @@ class EagerWay:
             batch = on(collate(data.views, self.pads, data.rows(some)), execution.device)
             self._loss += step.micro(batch, share)
         step.update()
+
+    def look(self, data: Data, passes: int) -> Looks:
+        return look(self.step.model, data, self.pads, self.step.execution)
 
     def loss(self) -> float:
         return float(self._loss)
