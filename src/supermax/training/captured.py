@@ -170,6 +170,8 @@ class CapturedWay:
 
         recorded = self._record(run, rehearse)
         self._forget_gradients()
+        if self._compiled is not None:
+            self._compiled.worked()
         return recorded
 
     def _record(self, run: Work, rehearse: Work) -> Work:

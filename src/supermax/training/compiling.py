@@ -9,6 +9,7 @@ process. What was compiled lies on disk, where other cells find it.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import warnings
@@ -25,7 +26,8 @@ from supermax.training.models import Model
 from supermax.training.steps import Execution
 from supermax.words import in_short
 
-_COST = 10.0  # seconds that compiling takes
+_COST = 14.0  # seconds that compiling takes
+_FOUND = 3.5  # where another process has done it before
 _GAIN = 0.2  # of the time of recorded steps
 _VARIANTS = 64
 """Ways in which a layer may be compiled, for other dropouts say, before it is left as it is."""
@@ -35,10 +37,22 @@ _ROOM = 400 << 20
 class Compiled:
     """Layers that run compiled while they are trained."""
 
-    def __init__(self, layers: Sequence[nn.Module], backend: str | Callable[..., Any]) -> None:
-        self._layers = layers
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        backend: str | Callable[..., Any],
+        mark: Path | None = None,
+    ) -> None:
+        self._layers, self._mark = layers, mark
         for layer in layers:
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+
+    def worked(self) -> None:
+        """Other processes may know that it is on disk now."""
+        if self._mark is not None:
+            with contextlib.suppress(OSError):  # then they find out for themselves
+                self._mark.touch()
+            self._mark = None
 
     def drop(self) -> None:
         for layer in self._layers:
@@ -72,14 +86,16 @@ class Compiler:
         if self.broken is not None or execution.compiled is False:
             return None
         key = _key(model, execution)
-        known = key in self._compiled
-        if not execution.compiled and not pays(seconds, self._without[key], known=known):
+        mark = None if self.folder is None else self.folder / f"{key}.done"
+        cost = _FOUND if mark is not None and mark.exists() else _COST
+        cost = 0.0 if key in self._compiled else cost
+        if not execution.compiled and not pays(seconds, self._without[key], cost):
             self._without[key] += seconds
             return None
         self._compiled.add(key)
         _get_ready(self.folder)
         layers = [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
-        return Compiled(layers, self._backend)
+        return Compiled(layers, self._backend, mark)
 
     def failed(self, error: Exception) -> None:
         """It is not tried again."""
@@ -90,11 +106,11 @@ COMPILER = Compiler()
 """Of this process."""
 
 
-def pays(seconds: float, before: float, *, known: bool) -> bool:
+def pays(seconds: float, before: float, cost: float) -> bool:
     """Whether a training of so many seconds should be compiled, after others of its kind have
-    taken so many `before`: as soon as they would all together have gained what it costs. So it
-    never costs more than twice what the best choice would have."""
-    return known or _GAIN * (seconds + before) >= _COST
+    taken so many `before`: as soon as they would all together have gained what it costs. So never
+    more than that cost is lost against the best choice, which only who knows the future makes."""
+    return _GAIN * (seconds + before) >= cost
 
 
 @contextlib.contextmanager
@@ -108,11 +124,12 @@ def uncompiled() -> Iterator[None]:
 
 
 def _key(model: Model, execution: Execution) -> str:
-    """What compiled layers depend on."""
+    """Of all that compiled layers depend on."""
     encoders = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
     trained = [parameter.requires_grad for parameter in model.parameters()]
     facts = [encoders, execution.precision, execution.device, trained]
-    return json.dumps(facts, sort_keys=True, default=str)
+    words = json.dumps([facts, torch.__version__], sort_keys=True, default=str)
+    return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
 def _get_ready(folder: Path | None) -> None:
