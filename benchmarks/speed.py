@@ -68,8 +68,11 @@ def main() -> int:
 
         start(first, options.short or first, options.repeat, options.seconds, keep)
     elif options.part == "chart":
-        from speed_chart import chart
-
+        try:
+            from speed_chart import chart
+        except ImportError:
+            print("The chart needs matplotlib: pip install matplotlib.", file=sys.stderr)
+            return 1
         chart(lines, path.with_suffix(".png"))
         return 0
     missed = tables(lines)

@@ -77,6 +77,8 @@ TASKS = {
     "deberta16": task("microsoft/deberta-v3-base", 16),
     "roberta32": task("roberta-base", 32, 256, whole_posts=True),
     "minilm16": task("sentence-transformers/all-MiniLM-L6-v2", 16),
+    # One that has learnt before, so that there is a metric to compare. MINILM: a folder of it.
+    "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
 
