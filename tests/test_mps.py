@@ -100,6 +100,32 @@ def test_a_run_that_is_killed_leaves_nothing_of_it(service: Path) -> None:
     assert eventually(lambda: not alive(pids), within=20)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_ends_while_it_starts_leaves_nothing_of_it(
+    service: Path, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    started = tmp_path / "started"
+    pids = played(service, trouble=f"open({str(started)!r}, 'w').close(); time.sleep(1)")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.DEVNULL) as run:
+        assert eventually(started.exists, within=20)
+        run.send_signal(number)
+    assert eventually(lambda: pids.exists() and not alive(pids), within=20)
+    assert eventually(lambda: not [*tmp_path.glob("supermax-mps-*")], within=20)
+
+
+def test_one_that_cannot_be_run_is_told_in_words(service: Path) -> None:
+    service.write_text("#!/nowhere/python\n")
+    service.chmod(0o755)
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        "Cells take turns on the GPU: its service does not start (it cannot be run: No such file "
+        "or directory)."
+    ]
+
+
 def test_one_that_does_not_start_is_told_and_the_run_goes_on(service: Path) -> None:
     played(service, trouble="sys.exit('no device of compute capability 3.5')")
     said: list[str] = []
@@ -123,11 +149,20 @@ def test_without_it_that_is_said(service: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_somebody_s_own_is_used_as_it_is(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pids = played(service)
-    monkeypatch.setenv(mps.PIPE, "/somewhere")
+    pids, theirs = played(service), service.parent / "theirs"
+    theirs.mkdir()
+    monkeypatch.setenv(mps.PIPE, str(theirs))
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        f"Cells take turns on the GPU: the service that {mps.PIPE} names ({theirs}) is not there."
+    ]
+    (theirs / "control").touch()
     with mps.shared(print) as shares:
         assert shares
-        assert os.environ[mps.PIPE] == "/somewhere"
+        assert os.environ[mps.PIPE] == str(theirs)
+    assert os.environ[mps.PIPE] == str(theirs)
     assert not pids.exists()
 
 

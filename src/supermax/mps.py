@@ -26,7 +26,7 @@ from supermax.words import one_line
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-_READY = "ready"
+_READY, _LOG = "ready", "service.log"
 _STARTING = 20.0  # seconds
 _ENDING = 10.0
 
@@ -35,28 +35,34 @@ _ENDING = 10.0
 def shared(tell: Callable[[str], None]) -> Iterator[bool]:
     """Processes that are started inside share their GPUs, if it can be had; otherwise `tell` says
     why not. A service that somebody else has started is used as it is."""
-    if os.environ.get(PIPE):
-        yield True
-        return
     if shutil.which(CONTROL) is None or not kernel.LINUX:
         tell(f"Cells take turns on the GPU: there is no {CONTROL} on this machine.")
         yield False
-        return
-    with tempfile.TemporaryDirectory(prefix="supermax-mps-") as folder:  # paths of pipes are short
-        guard = _start(folder)
+    elif _answers(dict(os.environ)):
+        yield True
+    elif named := os.environ.get(PIPE):
+        tell(f"Cells take turns on the GPU: the service that {PIPE} names ({named}) is not there.")
+        yield False
+    else:
+        with _started(tell) as on:
+            yield on
+
+
+@contextlib.contextmanager
+def _started(tell: Callable[[str], None]) -> Iterator[bool]:
+    folder = tempfile.mkdtemp(prefix="supermax-mps-")  # paths of pipes are short
+    guard = _start(folder)
+    try:
         said = _first_line(guard)
-        if said != _READY:
-            _end(guard)
+        if said == _READY:
+            os.environ.update(_environment(folder))
+        else:
             tell(f"Cells take turns on the GPU: its service does not start ({said}).")
-            yield False
-            return
-        os.environ.update(_environment(folder))
-        try:
-            yield True
-        finally:
-            for name in (PIPE, LOG):
-                os.environ.pop(name, None)
-            _end(guard)
+        yield said == _READY
+    finally:
+        for name in (PIPE, LOG):
+            os.environ.pop(name, None)
+        _end(guard)
 
 
 def _environment(folder: str) -> dict[str, str]:
@@ -101,22 +107,36 @@ def _end(guard: subprocess.Popen[str]) -> None:
 def main(folder: str) -> None:
     kernel.adopt_orphans()
     environment = {**os.environ, **_environment(folder)}
-    log = Path(folder) / "service.log"
+    try:
+        service = _service(environment, Path(folder) / _LOG)
+    except OSError as error:
+        print(f"it cannot be run: {error.strerror}", flush=True)
+    else:
+        with contextlib.suppress(BrokenPipeError):  # the run is no more
+            _serve(service, environment, Path(folder) / _LOG)
+        _clear(service)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _service(environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
-        service = subprocess.Popen(
+        return subprocess.Popen(
             [CONTROL, "-f"],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+
+
+def _serve(service: subprocess.Popen[bytes], environment: dict[str, str], log: Path) -> None:
+    """Until the run closes its end, or is no more."""
     if (trouble := _wait_for(service, environment, log)) is not None:
         print(trouble, flush=True)
-    else:
-        print(_READY, flush=True)
-        sys.stdin.read()  # until the run closes it, or is no more
-        _ask("quit -t 3", environment)
-    _clear(service)
+        return
+    print(_READY, flush=True)
+    sys.stdin.read()
+    _ask("quit -t 3", environment)
 
 
 def _wait_for(
@@ -124,13 +144,17 @@ def _wait_for(
 ) -> str | None:
     deadline = time.monotonic() + _STARTING
     while service.poll() is None and time.monotonic() < deadline:
-        if _ask("get_default_active_thread_percentage", environment):
+        if _answers(environment):
             return None
         time.sleep(0.1)
     if service.poll() is None:
         return "it does not answer"
     said = one_line(log.read_text(errors="replace"), 200) or "without a word"
     return f"it ended with code {service.returncode}: {said}"
+
+
+def _answers(environment: dict[str, str]) -> bool:
+    return _ask("get_default_active_thread_percentage", environment)
 
 
 def _ask(words: str, environment: dict[str, str]) -> bool:

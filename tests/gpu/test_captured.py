@@ -14,7 +14,7 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps import Execution
 from tests.gpu.test_training import FAMILIES
 from tests.training.corpora import Quiet, Stopped, config, corpus
-from tests.training.test_captured import AGENTS, OPTIMIZERS, SILENT
+from tests.training.test_captured import AGENTS, OPTIMIZERS, SILENT, many_widths
 
 pytestmark = [
     pytest.mark.gpu,
@@ -72,6 +72,48 @@ def test_every_optimizer_trains_the_same(
     wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 3})
     eager, captured = both(tmp_path, wanted, replace(HALF, micro_batch=micro_batch))
     assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_width_is_recorded_right(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the first is rehearsed."""
+    many_widths(monkeypatch)
+    wanted = config(
+        "evidence", encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        head={"dropout": 0.0}, train={"epochs": 3, "effective_batch": 6}, optim={"lr": 1e-3},
+    )  # fmt: skip
+    eager, captured = both(tmp_path, wanted)
+    assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+    assert captured.metrics == pytest.approx(eager.metrics, abs=0.1)
+
+
+@pytest.mark.parametrize("at", [1, 3])
+def test_after_a_recording_that_failed_training_goes_on(
+    tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word to the host invalidates what is being recorded; dropout must be drawn as ever."""
+    many_widths(monkeypatch)
+    wanted = config(
+        "evidence", encoder={"dropout": 0.1, "attention_dropout": 0.1},
+        train={"epochs": 2, "effective_batch": 6},
+    )  # fmt: skip
+    prepared = made(tmp_path, wanted)
+    micro, seen = prepared.step.micro, []
+
+    def asks(batch: Any, share: Any) -> torch.Tensor:
+        loss = micro(batch, share)
+        if torch.cuda.is_current_stream_capturing():
+            seen.append(1)
+            if len(seen) >= at:
+                loss.item()
+        return loss
+
+    prepared.step.micro = asks  # type: ignore[method-assign]
+    result = train(prepared, Quiet())
+    assert prepared.way.how.startswith("one by one: it cannot be recorded")
+    assert losses(result)[-1] < losses(result)[0]
 
 
 def test_dropout_is_drawn_anew_in_every_replay(tmp_path: Path) -> None:

@@ -147,6 +147,16 @@ def test_more_frozen_layers_than_an_encoder_has_are_all_it_has() -> None:
         assert all(pair[key] >= one[key] for key in ("half_copies", "activations", "attention"))
 
 
+def test_large_data_counts_where_it_lies_on_the_device() -> None:
+    recorded = replace(LARGE, captured=True)
+    large = replace(recorded, data=100_000_000)
+    for split in splits(recorded):
+        more = need(large, split).total - need(recorded, split).total
+        assert more == (0 if split.checkpointing else 800_000_000)
+    one_by_one = replace(large, captured=False)
+    assert need(one_by_one, split_into(LARGE, 8)).total == need(LARGE, split_into(LARGE, 8)).total
+
+
 def test_measured_speeds_decide() -> None:
     """Few large steps that recompute, or many small ones: what was seen to be quicker."""
     small = replace(LARGE, effective_batch=64)

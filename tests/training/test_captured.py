@@ -17,19 +17,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from supermax.errors import Infeasible
 from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.batches import collate, order
 from supermax.training.captured import RECORDED_OPTIMIZERS, CapturedWay
 from supermax.training.evaluate import evaluate
 from supermax.training.loop import train
-from supermax.training.prepare import Prepared
+from supermax.training.prepare import Prepared, prepare
 from supermax.training.recording import Unrecorded, Work
 from supermax.training.resident import NOBODY, Resident
 from supermax.training.steps import Execution, shares, why_eager
 from supermax.training.timetable import chosen, timetable, widened
 from supermax.training.tokens import NONE
 from supermax.training.ways import EagerWay
-from tests.training.corpora import Quiet, Stopped, config, ready
+from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 
 SILENT: dict[str, Any] = {
     "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
@@ -290,17 +291,18 @@ def many_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supermax.training.timetable._ROUND", 1)
 
 
-class Refuses:
+class Refuses(Unrecorded):
     """Records nothing from the given call on."""
 
     def __init__(self, after: int) -> None:
-        self.left, self.inner = after, Unrecorded()
+        super().__init__()
+        self.left = after
 
     def record(self, run: Work, rehearse: Work, kind: str) -> Work:
         if not self.left:
             raise RuntimeError("operation not permitted when stream is capturing")
         self.left -= 1
-        return self.inner.record(run, rehearse, kind)
+        return super().record(run, rehearse, kind)
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -335,6 +337,13 @@ def test_a_split_is_looked_at_as_one_by_one(tmp_path: Path, agent: str, evaluate
             for parameter in prepared.model.parameters():
                 parameter += 0.01 * torch.randn_like(parameter)
     assert recorder.kinds == {"look"}
+
+
+def test_nothing_to_learn_from_is_infeasible(tmp_path: Path) -> None:
+    none = replace(corpus(8, 1), spans=tuple(replace(e, spans=()) for e in corpus(8, 1).spans))
+    wanted = config("evidence", train={"negative_ratio": 0.0})
+    with pytest.raises(Infeasible, match="nothing is left to learn from"):
+        prepare(wanted, none, none, cache=tmp_path)
 
 
 def test_what_is_looked_at_once_is_not_recorded(tmp_path: Path) -> None:

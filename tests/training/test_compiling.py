@@ -17,10 +17,10 @@ from supermax.training.captured import CapturedWay
 from supermax.training.compiling import Compiler, pays
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared
-from supermax.training.recording import Unrecorded
+from supermax.training.recording import Unrecorded, Work
 from supermax.training.ways import EagerWay
 from tests.training.corpora import Quiet, config, ready
-from tests.training.test_captured import SILENT
+from tests.training.test_captured import SILENT, many_widths
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own looking
 QUIET_BERT = {**SILENT, "encoder": {**SILENT["encoder"], "name": "tiny-bert"}}
@@ -99,6 +99,40 @@ def test_what_cannot_be_compiled_is_recorded_all_the_same(
         assert prepared.way.how.startswith("recorded, not compiled: ")
         assert "no C compiler" in prepared.way.how
         assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_what_failed_half_way_leaves_no_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
+) -> None:
+    """The next recording would add to them, again with every replay."""
+    clean: list[bool] = []
+
+    class Fails(Unrecorded):
+        """At the second recording, in the backward pass."""
+
+        def record(self, run: Work, rehearse: Work, kind: str) -> Work:
+            clean.extend(p.grad is None or not p.grad.any() for p in prepared.model.parameters())
+            if kind == "step" and prepared.way.how.startswith("compiled"):
+                self.steps += 1
+                if self.steps == 2:
+                    for parameter in prepared.model.parameters():
+                        parameter.grad = torch.ones_like(parameter)
+                    raise RuntimeError("what was compiled does not run")
+            return super().record(run, rehearse, kind)
+
+        steps = 0
+
+    many_widths(monkeypatch)
+    wanted = config("evidence", **SILENT, train={"epochs": 2, "effective_batch": 4})
+    expected = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
+    prepared = ready(tmp_path, wanted, micro_batch=micro_batch)
+    prepared = compiled(prepared, Compiler(Backend()), monkeypatch, asked=True)
+    prepared.way._recorder = Fails()  # type: ignore[attr-defined]
+    found = train(prepared, Quiet())
+    assert prepared.way.how == "recorded, not compiled: what was compiled does not run"
+    assert all(clean)
+    assert losses(found) == pytest.approx(losses(expected), rel=1e-4)
 
 
 def test_short_trials_are_compiled_once_there_are_enough_of_them(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -11,6 +13,22 @@ from supermax.training.first_weights import FirstWeights
 from supermax.training.sources import find
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
+
+
+def test_what_comes_after_trained_weights_is_the_seed_s_alone(tmp_path: Path) -> None:
+    """Heads of other seeds differ, whether the encoder was loaded or copied."""
+    torch.manual_seed(0)
+    load(find("tiny-bert"), find("tiny-bert").config).save_pretrained(tmp_path)  # type: ignore[operator]
+    source, first, drawn = find(str(tmp_path)), FirstWeights(), []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        first.encoder(source, prepared(source, 0.1, 0.1), "cpu")
+        drawn.append(torch.rand(3))
+        torch.manual_seed(seed)
+        load(source, prepared(source, 0.1, 0.1))
+        assert torch.equal(torch.rand(3), drawn[-1])
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[0], drawn[1])
 
 
 def tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -135,6 +135,11 @@ class AgentObjective:
             prepared.execution,
             classes=len(self.train.label_names) or 2,
             tokens=int(prepared.train.lengths.max()),
+            data=sum(
+                len(view.ids)
+                for data in (prepared.train, prepared.validation)
+                for view in data.views
+            ),
         )
 
 

@@ -24,7 +24,7 @@ from supermax.memory.probes import probes
 from supermax.space import Space
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
-from supermax.training.lengths import longest_of
+from supermax.training.lengths import Lengths, lengths_of
 from supermax.training.prepare import encoders_of, examples_for, texts_of
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
@@ -50,7 +50,7 @@ class MemoryPlanner:
     execution: Execution
     book: Book
     budget: Budget
-    _longest: dict[str, int] = field(default_factory=dict)
+    _lengths: dict[str, Lengths] = field(default_factory=dict)
     _probed: set[tuple[str, ...]] = field(default_factory=set)
     _free: int | None = None
     """What this run could have when it was last looked."""
@@ -75,7 +75,7 @@ class MemoryPlanner:
         if any(share.never < share.all for share in shares.values()):
             return
         smallest = min(
-            least(replace(spec, length=min(spec.length, self._tokens(source))))  # or shorter
+            least(replace(spec, length=min(spec.length, self._found(source).longest)))
             for source in sources.values()
             for spec in combinations(self.space, self.agent, source, self.execution)
         )
@@ -128,20 +128,26 @@ class MemoryPlanner:
 
     def spec(self, config: Config) -> Spec:
         sources = encoders_of(config)
-        tokens = max(self._tokens(source) for source in sources)
-        classes = len(self.train.label_names) or 2
-        return spec_of(config, sources, self.execution, classes=classes, tokens=tokens)
+        found = [self._found(source) for source in sources]
+        return spec_of(
+            config,
+            sources,
+            self.execution,
+            classes=len(self.train.label_names) or 2,
+            tokens=max(one.longest for one in found),
+            data=sum(one.total for one in found),
+        )
 
-    def _tokens(self, source: Source) -> int:
-        """Of the longest text that this encoder will see."""
-        if source.fingerprint not in self._longest:
+    def _found(self, source: Source) -> Lengths:
+        """Of the texts that this encoder will see."""
+        if source.fingerprint not in self._lengths:
             tokenizer = tokenizer_for(source, texts_of(self.train), self.cache)
             corpora = (self.train, self.validation)
             examples = [e for corpus in corpora for e in examples_for(self.agent, corpus)]
             facts = [self.agent, source.fingerprint, *(corpus.fingerprint for corpus in corpora)]
             key = hashlib.sha256(" ".join(facts).encode()).hexdigest()[:24]
-            self._longest[source.fingerprint] = longest_of(examples, tokenizer, self.cache, key)
-        return self._longest[source.fingerprint]
+            self._lengths[source.fingerprint] = lengths_of(examples, tokenizer, self.cache, key)
+        return self._lengths[source.fingerprint]
 
 
 def how_of(found: Plan) -> dict[str, Any]:

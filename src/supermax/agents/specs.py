@@ -27,9 +27,12 @@ def spec_of(
     *,
     classes: int = 2,
     tokens: int | None = None,
+    data: int = 0,
 ) -> Spec:
-    """`tokens`: of the longest text with its question, uncut; None: as long as it may be."""
+    """`tokens`: of the longest text with its question, uncut; None: as long as it may be. `data`:
+    of all texts together."""
     length = min(config.text.max_length, *(longest(source) for source in sources))
+    windows = length / max(length // 4, length - config.text.doc_stride)  # they overlap
     return Spec(
         encoders=tuple(encoder_of(source) for source in sources),
         effective_batch=config.train.effective_batch,
@@ -42,6 +45,7 @@ def spec_of(
         attention_dropout=config.encoder.attention_dropout != 0,
         head=_new_numbers(config, sources, classes),
         token_width=_token_width(config, sources[-1].config.hidden_size),
+        data=int(data * (windows if tokens is None or tokens > length else 1.0)),
         captured=why_eager(replace(execution, checkpoint_activations=False)) is None,
     )
 

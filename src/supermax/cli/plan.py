@@ -37,6 +37,7 @@ ITEMS = {
     "workspace": "workspace of the libraries and of one layer",
     "other_moments": "more for the optimizer's step or evaluation",
     "saved": "copies of the weights: best epoch, state",
+    "data": "the texts, as tokens",
     "slack": "the allocator's slack",
     "context": "the process itself",
 }

@@ -17,6 +17,7 @@ CONTEXT = {"cuda": 800 * MIB, "cpu": 64 * MIB}
 """What a process takes beside its tensors."""
 _STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
 """Bytes an optimizer keeps for each number that is trained."""
+_TOKEN = 8  # bytes: its number, and its share of what is known and found of a sequence
 EVALUATED = 1 << 14
 """Tokens that are evaluated at a time, where memory allows."""
 
@@ -53,6 +54,8 @@ class Need:
     saved: int
     """Copies of the weights: the best epoch's, and the state to go on from, which on a GPU is in
     the host's memory and does not count."""
+    data: int
+    """The texts, as tokens."""
     slack: int
     """What the allocator holds on to, and what an estimate may lack."""
     context: int
@@ -108,6 +111,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
         **_forward(spec, micro, split.checkpointing, correction.scale),
         other_moments=0,
         saved=_saved(spec, split),
+        data=_TOKEN * spec.data if spec.captured and not split.checkpointing else 0,
         slack=0,
         context=CONTEXT[kind],
     )

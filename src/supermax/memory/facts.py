@@ -63,6 +63,8 @@ class Spec:
     """Numbers of pooling, fusion and heads."""
     token_width: int = 0
     """Width of what heads and fusion compute for every single token."""
+    data: int = 0
+    """Tokens of all texts, which lie on the device where steps are recorded."""
     captured: bool = False
     """Steps are recorded, unless activations are computed again. What a recording works in stays
     its own between two steps."""

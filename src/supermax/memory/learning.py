@@ -56,7 +56,7 @@ class Measured:
     tokens: Count = 0
     at_least: bool = False
     probe: bool = False
-    """Of a few steps alone, without the copies of weights that a trial keeps."""
+    """Of a few steps alone, without the data and the copies of weights that a trial keeps."""
     traits: dict[str, Any] = field(default_factory=dict)
     """Of the Spec, which the estimate depends on."""
 
@@ -134,7 +134,7 @@ def _ratio(spec: Spec, one: Measured) -> float | None:
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
         return None
     varying = guess.varying + max(0, guess.other_moments)
-    kept = guess.saved if one.probe else 0
+    kept = guess.saved + guess.data if one.probe else 0
     measured = one.allocated - (guess.allocated - varying - kept)
     return min(4.0, max(0.25, measured / max(1, varying)))
 
@@ -159,6 +159,7 @@ _TRAITS = (
     "attention_dropout",
     "head",
     "token_width",
+    "data",
     "captured",
 )
 

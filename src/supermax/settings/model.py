@@ -26,6 +26,17 @@ def _list(value: Any) -> Any:
 Words = Annotated[list[str], BeforeValidator(_list)]
 
 
+def _switch(value: Any) -> Any:
+    """true, false or auto, as YAML, flags and the environment say it."""
+    said = str(value).lower()
+    if said in ("auto", "true", "false", "yes", "no", "on", "off", "1", "0"):
+        return said if said == "auto" else said in ("true", "yes", "on", "1")
+    raise ValueError(f"write true, false or auto instead of {value!r:.60}")
+
+
+Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -83,7 +94,7 @@ class Settings(_Part):
         None, description="budget of a device, to emulate a smaller one: 24GiB"
     )
     mps: bool = Field(False, description="share a GPU through CUDA's multi-process service")
-    compile: bool | Literal["auto"] = Field(
+    compile: Compile = Field(
         "auto", description="layers on a GPU before training; auto: where that pays"
     )
     timeout: Seconds | None = Field(None, description="when the run pauses: 8h")

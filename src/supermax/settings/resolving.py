@@ -245,6 +245,8 @@ def _wrong(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
 
 
 _PLAIN = {
+    "bool_parsing": "it must be true or false",
+    "bool_type": "it must be true or false",
     "int_parsing": "it must be a whole number",
     "int_type": "it must be a whole number",
     "int_from_float": "it must be a whole number",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from supermax.training.compiling import Compiled, Compiler
 from supermax.training.costs import cost_of
-from supermax.training.looking import Looks, RecordedLook
+from supermax.training.looking import Looks, RecordedLook, know_widths
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.schedules import apply
@@ -111,6 +111,7 @@ class CapturedWay:
             self._eager.take(update)
 
     def _replay(self, update: int) -> None:
+        self._recorder.keep_up()
         for wide in self._widths_of(update):
             self._steps[wide]()
         if self._update is not None:
@@ -157,6 +158,7 @@ class CapturedWay:
             self._make_state()
         if not self._both:
             self._keep_gradients()
+        know_widths(self._step.model, wide, self._step.execution.device)
 
         def run() -> None:
             self._micro(wide)
@@ -166,7 +168,7 @@ class CapturedWay:
         def rehearse() -> None:
             with self._tables.unchanged():
                 self._micro(wide, padded=True)
-            self._forget_gradients()
+            self._forget_gradients()  # a recording would add to them
 
         recorded = self._record(run, rehearse)
         self._forget_gradients()
@@ -175,6 +177,7 @@ class CapturedWay:
         return recorded
 
     def _record(self, run: Work, rehearse: Work) -> Work:
+        self._recorder.settle()
         started = time.perf_counter()
         try:
             return self._recorder.record(run, rehearse, "step")
@@ -258,6 +261,7 @@ class CapturedWay:
     def _do_without(self, error: Exception) -> None:
         """Without compiled layers, if there are any; then without recordings. Nothing of the
         current update was done yet."""
+        self._forget_gradients()  # of what failed half way
         self._steps.clear()
         self._update = None
         if self._compiled is None or self._compiler is None:

@@ -15,6 +15,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,13 @@ class Compiled:
         self,
         layers: Sequence[nn.Module],
         backend: str | Callable[..., Any],
-        mark: Path | None = None,
+        worked: Callable[[], None] = lambda: None,
     ) -> None:
-        self._layers, self._mark = layers, mark
+        self._layers = layers
+        self.worked = worked
+        """To be called once they have run."""
         for layer in layers:
             layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
-
-    def worked(self) -> None:
-        """Other processes may know that it is on disk now."""
-        if self._mark is not None:
-            with contextlib.suppress(OSError):  # then they find out for themselves
-                self._mark.touch()
-            self._mark = None
 
     def drop(self) -> None:
         for layer in self._layers:
@@ -67,6 +63,8 @@ class Compiler:
         """Why it cannot compile."""
         self.folder: Path | None = None
         """Where what was compiled is kept for other processes."""
+        self.used = False
+        """Some layers were to be compiled."""
         self._backend = backend
         self._compiled: set[str] = set()
         self._without: dict[str, float] = defaultdict(float)
@@ -74,11 +72,7 @@ class Compiler:
     @property
     def size(self) -> int:
         """Bytes of the host that the compiler and what it made take, about."""
-        return _ROOM if self.used else 0
-
-    @property
-    def used(self) -> bool:
-        return bool(self._compiled)
+        return _ROOM if self._compiled else 0
 
     def offer(self, model: Model, execution: Execution, seconds: float) -> Compiled | None:
         """Compile layers, or take what was compiled before, where that pays for a training of so
@@ -92,10 +86,17 @@ class Compiler:
         if not execution.compiled and not pays(seconds, self._without[key], cost):
             self._without[key] += seconds
             return None
-        self._compiled.add(key)
+        self.used = True
         _get_ready(self.folder)
         layers = [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
-        return Compiled(layers, self._backend, mark)
+        return Compiled(layers, self._backend, partial(self._worked, key, mark))
+
+    def _worked(self, key: str, mark: Path | None) -> None:
+        """Other processes may know that it is on disk now."""
+        if key not in self._compiled and mark is not None:
+            with contextlib.suppress(OSError):  # then they find out for themselves
+                mark.touch()
+        self._compiled.add(key)
 
     def failed(self, error: Exception) -> None:
         """It is not tried again."""
@@ -145,4 +146,5 @@ def _get_ready(folder: Path | None) -> None:
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
     dynamo.recompile_limit = _VARIANTS
+    dynamo.fail_on_recompile_limit_hit = True
     inductor.compile_threads = 1

@@ -76,12 +76,26 @@ def _remember_positions(model: Any) -> None:
         if query_states is not None or relative_pos is not None:
             return build(of(), states, query_states, relative_pos)
         key = (states.size(-2), states.device)
+        if key not in kept and _recording(states):
+            return build(of(), states)  # there is nothing in it yet
         if key not in kept:
             with torch.inference_mode(False):  # training will need them as well
                 kept[key] = build(of(), states)
         return kept[key]
 
     stack.get_rel_pos = positions
+
+
+def _recording(states: torch.Tensor) -> bool:
+    return states.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def know_width(encoder: Any, width: int, device: str) -> None:
+    """Work out beforehand what depends on the width alone: where a step is being recorded, it
+    cannot be."""
+    stack: Any = getattr(encoder, "encoder", None)
+    if hasattr(stack, "get_rel_pos"):
+        stack.get_rel_pos(torch.empty((1, width, 1), device=device))
 
 
 def untrained(config: PretrainedConfig) -> Any:
@@ -91,7 +105,8 @@ def untrained(config: PretrainedConfig) -> Any:
 
 
 def _pretrained(source: Source, config: PretrainedConfig) -> Any:
-    with _hushed():
+    # What is drawn before weights are loaded over it must not matter to what comes after.
+    with _hushed(), torch.random.fork_rng(devices=[]):
         model, report = AutoModel.from_pretrained(
             source.place,
             config=config,

@@ -4,6 +4,7 @@
             └─ the first time loaded or drawn, then copied
 
 A copy is what a new start would give, to the bit, and so are the random numbers that come after.
+Weights that were trained before are the same whatever was drawn, and draw nothing themselves.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,14 +22,16 @@ from transformers import PretrainedConfig
 from supermax.training.encoders import DROPOUTS, finished, load, untrained
 from supermax.training.sources import Source, weights_mark
 
+_ALIGNED = 64  # bytes
+
 
 @dataclass(frozen=True)
 class _Kept:
     key: str
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    random: Tensor
-    """Of torch's generator, after the encoder was made."""
+    random: Tensor | None
+    """Of torch's generator, after the encoder was drawn; None for one that was loaded."""
 
 
 class FirstWeights:
@@ -42,7 +46,8 @@ class FirstWeights:
         """Bytes."""
         kept = self._kept
         parts = [] if kept is None else [*kept.parameters.values(), *kept.buffers.values()]
-        return sum(part.numel() * part.element_size() for part in parts)
+        size = sum(part.numel() * part.element_size() for part in parts)
+        return 1 << (size - 1).bit_length() if size else 0  # as torch hands out pinned memory
 
     def encoder(self, source: Source, config: PretrainedConfig, device: str) -> nn.Module:
         key = _key(source, config)
@@ -52,12 +57,13 @@ class FirstWeights:
                 return copy
         self._kept = None  # before another takes its place
         model = load(source, config)
-        pinned = device.startswith("cuda")
+        parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+        every = iter(_aside([*parameters.values(), *buffers.values()], device.startswith("cuda")))
         self._kept = _Kept(
             key,
-            {name: _aside(p, pinned) for name, p in model.named_parameters()},
-            {name: _aside(b, pinned) for name, b in model.named_buffers()},
-            torch.get_rng_state(),
+            dict(zip(parameters, every, strict=False)),
+            dict(zip(buffers, every, strict=False)),
+            None if source.trained else torch.get_rng_state(),
         )
         return model.to(device)
 
@@ -70,9 +76,17 @@ def _key(source: Source, config: PretrainedConfig) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
 
 
-def _aside(tensor: Tensor, pinned: bool) -> Tensor:
-    copy = tensor.detach().to("cpu", copy=True)
-    return copy.pin_memory() if pinned else copy
+def _aside(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
+    """Copies in one piece of memory: pinned, each would take the next power of two."""
+    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+    ends = list(accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes))
+    whole = torch.empty(ends[-1], dtype=torch.uint8, pin_memory=pinned)
+    copies = []
+    for tensor, size, end in zip(tensors, sizes, ends, strict=True):
+        begin = end - -(-size // _ALIGNED) * _ALIGNED
+        copy = whole[begin : begin + size].view(tensor.dtype).view(tensor.shape)
+        copies.append(copy.copy_(tensor.detach()))
+    return copies
 
 
 def _copy(kept: _Kept, config: PretrainedConfig, device: str) -> nn.Module | None:
@@ -90,7 +104,8 @@ def _copy(kept: _Kept, config: PretrainedConfig, device: str) -> nn.Module | Non
     for name, buffer in kept.buffers.items():
         owner, last = _place(model, name)
         owner._buffers[last] = buffer.to(device, non_blocking=True, copy=True)
-    torch.set_rng_state(kept.random)
+    if kept.random is not None:
+        torch.set_rng_state(kept.random)
     return model
 
 

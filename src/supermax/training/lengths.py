@@ -1,10 +1,11 @@
-"""How long the longest text is, in an encoder's tokens: what decides a trial's memory."""
+"""How long texts are, in an encoder's tokens: what decides a trial's memory."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,30 @@ from supermax.training.data.examples import Example
 _AT_ONCE = 64
 
 
-def longest_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: str) -> int:
-    """Tokens of the longest example, uncut, with its question. `key` names the examples and the
-    tokenizer."""
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of examples, uncut, with their questions."""
+
+    longest: int
+    total: int
+
+
+def lengths_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: str) -> Lengths:
+    """Counted once: `key` names the examples and the tokenizer."""
     path = cache / "tokens" / f"longest-{key}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        if (kept := int(json.loads(path.read_text())["longest"])) > 0:
-            return kept
+        kept = json.loads(path.read_text())
+        found = Lengths(int(kept["longest"]), int(kept["total"]))
+        if 0 < found.longest <= found.total:
+            return found
     found = _counted(examples, tokenizer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"longest": found}))
+    write_whole(path, json.dumps(asdict(found)))
     return found
 
 
-def _counted(examples: Sequence[Example], tokenizer: Any) -> int:
-    longest = 0
+def _counted(examples: Sequence[Example], tokenizer: Any) -> Lengths:
+    longest = total = 0
     for first in range(0, len(examples), _AT_ONCE):
         batch = examples[first : first + _AT_ONCE]
         texts, questions = [e.text for e in batch], [e.question for e in batch]
@@ -36,5 +46,6 @@ def _counted(examples: Sequence[Example], tokenizer: Any) -> int:
         encoded = tokenizer(
             *pairs, return_token_type_ids=False, return_attention_mask=False, verbose=False
         )
-        longest = max(longest, *(len(ids) for ids in encoded["input_ids"]))
-    return longest
+        counts = [len(ids) for ids in encoded["input_ids"]]
+        longest, total = max(longest, *counts), total + sum(counts)
+    return Lengths(longest, total)

@@ -16,6 +16,7 @@ from torch import Tensor
 from supermax.training.batches import Indices, by_length, collate
 from supermax.training.compiling import uncompiled
 from supermax.training.costs import cost_of
+from supermax.training.encoders import know_width
 from supermax.training.models import Model, Outputs
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import NOBODY, Resident
@@ -45,6 +46,12 @@ def size_of(data: Data, execution: Execution) -> int:
     """Sequences at a time."""
     longest = int(data.views[-1].lengths.max())
     return int(max(1, min(_AT_ONCE, execution.evaluated // max(1, longest))))
+
+
+def know_widths(model: Model, wide: tuple[int, ...], device: str) -> None:
+    """Before something of these widths is recorded."""
+    for encoder, width in zip(model.encoders, wide, strict=True):
+        know_width(encoder.model, width, device)
 
 
 class RecordedLook:
@@ -108,6 +115,7 @@ class RecordedLook:
 
     def _record(self, wide: tuple[int, ...]) -> tuple[Work, list[Tensor | None]]:
         outputs: list[Tensor | None] = []
+        know_widths(self._model, wide, self._execution.device)
 
         def run() -> None:
             outputs[:] = self._outputs(wide)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from supermax.errors import UserError
+from supermax.errors import Infeasible, UserError
 from supermax.training.captured import CapturedWay
 from supermax.training.compiling import COMPILER
 from supermax.training.config import Config
@@ -225,6 +225,11 @@ def tokenise(
         rng = np.random.Generator(np.random.PCG64([config.train.seed, 0]))
         keep = rng.random(len(last)) < config.train.negative_ratio
         chosen = chosen[(last.start != 0) | keep]
+        if not len(chosen):
+            raise Infeasible(
+                f"With train.negative_ratio at {config.train.negative_ratio:g} nothing is left to "
+                f"learn from: no window of {config.text.max_length} tokens holds an answer."
+            )
     return Data(examples, views, chosen)
 
 

@@ -9,12 +9,15 @@ is built on recordings can be tried without a GPU.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 Work = Callable[[], None]
+_AHEAD = 32
+"""Updates that the host may be ahead of the device."""
 
 
 class Recorder(Protocol):
@@ -22,6 +25,13 @@ class Recorder(Protocol):
         """What does `run` when it is called. The first of a kind is rehearsed before: the same
         operations, with no effect that lasts. Neither draws random numbers that anybody else
         would miss."""
+
+    def settle(self) -> None:
+        """Wait until all is done that was asked for."""
+
+    def keep_up(self) -> None:
+        """Wait until the device is only so far behind that it still has enough to do: who looks
+        how far it is, or stops it, should not be minutes ahead."""
 
 
 class Graphs:
@@ -32,6 +42,17 @@ class Graphs:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = _stream(self._device)
         self._rehearsed: set[str] = set()
+        self._behind: deque[torch.cuda.Event] = deque()
+
+    def settle(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def keep_up(self) -> None:
+        mark = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        mark.record(torch.cuda.current_stream(self._device))
+        self._behind.append(mark)
+        if len(self._behind) > _AHEAD:
+            self._behind.popleft().synchronize()
 
     def record(self, run: Work, rehearse: Work, kind: str) -> Work:
         """A rehearsal loads what is needed. It takes memory of its own, beside what recordings
@@ -59,7 +80,7 @@ class Graphs:
         torch.cuda.set_rng_state(random, self._device)
 
     def _recorded(self, run: Work) -> Work:
-        graph = torch.cuda.CUDAGraph()
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
         cause: Exception | None = None
         try:
             with torch.cuda.graph(
@@ -71,7 +92,11 @@ class Graphs:
                     cause = error
                     raise
         except Exception:
-            if cause is not None:  # to end a recording that failed is an error of its own
+            # To end a recording that failed is an error of its own, which may leave its stream the
+            # current one and its memory as if it still went on.
+            torch.cuda.set_stream(here)
+            self._pool = torch.cuda.graph_pool_handle()
+            if cause is not None:
                 raise cause from None
             raise
         return graph.replay
@@ -88,6 +113,10 @@ class Unrecorded:
 
     def __init__(self) -> None:
         self._rehearsed: set[str] = set()
+
+    def settle(self) -> None: ...
+
+    def keep_up(self) -> None: ...
 
     def record(self, run: Work, rehearse: Work, kind: str) -> Work:
         if kind not in self._rehearsed:

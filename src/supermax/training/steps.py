@@ -53,7 +53,8 @@ def why_eager(execution: Execution) -> str | None:
 
 @dataclass(frozen=True)
 class Shares:
-    """What the sums of an effective batch are divided by, known before its first micro-batch."""
+    """What the sums of an effective batch are divided by, known before its first micro-batch: on
+    the device, or numbers of the host, which nobody then has to wait for."""
 
     classes: Tensor
     spans: Tensor
@@ -71,11 +72,11 @@ def loss_of(
     tilt = {"criteria": 0.0, "evidence": 1.0}.get(config.agent, config.loss.evidence_weight)
     if outputs.classes is not None and tilt < 1:
         losses = class_loss(outputs.classes, batch.labels, config.loss, weights)
-        parts.append((1 - tilt) * losses.sum() / share.classes.to(losses))
+        parts.append((1 - tilt) * losses.sum() / share.classes.to(losses.dtype))
     if outputs.starts is not None and outputs.ends is not None and tilt > 0:
         logits, targets = (outputs.starts, outputs.ends), (batch.starts, batch.ends)
         losses = span_loss(*logits, *targets, batch.inputs[-1].mask, config.loss)
-        parts.append(tilt * losses.sum() / share.spans.to(losses))
+        parts.append(tilt * losses.sum() / share.spans.to(losses.dtype))
     return torch.stack(parts).sum()
 
 

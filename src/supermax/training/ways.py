@@ -61,6 +61,7 @@ class EagerWay:
         self.step, self.data, self.pads = step, data, pads
         self.why_eager = why_eager
         self.getting_ready = 0.0
+        self._weights = None if step.weights is None else step.weights.cpu()
         self._epoch = Epoch((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
 
@@ -75,7 +76,7 @@ class EagerWay:
     def take(self, update: int) -> None:
         step, execution, data = self.step, self.step.execution, self.data
         indices = self._epoch.batches[update]
-        share = shares(*data.targets(indices), step.weights)
+        share = shares(*data.targets(indices), self._weights)
         apply(step.optimizer, step.base_rates, self._epoch.factors[update])
         for some in split(indices, execution.micro_batch or len(indices)):
             batch = on(collate(data.views, self.pads, data.rows(some)), execution.device)
