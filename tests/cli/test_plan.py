@@ -74,6 +74,16 @@ def test_what_was_too_large_is_remembered_when_there_is_more_memory(
     assert again not in sm("tune", "criteria", *few, "--gpu-memory", "16GiB")
 
 
+@pytest.mark.parametrize(("said", "meant"), [("auto", None), ("yes", True), (False, False)])
+def test_a_search_compiles_as_it_is_told(
+    said: object, meant: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = {"compile": Value(said, "here"), "data.posts": Value(60, "here")}
+    search = prepared(resolve("criteria", flags=flags, presets=presets()))
+    assert search.tuning.execution.compiled is meant
+
+
 def test_a_cpu_is_not_told_to_install_what_sees_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

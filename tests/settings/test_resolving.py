@@ -110,6 +110,11 @@ def test_paths_of_a_file_are_meant_from_where_it_is(tmp_path: Path) -> None:
         ("agent: critera\n", "line 1: there is no agent 'critera'; did you mean 'criteria'?"),
         ("agent: criteria\nepoch: 3\n", "line 2: epoch: there is no such key; did you mean"),
         ("agent: criteria\nepochs: many\n", "line 2: epochs: it must be a whole number ('many')"),
+        ("agent: criteria\nmps: 2\n", "line 2: mps: it must be true or false (2)"),
+        (
+            "agent: criteria\ncompile: maybe\n",
+            "line 2: compile: write true, false or auto instead of 'maybe'",
+        ),
         (
             "agent: criteria\nworkers: 0\n",
             "line 2: workers: 0 is no number of workers; write 1",
