@@ -10,7 +10,7 @@ DEV := $(VENV)/.installed-dev
 .DELETE_ON_ERROR:
 AGENTS := criteria evidence share joint all
 TUNES := $(foreach agent,$(AGENTS),tune-$(agent)-supermax tune-$(agent)-max)
-.PHONY: help demo test lint format reference bench chaos slow clean $(TUNES)
+.PHONY: help demo test lint style types tests format reference bench chaos slow clean $(TUNES)
 
 help:
 	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
@@ -33,13 +33,23 @@ $(TUNES): tune-%: $(DEMO)
 	$(BIN)/supermax tune $(firstword $(subst -, ,$*)) --preset $(lastword $(subst -, ,$*)) \
 	  $(if $(DATA),--data $(DATA)) $(FLAGS)
 
-test: lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+# Types are checked beside the tests, which wait now and then. Compiled beforehand, since many
+# processes are started.
+test: style
+	$(BIN)/python -m compileall -q src
+	$(MAKE) --no-print-directory -j2 types tests
 
-lint: $(DEV)
+lint: style types
+
+style: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+types: $(DEV)
 	$(BIN)/mypy
+
+tests: $(DEV)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: $(DEV)
 	$(BIN)/ruff check --fix

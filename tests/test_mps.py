@@ -100,7 +100,9 @@ def test_a_run_that_is_killed_leaves_nothing_of_it(service: Path) -> None:
     assert eventually(lambda: not alive(pids), within=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_run_that_ends_while_it_starts_leaves_nothing_of_it(
     service: Path, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

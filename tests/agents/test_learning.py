@@ -36,6 +36,7 @@ def test_the_default_criteria_configuration_learns(tmp_path: Path) -> None:
     assert result.value >= 0.85
 
 
+@pytest.mark.slow
 def test_the_default_evidence_configuration_learns(tmp_path: Path) -> None:
     splits = split(synthetic(1000, difficulty=0.1, seed=0, max_words=30))
     result = learnt("evidence", splits, tmp_path, epochs=6)

@@ -308,6 +308,7 @@ def test_a_question_that_fits_no_configuration_is_told_before(tmp_path: Path) ->
     assert not (tmp_path / "s.db").exists()
 
 
+@pytest.mark.slow
 def test_arguments_of_another_kind(tmp_path: Path) -> None:
     for wrong, words in (
         ({"limits": {"effective_batch": 3}}, "effective_batch, which the space searches"),

@@ -26,12 +26,17 @@ from supermax.space import load, narrowed
 from tests.cli.helping import commands, examples, inside, sm
 
 pytestmark = pytest.mark.usefixtures("quick")
+LONG = (
+    "supermax tune all",
+    "supermax tune notes.yaml --workers 2",
+    "supermax track criteria --uri",
+)
 EXAMPLES = [
     pytest.param(
         name,
         line,
         id=line,
-        marks=[pytest.mark.slow] if line.startswith("supermax tune all") else [],
+        marks=[pytest.mark.slow] if line.startswith(LONG) else [],
     )
     for name, command in commands().items()
     for line in examples(command)
