@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from supermax.agents.objective import configured
 from supermax.space import load, nest
