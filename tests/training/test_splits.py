@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from supermax import UserError
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.splits import Splits, read_splits, split
+from supermax.training.data.splits import Splits, _Table, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import Columns
 
@@ -61,6 +62,22 @@ def test_the_seed_decides_and_the_order_of_rows_does_not(
     for a, b in zip(parts_of(one), parts_of(other), strict=True):
         assert groups_of(a) == groups_of(b)
     assert one == split(corpus, seed=seed)
+
+
+@given(
+    st.dictionaries(st.text("ab", max_size=3), st.integers(1, 99), min_size=2, max_size=9),
+    st.randoms(),
+)
+def test_what_a_group_costs_does_not_depend_on_the_order_of_its_rows(
+    counts: dict[str, int], random: Any
+) -> None:
+    """A last bit decides which of two parts lacks more."""
+    own = {(name,): n for name, n in counts.items()}
+    names = list(own)
+    random.shuffle(names)
+    table = _Table((0.7, 0.15, 0.15), Counter({name: 7 * n + 3 for name, n in own.items()}))
+    other = Counter({name: own[name] for name in names})
+    assert table.cost(Counter(own), 1) == table.cost(other, 1)
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,6 +6,7 @@ part that lacks most of what it holds.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -119,12 +120,13 @@ class _Table:
         self.held: list[Strata] = [Counter() for _ in shares]
 
     def cost(self, own: Strata, part: int) -> float:
-        """How much a part's distance to its shares (chi-square) grows with a group."""
-        growth = 0.0
-        for stratum, n in own.items():
-            wanted = self.shares[part] * self.totals[stratum]
-            growth += n * (2 * (self.held[part][stratum] - wanted) + n) / wanted
-        return growth
+        """How much a part's distance to its shares (chi-square) grows with a group: to the bit
+        the same in whatever order its rows came."""
+        wanted = {stratum: self.shares[part] * self.totals[stratum] for stratum in own}
+        return math.fsum(
+            n * (2 * (self.held[part][stratum] - wanted[stratum]) + n) / wanted[stratum]
+            for stratum, n in own.items()
+        )
 
     def best(self, own: Strata) -> int:
         return min(self.wanted, key=lambda part: self.cost(own, part))
