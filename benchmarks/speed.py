@@ -23,8 +23,8 @@ from pathlib import Path
 
 from common import machine
 from speed_tables import tables
-from speed_tasks import DEVICE, HERE, TASKS, Line, device_name
-from speed_trials import contenders_of, how_many, trials
+from speed_tasks import DEVICE, HERE, REFERENCE, TASKS, Line, cells_of, device_name
+from speed_trials import BARE, OLD, contenders_of, how_many, trials
 
 PARTS = ("steady", "trials", "parts", "start", "table", "chart")
 SEARCHES = "bare,cells"
@@ -47,12 +47,14 @@ def main() -> int:
 
     first = (options.tasks or ["base16"])[0]
     if options.part == "steady":
-        from speed_steady import CONTENDERS, steady
+        from speed_steady import CONTENDERS, SINGLE, steady
 
         chosen = options.contenders.split(",") if options.contenders else CONTENDERS
+        _check(chosen, [*SINGLE])
         steady(options.tasks or [name for name in TASKS if name != "tiny"], chosen, keep)
     elif options.part == "trials":
         names = _searches(options)
+        _check(names, [REFERENCE, BARE, OLD])
         counts = options.trials, options.reference_trials, options.old_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
         trials(first, names, numbers, keep)
@@ -75,6 +77,9 @@ def main() -> int:
             return 1
         chart(lines, path.with_suffix(".png"))
         return 0
+    if not lines:
+        print(f"There are no results in {path} yet.", file=sys.stderr)
+        return 1
     missed = tables(lines)
     if options.part != "table":
         return 0
@@ -91,7 +96,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         help="with commas; of steady: bare loop, eager, captured, compiled, 4 cells, 4 cells MPS, "
-        "4 cells MPS compiled; of trials: bare, old, cells. Trainer always is one.",
+        "4 cells MPS compiled; of trials: bare, old, cells (see --cells, --mps, --compiled), or "
+        "names as of steady. Trainer always is one.",
     )
     parser.add_argument("--cells", default="1,4,8", help="of trials, at a time")
     parser.add_argument("--mps", action="store_true", help="several cells also with MPS")
@@ -110,6 +116,14 @@ def _options() -> argparse.Namespace:
             f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
         )
     return options
+
+
+def _check(names: list[str], known: list[str]) -> None:
+    """Before minutes are spent on the others."""
+    for name in names:
+        if name not in known and cells_of(name) is None:
+            raise SystemExit(f"There is no contender {name!r}; there are {', '.join(known)}, and "
+                             f"cells, such as '4 cells MPS compiled'.")  # fmt: skip
 
 
 def _searches(options: argparse.Namespace) -> list[str]:

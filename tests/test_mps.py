@@ -168,20 +168,27 @@ def test_somebody_s_own_is_used_as_it_is(service: Path, monkeypatch: pytest.Monk
     assert not pids.exists()
 
 
-@pytest.mark.parametrize(("mps_wanted", "workers"), [(True, 2), (True, 1), (False, 2)])
-def test_a_search_asks_for_it_where_cells_share_a_gpu(
-    service: Path, monkeypatch: pytest.MonkeyPatch, mps_wanted: bool, workers: int
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_search_asks_for_it(
+    service: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     pids = played(service)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    settings = Settings(agent="criteria", trials=1, epochs=1, mps=mps_wanted, workers=workers)
+    settings = Settings(agent="criteria", trials=1, epochs=1, mps=wanted)
     said: list[str] = []
     with around(settings, said.append, None):  # type: ignore[arg-type]
-        assert pids.exists() == (mps_wanted and workers == 2)
-    assert bool(said) == (mps_wanted and workers == 1)
+        assert pids.exists() == wanted
+    assert said == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     pids.unlink(missing_ok=True)
-    said.clear()
     with around(settings, said.append, None):  # type: ignore[arg-type]
         assert not pids.exists()
-    assert said == ["mps is for GPUs, and torch sees none on this machine."] * mps_wanted
+    assert said == ["mps is for GPUs, and torch sees none on this machine."] * wanted
+
+
+def test_what_is_for_gpus_says_so_without_one() -> None:
+    settings = Settings(agent="criteria", trials=1, epochs=1, mps=True, compile=True)
+    said: list[str] = []
+    with around(settings, said.append, None):  # type: ignore[arg-type]
+        pass
+    assert said == ["mps and compile are for GPUs, and torch sees none on this machine."]

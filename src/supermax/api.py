@@ -67,7 +67,7 @@ class Study:
 
     def _prepared(self) -> search.Search:
         if self._search is None:
-            self._search = search.prepared(self._resolved, tell=lambda _: None)
+            self._search = search.prepared(self._resolved)
         return self._search
 
     @property

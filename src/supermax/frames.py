@@ -38,6 +38,7 @@ def row(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
         "device_reserved": trial.notes.get("device_reserved"),
         "started": trial.started,
         "best_epoch": trial.result.get("best_epoch"),
+        "steps": trial.result.get("steps"),
         **{f"params.{name}": value for name, value in trial.params.items()},
         **{f"metrics.{name}": v for name, v in trial.result.get("metrics", {}).items()},
     }
@@ -46,5 +47,5 @@ def row(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
 def columns(record: StudyRecord, rows: list[dict[str, Any]]) -> list[str]:
     """The same order whatever the first trial had."""
     first = ["trial", "state", *record.objectives, "seconds", "attempts", "faults"]
-    first += ["peak_rss", "device_reserved", "started", "best_epoch"]
+    first += ["peak_rss", "device_reserved", "started", "best_epoch", "steps"]
     return list(dict.fromkeys([*first, *(name for each in rows for name in each)]))

@@ -100,10 +100,10 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
 def around(settings: Settings, tell: Callable[[str], None], study: optuna.Study) -> Iterator[None]:
     """What goes on for as long as the run does."""
     with ExitStack() as stack:
-        if settings.mps and not torch.cuda.is_available():
-            tell("mps is for GPUs, and torch sees none on this machine.")
-        elif settings.mps and settings.workers == 1:
-            tell("mps is for several trials at a time, and there is one: say --workers.")
+        wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
+        if wanted and not torch.cuda.is_available():
+            are = "is" if len(wanted) == 1 else "are"
+            tell(f"{' and '.join(wanted)} {are} for GPUs, and torch sees none on this machine.")
         elif settings.mps:
             stack.enter_context(shared(tell))
         if (tracker := tracker_of(settings, tell)) is not None:

@@ -116,6 +116,7 @@ def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> No
     for words in (
         "Curve:",
         "Peak memory:",
+        "Steps: one by one: it runs on a CPU",
         "Metrics: macro_f1",
         "f1 of ",
         "Attempt 1 in cell",

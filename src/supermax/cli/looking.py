@@ -115,7 +115,7 @@ def show(
     _print_params(screen, found)
     if found.curve:
         screen.print(f"Curve: {spark(list(found.curve.values()), _CURVE)}  {_ends(found.curve)}")
-    for line in (*_memory(found), *_metrics(found), *_attempts(found)):
+    for line in (*_memory(found), *_steps(found), *_metrics(found), *_attempts(found)):
         screen.print(line)
     for fault in found.faults:
         _print_fault(screen, fault)
@@ -263,6 +263,7 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
         "metrics": trial.result.get("metrics", {}),
         "best_epoch": trial.result.get("best_epoch"),
         "seconds": trial.seconds,
+        "steps": trial.result.get("steps"),
         "peak_rss": trial.notes.get("peak_rss"),
         "device_allocated": trial.notes.get("device_allocated"),
         "device_reserved": trial.notes.get("device_reserved"),
@@ -276,7 +277,8 @@ def _as_csv(rows: list[dict[str, Any]]) -> str:
     """A column for each value, parameter and metric."""
     flat = []
     for row in rows:
-        line = {key: row[key] for key in ("study", "trial", "state", "best_epoch", "seconds")}
+        first = ("study", "trial", "state", "best_epoch", "seconds", "steps")
+        line = {key: row[key] for key in first}
         for part in ("values", "metrics", "params"):
             line |= {
                 (name if part == "values" else f"{part}.{name}"): value
@@ -319,6 +321,11 @@ def _peak(trial: TrialRecord) -> str:
     found = {word: trial.notes.get(key) for key, word in names.items()}
     parts = [f"{size_text(n)} {word}" for word, n in found.items() if n]
     return ", ".join(parts) or "–"
+
+
+def _steps(trial: TrialRecord) -> list[str]:
+    said = trial.result.get("steps")
+    return [f"Steps: {said}"] if said else []
 
 
 def _metrics(trial: TrialRecord) -> list[str]:

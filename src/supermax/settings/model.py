@@ -95,7 +95,7 @@ class Settings(_Part):
     )
     mps: bool = Field(False, description="share a GPU through CUDA's multi-process service")
     compile: Compile = Field(
-        "auto", description="layers on a GPU before training; auto: where that pays"
+        "auto", description="compile layers on a GPU (true, false); auto: where that pays"
     )
     timeout: Seconds | None = Field(None, description="when the run pauses: 8h")
     trial_timeout: Seconds | None = Field(None, description="for one attempt at a trial")
