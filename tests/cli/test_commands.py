@@ -28,6 +28,7 @@ from tests.cli.helping import commands, examples, inside, sm
 pytestmark = pytest.mark.usefixtures("quick")
 LONG = (
     "supermax tune all",
+    "supermax tune criteria --trials 2",
     "supermax tune notes.yaml --workers 2",
     "supermax track criteria --uri",
 )

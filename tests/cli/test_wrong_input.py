@@ -139,6 +139,7 @@ def test_a_disk_that_cannot_be_written(made: Path, small_disk: Path) -> None:
     assert finished(folder) == 3
 
 
+@pytest.mark.slow
 def test_output_that_cannot_be_written_costs_the_text_alone(playground: Path) -> None:
     command = [sys.executable, "-m", "supermax"]
     search = [*command, "tune", "criteria", "--trials", "3", *SMALL]

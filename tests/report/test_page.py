@@ -186,6 +186,7 @@ def test_the_same_study_gives_the_same_page(rich: StudyRecord, hostile: StudyRec
     assert moment.sub("", first) == moment.sub("", second)
 
 
+@pytest.mark.slow
 def test_thousands_of_trials_stay_within_bounds() -> None:
     record = studies.rich(studies.agent_study(None, "big"), trials=5000, cells=8)
     before = time.process_time()

@@ -73,6 +73,7 @@ def test_compiled_layers_train_the_same_and_serve_later_trials(
         assert backend.graphs == 2  # with a mask and without; for all layers, widths and trials
 
 
+@pytest.mark.slow
 def test_other_dropouts_are_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, seen = Backend(), []
     compiler = Compiler(backend)

@@ -67,6 +67,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_transformers_alone_loads_the_encoder_of_every_family(tmp_path: Path) -> None:
     """In a process that does not know Supermax: the same hidden states to the bit."""
     wanted = {}

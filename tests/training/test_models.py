@@ -278,6 +278,7 @@ def test_full_size_architectures_have_the_published_sizes() -> None:
         assert (c.hidden_size, c.num_hidden_layers, c.vocab_size) == expected, name
 
 
+@pytest.mark.slow
 def test_the_same_texts_give_the_same_tokenizer(tmp_path: Path) -> None:
     learn = """
 import hashlib, sys
