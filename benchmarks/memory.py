@@ -339,20 +339,29 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
     return 0 if all(met for *_, met in rows) else 1
 
 
+def _shard(words: str) -> tuple[int, int]:
+    number, _, of = words.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+        raise argparse.ArgumentTypeError(f"write 0/4 to 3/4 for four of them, not {words!r}")
+    return int(number), int(of)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", choices=["estimates", "sweep", "packing", "table"])
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--shard", default="0/1", help="1/4: the second of four at a time")
+    parser.add_argument(
+        "--shard", type=_shard, default="0/1", help="1/4: the second of four at a time"
+    )
     name = f"memory-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
     options = parser.parse_args()
     path, until = options.results, time.monotonic() + options.seconds
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    shard, of = map(int, options.shard.split("/"))
+    shard, of = options.shard
     done = {line["key"] for line in lines}
 
     class TimeIsUp(Exception):

@@ -3,6 +3,7 @@
     python benchmarks/speed.py steady [TASK ...]     samples a second, once it goes
     python benchmarks/speed.py trials [TASK]         whole trials, in a search
     python benchmarks/speed.py parts [TASK]          where the time of a recorded step goes
+    python benchmarks/speed.py widths [TASK]         a recorded step by its width, and recording it
     python benchmarks/speed.py start [TASK]          before the first step, and over many trials
     python benchmarks/speed.py table                 what is in the results so far, beside its bars
     python benchmarks/speed.py chart                 the same as a picture
@@ -26,7 +27,7 @@ from speed_tables import tables
 from speed_tasks import DEVICE, HERE, REFERENCE, TASKS, Line, cells_of, device_name
 from speed_trials import BARE, OLD, contenders_of, how_many, trials
 
-PARTS = ("steady", "trials", "parts", "start", "table", "chart")
+PARTS = ("steady", "trials", "parts", "widths", "start", "table", "chart")
 SEARCHES = "bare,cells"
 
 
@@ -58,13 +59,14 @@ def main() -> int:
         counts = options.trials, options.reference_trials, options.old_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
         trials(first, names, numbers, keep)
-    elif options.part == "parts":
+    elif options.part in ("parts", "widths"):
         if DEVICE == "cpu":
-            print("The parts of a recorded step can only be seen on a GPU: there is none here.")
-            return 0
+            print("Recorded steps can only be seen on a GPU: there is none here.", file=sys.stderr)
+            return 1
         from speed_parts import parts
+        from speed_widths import widths
 
-        parts(first, keep)
+        (parts if options.part == "parts" else widths)(first, keep)
     elif options.part == "start":
         from speed_start import start
 
@@ -99,7 +101,7 @@ def _options() -> argparse.Namespace:
         "4 cells MPS compiled; of trials: bare, old, cells (see --cells, --mps, --compiled), or "
         "names as of steady. Trainer always is one.",
     )
-    parser.add_argument("--cells", default="1,4,8", help="of trials, at a time")
+    parser.add_argument("--cells", type=_counts, default="1,4,8", help="of trials, at a time")
     parser.add_argument("--mps", action="store_true", help="several cells also with MPS")
     parser.add_argument("--compiled", action="store_true", help="cells also with compiled steps")
     parser.add_argument("--trials", type=int, default=8)
@@ -118,6 +120,13 @@ def _options() -> argparse.Namespace:
     return options
 
 
+def _counts(words: str) -> list[int]:
+    found = [int(word) if word.strip().isdecimal() else 0 for word in words.split(",")]
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"write numbers with commas, 1,4,8 say, not {words!r}")
+    return found
+
+
 def _check(names: list[str], known: list[str]) -> None:
     """Before minutes are spent on the others."""
     for name in names:
@@ -127,9 +136,8 @@ def _check(names: list[str], known: list[str]) -> None:
 
 
 def _searches(options: argparse.Namespace) -> list[str]:
-    cells = [int(many) for many in options.cells.split(",")]
     words = (options.contenders or SEARCHES).split(",")
-    return contenders_of(words, cells, mps=options.mps, compiled=options.compiled)
+    return contenders_of(words, options.cells, mps=options.mps, compiled=options.compiled)
 
 
 def _write(lines: list[Line], path: Path) -> None:

@@ -3,6 +3,9 @@ A backend that runs what it was given stands in for the compiler."""
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from supermax.training import compiling
 from supermax.training.captured import CapturedWay
 from supermax.training.compiling import Compiler, pays
+from supermax.training.encoders import layer_list
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared
 from supermax.training.recording import Unrecorded, Work
@@ -39,16 +43,13 @@ class Backend:
 
 
 @pytest.fixture(autouse=True)
-def afresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+def afresh() -> Any:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
 
 
-def compiled(
-    prepared: Prepared, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, asked: bool | None
-) -> Prepared:
-    monkeypatch.setattr(compiling, "COMPILER", compiler)
+def compiled(prepared: Prepared, compiler: Compiler, asked: bool | None) -> Prepared:
     prepared.step.execution = replace(prepared.step.execution, compiled=asked)
     eager = EagerWay(prepared.step, prepared.train, prepared.pads)
     return replace(prepared, way=CapturedWay(eager, Unrecorded(), compiler))
@@ -59,34 +60,38 @@ def losses(result: Result) -> list[float]:
 
 
 def test_compiled_layers_train_the_same_and_serve_later_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     wanted = config("share", **QUIET_BERT, train={"epochs": 2})
     as_it_is = train(ready(tmp_path, wanted), Quiet())
     backend = Backend()
     compiler = Compiler(backend)
     for _ in range(2):
-        prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=True)
+        prepared = compiled(ready(tmp_path, wanted), compiler, asked=True)
         result = train(prepared, Quiet())
         assert prepared.way.how == "compiled and recorded"
         assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
+        layer = weakref.ref(layer_list(prepared.model.encoders[0].model)[1][0])  # type: ignore[arg-type]
+        del prepared
+        gc.collect()
+        assert layer() is None  # what was compiled does not hold it
         assert backend.graphs == 2  # with a mask and without; for all layers, widths and trials
 
 
 @pytest.mark.slow
-def test_other_dropouts_are_compiled_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_dropouts_are_compiled_anew(tmp_path: Path) -> None:
     backend, seen = Backend(), []
     compiler = Compiler(backend)
     for dropout in (0.1, 0.2, 0.1):
         wanted = config(encoder={"name": "tiny-bert", "dropout": dropout}, train={"epochs": 1})
         prepared = ready(tmp_path, wanted)
-        train(compiled(prepared, compiler, monkeypatch, asked=True), Quiet())
+        train(compiled(prepared, compiler, asked=True), Quiet())
         seen.append(backend.graphs)
     assert seen[0] < seen[1] == seen[2]
 
 
 def test_what_cannot_be_compiled_is_recorded_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("no C compiler was found")
@@ -95,7 +100,7 @@ def test_what_cannot_be_compiled_is_recorded_all_the_same(
     as_it_is = train(ready(tmp_path, wanted), Quiet())
     compiler = Compiler(fails)
     for _ in range(2):
-        prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=True)
+        prepared = compiled(ready(tmp_path, wanted), compiler, asked=True)
         result = train(prepared, Quiet())
         assert prepared.way.how.startswith("recorded, not compiled: ")
         assert "no C compiler" in prepared.way.how
@@ -128,7 +133,7 @@ def test_what_failed_half_way_leaves_no_gradients(
     wanted = config("evidence", **SILENT, train={"epochs": 2, "effective_batch": 4})
     expected = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
     prepared = ready(tmp_path, wanted, micro_batch=micro_batch)
-    prepared = compiled(prepared, Compiler(Backend()), monkeypatch, asked=True)
+    prepared = compiled(prepared, Compiler(Backend()), asked=True)
     prepared.way._recorder = Fails()  # type: ignore[attr-defined]
     found = train(prepared, Quiet())
     assert prepared.way.how == "recorded, not compiled: what was compiled does not run"
@@ -137,11 +142,11 @@ def test_what_failed_half_way_leaves_no_gradients(
 
 
 def test_short_trials_are_compiled_once_there_are_enough_of_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     compiler = Compiler(Backend())
     wanted = config(train={"epochs": 1})
-    prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=None)
+    prepared = compiled(ready(tmp_path, wanted), compiler, asked=None)
     seconds = 0.4 * COST / GAIN
     found = [
         compiler.offer(prepared.model, prepared.step.execution, seconds) is not None
@@ -155,18 +160,20 @@ def test_short_trials_are_compiled_once_there_are_enough_of_them(
 def test_what_another_process_has_compiled_pays_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/tmp/torch-s-own")
+    monkeypatch.setattr(compiling, "_SOMEBODY_S_OWN", False)
     seconds, found = 1.1 * FOUND / GAIN, []
     assert seconds < COST / GAIN
     for asked in (None, True, None):
         compiler = Compiler(Backend())
         compiler.folder = tmp_path / "compiled"
-        compiler.folder.mkdir(exist_ok=True)
         wanted = config(train={"epochs": 1})
-        prepared = compiled(ready(tmp_path, wanted), compiler, monkeypatch, asked=asked)
+        prepared = compiled(ready(tmp_path, wanted), compiler, asked=asked)
         offered = compiler.offer(prepared.model, prepared.step.execution, seconds)
         found.append(offered is not None)
         if offered is not None:
             offered.worked()
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(compiler.folder)
     assert found == [False, True, True]
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from supermax.naming import CACHE, STORAGE, Agent
 from supermax.settings import units
@@ -28,10 +36,10 @@ Words = Annotated[list[str], BeforeValidator(_list)]
 
 def _switch(value: Any) -> Any:
     """true, false or auto, as YAML, flags and the environment say it."""
-    said = str(value).lower()
-    if said in ("auto", "true", "false", "yes", "no", "on", "off", "1", "0"):
-        return said if said == "auto" else said in ("true", "yes", "on", "1")
-    raise ValueError(f"write true, false or auto instead of {value!r:.60}")
+    try:
+        return value if value == "auto" else TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"write true, false or auto instead of {value!r:.60}") from None
 
 
 Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from supermax.training.compiling import Compiled, Compiler
 from supermax.training.costs import cost_of
-from supermax.training.looking import Looks, RecordedLook, know_widths
+from supermax.training.looking import Looks, RecordedLook, know_widths, laid_out
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.schedules import apply
@@ -69,7 +69,7 @@ class CapturedWay:
         self._steps: dict[tuple[int, ...], Work] = {}
         self._update: Work | None = None
         self._rates: list[Tensor] = []
-        self._look: RecordedLook | None = None
+        self._looks: tuple[Data, RecordedLook | None] | None = None
 
     # What the loop asks for.
 
@@ -125,23 +125,28 @@ class CapturedWay:
 
     def look(self, data: Data, passes: int) -> Looks:
         """Recorded, where that pays and can be done."""
-        if self.why_eager is not None or passes < 2:
-            return self._eager.look(data, passes)
-        if self._look is None or self._look.data is not data:
-            step, pads = self._step, self._eager.pads
-            self._look = RecordedLook(
-                step.model, data, pads, step.execution, self._recorder, passes
-            )
-        if not self._look.pays:
-            return self._eager.look(data, passes)
-        try:
-            return self._look()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            self._look.pays = False
-            print(f"Evaluation cannot be recorded: {in_short(error)}", file=sys.stderr)
-            return self._eager.look(data, passes)
+        recorded = self._recorded_look(data, passes)
+        if recorded is not None and self.why_eager is None:
+            try:
+                return recorded()
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                self._looks = (data, None)
+                print(f"Evaluation cannot be recorded: {in_short(error)}", file=sys.stderr)
+        return self._eager.look(data, passes)
+
+    def _recorded_look(self, data: Data, passes: int) -> RecordedLook | None:
+        """Of the split that is looked at again and again."""
+        if passes < 2:
+            return None
+        if self._looks is None or self._looks[0] is not data:
+            model, execution = self._step.model, self._step.execution
+            layout, made = laid_out(model, data, execution, passes), None
+            if layout.pays:
+                made = RecordedLook(model, layout, self._eager.pads, execution, self._recorder)
+            self._looks = (data, made)
+        return self._looks[1]
 
     # Recording.
 
@@ -185,12 +190,8 @@ class CapturedWay:
             self.getting_ready += time.perf_counter() - started
 
     def _micro(self, wide: tuple[int, ...], *, padded: bool = False) -> None:
-        """With `padded`, some of it is padding in any case: without, encoders may leave out a
-        mask that every recording has."""
         rows, share = self._tables.next_rows()
-        batch = self._resident.batch(rows, wide)
-        for inputs in batch.inputs if padded else ():
-            inputs.mask[-1, -1] = 0
+        batch = self._resident.batch(rows, wide, padded=padded)
         self._tables.add(self._step.micro(batch, share))
 
     def _updated(self) -> None:

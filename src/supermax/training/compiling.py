@@ -13,8 +13,9 @@ import hashlib
 import json
 import os
 import warnings
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,17 @@ from supermax.words import in_short
 _COST = 14.0  # seconds that compiling takes
 _FOUND = 3.5  # where another process has done it before
 _GAIN = 0.2  # of the time of recorded steps
+_CACHE = "TORCHINDUCTOR_CACHE_DIR"
+_SOMEBODY_S_OWN = _CACHE in os.environ
+"""Known now: with its first step torch names a folder of its own there."""
 _VARIANTS = 64
 """Ways in which a layer may be compiled, for other dropouts say, before it is left as it is."""
-_ROOM = 400 << 20
+_KEPT = 256 << 20  # bytes; 141 MiB were seen
 
 
 class Compiled:
-    """Layers that run compiled while they are trained."""
+    """Layers that run compiled while they are trained, and as they are where they are not: looking
+    is done too seldom to be compiled as well."""
 
     def __init__(
         self,
@@ -47,12 +52,28 @@ class Compiled:
         self._layers = layers
         self.worked = worked
         """To be called once they have run."""
+        fast = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers}}
         for layer in layers:
-            layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
+            layer.forward = _forward(weakref.ref(layer), fast[type(layer)])
 
     def drop(self) -> None:
         for layer in self._layers:
             del layer.forward
+
+
+def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(kind.forward, dynamic=True, backend=backend)
+
+
+def _forward(of: weakref.ref[nn.Module], fast: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer that held itself would outlive its trial."""
+
+    def forward(*args: Any, **named: Any) -> Any:
+        layer = of()
+        assert layer is not None
+        return (fast if layer.training else type(layer).forward)(layer, *args, **named)
+
+    return forward
 
 
 class Compiler:
@@ -63,8 +84,6 @@ class Compiler:
         """Why it cannot compile."""
         self.folder: Path | None = None
         """Where what was compiled is kept for other processes."""
-        self.used = False
-        """Some layers were to be compiled."""
         self._backend = backend
         self._compiled: set[str] = set()
         self._without: dict[str, float] = defaultdict(float)
@@ -72,7 +91,7 @@ class Compiler:
     @property
     def size(self) -> int:
         """Bytes of the host that the compiler and what it made take, about."""
-        return _ROOM if self._compiled else 0
+        return _KEPT if self._compiled else 0
 
     def offer(self, model: Model, execution: Execution, seconds: float) -> Compiled | None:
         """Compile layers, or take what was compiled before, where that pays for a training of so
@@ -86,7 +105,6 @@ class Compiler:
         if not execution.compiled and not pays(seconds, self._without[key], cost):
             self._without[key] += seconds
             return None
-        self.used = True
         _get_ready(self.folder)
         layers = [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
         return Compiled(layers, self._backend, partial(self._worked, key, mark))
@@ -114,16 +132,6 @@ def pays(seconds: float, before: float, cost: float) -> bool:
     return _GAIN * (seconds + before) >= cost
 
 
-@contextlib.contextmanager
-def uncompiled() -> Iterator[None]:
-    """Compiled layers run as they are: for what is done too seldom to be compiled as well."""
-    if not COMPILER.used:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
 def _key(model: Model, execution: Execution) -> str:
     """Of all that compiled layers depend on."""
     encoders = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
@@ -136,7 +144,9 @@ def _key(model: Model, execution: Execution) -> str:
 def _get_ready(folder: Path | None) -> None:
     """One process compiles: a cell whose helpers outlive a trial would be taken for unclean."""
     if folder is not None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        if not _SOMEBODY_S_OWN:
+            os.environ[_CACHE] = str(folder)
     with warnings.catch_warnings():
         # It uses what torch has come to advise against.
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)

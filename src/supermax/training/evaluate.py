@@ -87,7 +87,7 @@ def _logits(
 ) -> tuple[NDArray[Any] | None, list[Any] | None, list[Any] | None]:
     """Class logits by sequence, and each sequence's start and end logits."""
     rows: list[Any] = [None] * count
-    for indices, outputs in list(looks):  # all of them, before the device is waited for
+    for indices, outputs in looks:  # all asked for, before the device is waited for
         parts = [
             None if part is None else part.float().cpu().numpy()
             for part in (outputs.classes, outputs.starts, outputs.ends)

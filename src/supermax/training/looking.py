@@ -7,6 +7,8 @@ Nobody waits for the device here; who reads the outputs does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +16,6 @@ import torch
 from torch import Tensor
 
 from supermax.training.batches import Indices, by_length, collate
-from supermax.training.compiling import uncompiled
 from supermax.training.costs import cost_of
 from supermax.training.encoders import know_width
 from supermax.training.models import Model, Outputs
@@ -34,7 +35,7 @@ def look(model: Model, data: Data, pads: tuple[int, ...], execution: Execution) 
     """One batch after the other, as PyTorch runs them."""
     model.eval()
     found: Looks = []
-    with torch.inference_mode(), uncompiled():
+    with torch.inference_mode():
         for indices in by_length(data.views[-1].lengths, size_of(data, execution)):
             batch = on(collate(data.views, pads, indices), execution.device)
             with autocast(execution):
@@ -54,6 +55,37 @@ def know_widths(model: Model, wide: tuple[int, ...], device: str) -> None:
         know_width(encoder.model, width, device)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How a split is looked at where that is recorded."""
+
+    data: Data
+    batches: list[Indices]
+    """All of one size, as nearly as may be."""
+    wide: list[tuple[int, ...]]
+    """Of each batch, for each encoder."""
+    pays: bool
+    """It is quicker than to look as it comes."""
+
+
+def laid_out(model: Model, data: Data, execution: Execution, passes: int) -> Layout:
+    """For so many passes over the split."""
+    count = len(data.views[-1])
+    size = -(-count // -(-count // size_of(data, execution)))
+    batches = by_length(data.views[-1].lengths, size)
+    costs = [cost_of(encoder.model) for encoder in model.encoders]  # type: ignore[arg-type]
+    columns = []
+    for view, cost in zip(data.views, costs, strict=True):
+        needed = [int(view.lengths[batch].max()) for batch in batches]
+        look = partial(cost.look, size)
+        widths = chosen(rounded(needed, passes), look, cost.recording_looks)
+        columns.append([widened(n, widths) for n in needed])
+    wide = list(zip(*columns, strict=True))
+    recording = len(set(wide)) * sum(cost.recording_looks for cost in costs)
+    asking = passes * len(batches) * sum(cost.asking for cost in costs)
+    return Layout(data, batches, wide, pays=asking > recording)
+
+
 class RecordedLook:
     """Passes over one split, recorded for each width. Whatever weights the model has are looked
     at: a recording reads them where they are."""
@@ -61,37 +93,16 @@ class RecordedLook:
     def __init__(
         self,
         model: Model,
-        data: Data,
+        layout: Layout,
         pads: tuple[int, ...],
         execution: Execution,
         recorder: Recorder,
-        passes: int,
     ) -> None:
-        self.data = data
-        self._model, self._execution, self._recorder = model, execution, recorder
-        count = len(data.views[-1])
-        batches = -(-count // size_of(data, execution))
-        size = -(-count // batches)  # all of one size, as nearly as may be
-        self._batches = by_length(data.views[-1].lengths, size)
-        self._needed = [tuple(int(v.lengths[b].max()) for v in data.views) for b in self._batches]
-        costs = [cost_of(encoder.model) for encoder in model.encoders]  # type: ignore[arg-type]
-        self._widths = [
-            chosen(
-                rounded([needed[place] for needed in self._needed], passes),
-                lambda width, cost=cost: cost.look(size, width),  # type: ignore[misc]
-                cost.recording_looks,
-            )
-            for place, cost in enumerate(costs)
-        ]
-        kinds = len({self._wide(needed) for needed in self._needed})
-        asked = passes * len(self._batches) * sum(cost.asking for cost in costs)
-        self.pays = asked > kinds * sum(cost.recording_looks for cost in costs)
-        """It is quicker than to look as it comes."""
-        if not self.pays:
-            return
-        self._resident = Resident(data, pads, execution.device)
-        rows = np.full((len(self._batches), size), NOBODY)
-        for row, batch in zip(rows, self._batches, strict=True):
+        self._model, self._layout = model, layout
+        self._execution, self._recorder = execution, recorder
+        self._resident = Resident(layout.data, pads, execution.device)
+        rows = np.full((len(layout.batches), len(layout.batches[0])), NOBODY)
+        for row, batch in zip(rows, layout.batches, strict=True):
             row[: len(batch)] = batch
         self._rows = torch.from_numpy(rows).to(execution.device)
         self._next = torch.zeros(1, dtype=torch.int64, device=execution.device)
@@ -100,13 +111,13 @@ class RecordedLook:
     def __call__(self) -> Looks:
         self._model.eval()
         found: Looks = []
-        with torch.inference_mode(), uncompiled():
-            for wide in dict.fromkeys(self._wide(needed) for needed in self._needed):
+        with torch.inference_mode():
+            for wide in self._layout.wide:
                 if wide not in self._recorded:
                     self._recorded[wide] = self._record(wide)
             self._next.zero_()
-            for indices, needed in zip(self._batches, self._needed, strict=True):
-                replay, outputs = self._recorded[self._wide(needed)]
+            for indices, wide in zip(self._layout.batches, self._layout.wide, strict=True):
+                replay, outputs = self._recorded[wide]
                 replay()
                 # Cloned, since the next replay writes to the same place.
                 kept = Outputs(*(None if part is None else part.clone() for part in outputs))
@@ -122,16 +133,13 @@ class RecordedLook:
 
         def rehearse() -> None:
             self._next.zero_()
-            self._outputs(wide)
+            self._outputs(wide, padded=True)
 
         return self._recorder.record(run, rehearse, "look"), outputs
 
-    def _outputs(self, wide: tuple[int, ...]) -> list[Tensor | None]:
+    def _outputs(self, wide: tuple[int, ...], *, padded: bool = False) -> list[Tensor | None]:
         rows = self._rows.index_select(0, self._next)[0]
         self._next += 1
         with autocast(self._execution):
-            found = self._model(*self._resident.batch(rows, wide).inputs)
+            found = self._model(*self._resident.batch(rows, wide, padded=padded).inputs)
         return [found.classes, found.starts, found.ends]
-
-    def _wide(self, needed: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(widened(n, widths) for n, widths in zip(needed, self._widths, strict=True))

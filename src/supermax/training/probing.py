@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from supermax.training.batches import collate
-from supermax.training.compiling import uncompiled
 from supermax.training.config import Config
 from supermax.training.encoders import load
 from supermax.training.encoders import prepared as prepared_config
@@ -72,7 +71,7 @@ def _look(step: EagerStep, data: Data) -> None:
     """Evaluation does not share its memory with recordings: one sequence, as the least."""
     step.model.eval()
     some = on(collate(data.views, (0,) * len(data.views), data.chosen[:1]), step.execution.device)
-    with torch.inference_mode(), uncompiled(), autocast(step.execution):
+    with torch.inference_mode(), autocast(step.execution):
         step.model(*some.inputs)
 
 

@@ -50,13 +50,17 @@ class Resident:
         self._views = [_on(view, pad, device) for view, pad in zip(data.views, pads, strict=True)]
         self._targets = [_long(part, device) for part in (last.label, last.start, last.end)]
 
-    def batch(self, rows: Tensor, widths: tuple[int, ...]) -> Batch:
+    def batch(self, rows: Tensor, widths: tuple[int, ...], *, padded: bool = False) -> Batch:
         """The sequences of these rows, for each encoder padded to its width. Nothing waits for
-        the device, and no shape depends on what the rows are."""
+        the device, and no shape depends on what the rows are. With `padded`, some of it is padding
+        in any case: without, encoders may leave out a mask that every recording has."""
         real = rows != NOBODY
         there = rows.clamp_min(0)
+        inputs = [v.inputs(there, width) for v, width in zip(self._views, widths, strict=True)]
+        for one in inputs if padded else ():
+            one.mask[-1, -1] = 0
         return Batch(
-            tuple(v.inputs(there, width) for v, width in zip(self._views, widths, strict=True)),
+            tuple(inputs),
             *(target[there].masked_fill(~real, NONE) for target in self._targets),
         )
 
