@@ -1,22 +1,20 @@
 """Several cells that train the same task at the same time, each a process of its own.
 
-    several() ──starts──▶ cells: prepare, record ──"ready"──▶ all at once: "go" ──▶ "done"
-
-As a program this is one of the cells.
+several() ──starts──▶ cells: prepare, record ──"ready"──▶ all at once: "go" ──▶ "done"
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import subprocess
-import sys
-import threading
+import multiprocessing
+import os
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import IO, Any
 
 from speed_tasks import (
     TASKS,
@@ -27,6 +25,7 @@ from speed_tasks import (
     config_of,
     corpus_of,
     execution,
+    in_words,
 )
 
 from supermax import mps
@@ -37,6 +36,9 @@ LEAST = 4.0
 """Seconds that all of them train."""
 _LIMIT = 240.0
 """Seconds after which cells that still are not done are ended."""
+_FROM = multiprocessing.get_context("forkserver")
+"""What is imported there before cells are made of it must leave the GPU alone."""
+_FROM.set_forkserver_preload(["supermax.training.loop", "supermax.training.prepare"])
 
 
 def several(name: str, cells: Cells, folder: Path) -> Line:
@@ -51,32 +53,13 @@ def several(name: str, cells: Cells, folder: Path) -> Line:
 
 def _together(name: str, cells: Cells, folder: Path) -> Line:
     started = time.time()
-    command = [sys.executable, str(Path(__file__)), name, str(folder)]
-    command += ["--compiled"] * cells.compiled
-    logs = [(folder / f"{cells.name} {i}.log").open("w+") for i in range(cells.count)]
-    running = [
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-        for log in logs
-    ]
-    watch = threading.Timer(_LIMIT, _end, [running])
-    watch.start()
-    try:
-        ready = [_heard(one, log) for one, log in zip(running, logs, strict=True)]
+    with _running(name, cells, folder) as running:
+        ready = [_heard(one, started) for one in running]
         epochs = math.ceil(LEAST / min(one["epoch"] for one in ready))
         go = time.time()
         for one in running:
-            assert one.stdin is not None
-            one.stdin.write(f"{epochs}\n")
-            one.stdin.flush()
-        done = [_heard(one, log) for one, log in zip(running, logs, strict=True)]
-    finally:
-        watch.cancel()
-        _end(running)
-        for one, log in zip(running, logs, strict=True):
-            one.communicate()
-            log.close()
+            one.send(epochs)
+        done = [_heard(one, started) for one in running]
     samples, ends = sum(one["samples"] for one in ready), [one["end"] for one in done]
     return {
         "samples_per_second": epochs * samples / (max(ends) - go),
@@ -91,35 +74,64 @@ def _together(name: str, cells: Cells, folder: Path) -> Line:
     }
 
 
-def _end(running: list[subprocess.Popen[str]]) -> None:
-    for one in running:
-        one.kill()
+@contextmanager
+def _running(name: str, cells: Cells, folder: Path) -> Iterator[list[Connection]]:
+    """Ended with the block, done or not."""
+    ours: list[Connection] = []
+    processes: list[BaseProcess] = []
+    try:
+        for _ in range(cells.count):
+            here, there = _FROM.Pipe()
+            what = _Cell(name, cells.compiled, folder, dict(os.environ))
+            one = _FROM.Process(target=_train, args=(what, there), daemon=True)
+            one.start()
+            there.close()
+            ours.append(here)
+            processes.append(one)
+        yield ours
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
-def _heard(cell: subprocess.Popen[str], log: IO[str]) -> dict[str, Any]:
+def _heard(cell: Connection, started: float) -> Line:
     """What a cell says next."""
-    assert cell.stdout is not None
-    for line in cell.stdout:
-        if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
-    log.seek(0)
-    last = [line.strip() for line in log if line.strip()][-1:]
-    raise RuntimeError(f"a cell has ended: {' '.join(last) or 'it took too long'}")
+    try:
+        if not cell.poll(max(0.0, started + _LIMIT - time.time())):
+            raise RuntimeError("cells took too long")
+        said: Line = cell.recv()
+    except EOFError:
+        raise RuntimeError("a cell has ended") from None
+    if "failed" in said:
+        raise RuntimeError(f"a cell has ended: {said['failed']}")
+    return said
 
 
 # A cell.
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="One of several cells; see several().")
-    parser.add_argument("task")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--compiled", action="store_true")
-    options = parser.parse_args()
-    what = TASKS[options.task]
-    how, corpus = execution(captured=True, compiled=options.compiled), corpus_of(what)
-    prepared = prepare(config_of(what), corpus, corpus, cache=options.folder, execution=how)
+@dataclass(frozen=True)
+class _Cell:
+    task: str
+    compiled: bool
+    folder: Path
+    environment: dict[str, str]
+    """Which says whether the GPU is shared."""
+
+
+def _train(cell: _Cell, ask: Connection) -> None:
+    os.environ.update(cell.environment)
+    try:
+        _trained(cell, ask)
+    except Exception as error:
+        ask.send({"failed": in_words(error)})
+
+
+def _trained(cell: _Cell, ask: Connection) -> None:
+    what = TASKS[cell.task]
+    how, corpus = execution(captured=True, compiled=cell.compiled), corpus_of(what)
+    prepared = prepare(config_of(what), corpus, corpus, cache=cell.folder, execution=how)
     ends = [time.time()]
     losses: list[float] = []
 
@@ -130,11 +142,7 @@ def main() -> None:
     train_blind(prepared, 2, told)
     check_compiled(prepared)
     ready = {"first_epoch": ends[1] - ends[0], "epoch": ends[2] - ends[1]}
-    print(json.dumps(ready | {"samples": len(prepared.train.chosen)}), flush=True)
-    train_blind(prepared, int(sys.stdin.readline()), told)
+    ask.send(ready | {"samples": len(prepared.train.chosen)})
+    train_blind(prepared, ask.recv(), told)
     done = {"end": ends[-1], "loss": losses[-1], "why_eager": prepared.way.why_eager}
-    print(json.dumps(done | {"how": prepared.way.how}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    ask.send(done | {"how": prepared.way.how})

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+# To ask whether there is a GPU must not begin to use it: a cell has yet to hear how it is shared.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
 

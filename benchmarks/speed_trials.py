@@ -45,7 +45,7 @@ def contenders_of(
 
 def how_many(contender: str, trials: int, reference: int, old: int) -> int:
     """Trials of a contender; whole rounds where several go at a time, and three at least."""
-    if contender in (REFERENCE, OLD):
+    if contender in (REFERENCE, BARE, OLD):
         each, wanted = (OLD_WORKERS, old) if contender == OLD else (1, reference)
     else:
         cells = cells_of(contender)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -92,14 +93,26 @@ class Graphs:
                     cause = error
                     raise
         except Exception:
-            # To end a recording that failed is an error of its own, which may leave its stream the
-            # current one and its memory as if it still went on.
-            torch.cuda.set_stream(here)
-            self._pool = torch.cuda.graph_pool_handle()
+            self._put_right(here)
             if cause is not None:
                 raise cause from None
             raise
         return graph.replay
+
+    def _put_right(self, here: torch.cuda.Stream) -> None:
+        """To end a recording that failed is an error of its own. It may leave the recording's
+        stream the current one, its memory as if it still went on, and the random numbers too
+        (pytorch issue 171263): for those, the next recording that ends puts an end to it."""
+        torch.cuda.set_stream(here)
+        with suppress(RuntimeError):  # a device that answers nothing will be told as what it is
+            torch.cuda.synchronize(self._device)
+            nothing = torch.zeros((), device=self._device)
+            with torch.cuda.graph(
+                torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
+            ):
+                nothing.zero_()
+        torch.cuda.set_stream(here)
+        self._pool = torch.cuda.graph_pool_handle()
 
 
 @functools.cache
