@@ -29,6 +29,8 @@ from speed_tasks import (
 )
 
 from supermax import mps
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import share_of_each
 from supermax.training.loop import train_blind
 from supermax.training.prepare import prepare
 
@@ -46,7 +48,8 @@ def several(name: str, cells: Cells, folder: Path) -> Line:
     with ExitStack() as stack:
         if cells.mps:
             said: list[str] = []
-            if not stack.enter_context(mps.shared(said.append)):
+            share = share_of_each(cells.count, GpuBudget().whole)
+            if not stack.enter_context(mps.shared(said.append, share)):
                 raise NotAvailable(" ".join(said))
         return _together(name, cells, folder)
 

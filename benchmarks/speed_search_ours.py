@@ -12,6 +12,8 @@ from speed_tasks import EPOCHS, RATES, Cells, Line, NotAvailable, Task, corpus_o
 from speed_trials import summed_up
 
 from supermax import mps
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import share_of_each
 from supermax.space import loads
 from supermax.training.data.splits import Splits
 from supermax.training.steps import Execution
@@ -31,7 +33,8 @@ def our_search(what: Task, cells: Cells, number: int, since: float, folder: Path
     with ExitStack() as stack:
         if cells.mps:
             said: list[str] = []
-            if not stack.enter_context(mps.shared(said.append)):
+            share = share_of_each(cells.count, GpuBudget().whole)
+            if not stack.enter_context(mps.shared(said.append, share)):
                 raise NotAvailable(" ".join(said))
         return _searched(what, cells, number, since, folder)
 

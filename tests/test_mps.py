@@ -44,6 +44,7 @@ else:
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(mps.PIPE, raising=False)
+    monkeypatch.delenv(mps.SHARE, raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return tmp_path / mps.CONTROL
 
@@ -67,15 +68,27 @@ def test_it_is_there_for_a_run_and_gone_after_it(
 ) -> None:
     pids = played(service, obeys=obeys)
     said: list[str] = []
-    with mps.shared(said.append) as shares:
+    with mps.shared(said.append, 25) as shares:
         assert shares
         assert len(alive(pids)) == 2
         folder = os.environ[mps.PIPE]
         assert Path(folder).is_dir()
+        assert os.environ[mps.SHARE] == "25"
     assert alive(pids) == []
     assert mps.PIPE not in os.environ
+    assert mps.SHARE not in os.environ
     assert not Path(folder).exists()
     assert said == []
+
+
+def test_a_share_that_somebody_has_set_is_kept(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(service)
+    monkeypatch.setenv(mps.SHARE, "70")
+    with mps.shared(print, 25):
+        assert os.environ[mps.SHARE] == "70"
+    assert os.environ[mps.SHARE] == "70"
 
 
 PROGRAM = """
@@ -174,10 +187,13 @@ def test_a_search_asks_for_it(
 ) -> None:
     pids = played(service)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    settings = Settings(agent="criteria", trials=1, epochs=1, mps=wanted)
+    settings = Settings(
+        agent="criteria", trials=1, epochs=1, mps=wanted, workers=4, gpu_memory=100 << 30
+    )
     said: list[str] = []
     with around(settings, said.append, None):  # type: ignore[arg-type]
         assert pids.exists() == wanted
+        assert os.environ.get(mps.SHARE) == ("50" if wanted else None)
     assert said == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     pids.unlink(missing_ok=True)

@@ -26,15 +26,17 @@ from supermax.words import one_line
 
 CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _READY, _LOG = "ready", "service.log"
 _STARTING = 20.0  # seconds
 _ENDING = 10.0
 
 
 @contextlib.contextmanager
-def shared(tell: Callable[[str], None]) -> Iterator[bool]:
+def shared(tell: Callable[[str], None], share: int = 100) -> Iterator[bool]:
     """Processes that are started inside share their GPUs, if it can be had; otherwise `tell` says
-    why not. A service that somebody else has started is used as it is."""
+    why not. Each may use so many percent of a GPU's processors, unless the environment says
+    something else. A service that somebody else has started is used as it is."""
     if shutil.which(CONTROL) is None or not kernel.LINUX:
         tell(f"Cells take turns on the GPU: there is no {CONTROL} on this machine.")
         yield False
@@ -44,24 +46,28 @@ def shared(tell: Callable[[str], None]) -> Iterator[bool]:
         tell(f"Cells take turns on the GPU: the service that {PIPE} names ({named}) is not there.")
         yield False
     else:
-        with _started(tell) as on:
+        with _started(tell, share) as on:
             yield on
 
 
 @contextlib.contextmanager
-def _started(tell: Callable[[str], None]) -> Iterator[bool]:
+def _started(tell: Callable[[str], None], share: int) -> Iterator[bool]:
+    before = {name: os.environ.get(name) for name in (PIPE, LOG, SHARE)}
     folder = tempfile.mkdtemp(prefix="supermax-mps-")  # paths of pipes are short
     guard = _start(folder)
     try:
         said = _first_line(guard)
         if said == _READY:
             os.environ.update(_environment(folder))
+            os.environ.setdefault(SHARE, str(share))
         else:
             tell(f"Cells take turns on the GPU: its service does not start ({said}).")
         yield said == _READY
     finally:
-        for name in (PIPE, LOG):
+        for name, value in before.items():
             os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         _end(guard)
 
 

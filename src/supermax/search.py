@@ -18,7 +18,10 @@ from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
+from supermax.engine import kernel
 from supermax.errors import UserError
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import cells_that_pay, share_of_each
 from supermax.mps import shared
 from supermax.naming import CACHE, STORAGE
 from supermax.records import StudyRecord, TrialRecord
@@ -105,10 +108,17 @@ def around(settings: Settings, tell: Callable[[str], None], study: optuna.Study)
             are = "is" if len(wanted) == 1 else "are"
             tell(f"{' and '.join(wanted)} {are} for GPUs, and torch sees none on this machine.")
         elif settings.mps:
-            stack.enter_context(shared(tell))
+            stack.enter_context(shared(tell, _share(settings)))
         if (tracker := tracker_of(settings, tell)) is not None:
             stack.enter_context(tracker(study))
         yield
+
+
+def _share(settings: Settings) -> int:
+    """Of a GPU, in percent, for each cell."""
+    gpus = max(1, len(settings.gpus or ()))
+    cells = cells_that_pay(settings.workers, gpus=gpus, cores=kernel.cores())
+    return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
 
 
 def tracker_of(
