@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,7 +20,6 @@ from speed_tasks import (
     TASKS,
     Cells,
     Line,
-    NotAvailable,
     check_compiled,
     config_of,
     corpus_of,
@@ -28,9 +27,6 @@ from speed_tasks import (
     in_words,
 )
 
-from supermax import mps
-from supermax.memory.budgets import GpuBudget
-from supermax.memory.sharing import share_of_each
 from supermax.training.loop import train_blind
 from supermax.training.prepare import prepare
 
@@ -45,12 +41,7 @@ _FROM.set_forkserver_preload(["supermax.training.loop", "supermax.training.prepa
 
 def several(name: str, cells: Cells, folder: Path) -> Line:
     """Samples a second of all together. Raises NotAvailable where the GPU cannot be shared."""
-    with ExitStack() as stack:
-        if cells.mps:
-            said: list[str] = []
-            share = share_of_each(cells.count, GpuBudget().whole)
-            if not stack.enter_context(mps.shared(said.append, share)):
-                raise NotAvailable(" ".join(said))
+    with cells.shared():
         return _together(name, cells, folder)
 
 

@@ -207,7 +207,7 @@ def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dic
     in_products = sum(p.numel() for p in trained if p.ndim == 2) - tables
     moved = {
         OPTIMIZER: 28 * numbers,  # reads weight, gradient and both moments; writes all but one
-        CLIPPING: 12 * numbers,  # reads gradients for their norm; reads and writes them once
+        CLIPPING: 4 * numbers,  # reads gradients for their norm; the optimizer scales them
         COPIES: 12 * in_products,  # weights to bf16, and their gradients back
     }
     floors = {part: 1000 * size / best["bandwidth"] for part, size in moved.items()}

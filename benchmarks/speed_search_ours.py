@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from optuna.study import Study
-from speed_tasks import EPOCHS, RATES, Cells, Line, NotAvailable, Task, corpus_of, validation_of
+from speed_tasks import EPOCHS, RATES, Cells, Line, Task, corpus_of, validation_of
 from speed_trials import summed_up
 
-from supermax import mps
-from supermax.memory.budgets import GpuBudget
-from supermax.memory.sharing import share_of_each
 from supermax.space import loads
 from supermax.training.data.splits import Splits
 from supermax.training.steps import Execution
@@ -30,12 +27,7 @@ parameters:
 
 
 def our_search(what: Task, cells: Cells, number: int, since: float, folder: Path) -> Line:
-    with ExitStack() as stack:
-        if cells.mps:
-            said: list[str] = []
-            share = share_of_each(cells.count, GpuBudget().whole)
-            if not stack.enter_context(mps.shared(said.append, share)):
-                raise NotAvailable(" ".join(said))
+    with cells.shared():
         return _searched(what, cells, number, since, folder)
 
 

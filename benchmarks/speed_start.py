@@ -126,14 +126,16 @@ def warm(what: Task, folder: Path) -> Line:
 
 
 def overhead(what: Task, folder: Path) -> Line:
-    """What of a trial is not its steps: making it, recording, evaluation, keeping the best."""
+    """What of a trial is not its steps: making it, recording, evaluation, keeping the best. Of
+    the second one: a process imports what it evaluates with in its first."""
     corpus = corpus_of(what)
-    _tidy()
-    started = time.perf_counter()
-    trial = made(what, corpus, folder)
-    train(trial, Quiet())
-    settled()
-    whole = time.perf_counter() - started
+    for _ in range(2):
+        _tidy()
+        started = time.perf_counter()
+        trial = made(what, corpus, folder)
+        train(trial, Quiet())
+        settled()
+        whole = time.perf_counter() - started
     ends: list[float] = []
     train_blind(trial, EPOCHS, lambda *_: ends.append(time.perf_counter()))
     steps = (ends[-1] - ends[0]) / (EPOCHS - 1) * EPOCHS
@@ -163,10 +165,15 @@ class Quiet:
 
 
 def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
-    """Short trials in one process, one after the other: do they get slower, or larger?"""
+    """Short trials in one process, one after the other: do they get slower, or larger? Hosts get
+    slower and faster by themselves, so beside each trial stands what the same plain work took
+    there, and then."""
     corpus = corpus_of(replace(what, pairs=SHORT))
+    gc.collect()
+    gc.freeze()  # as cells do
     began = time.perf_counter()
     seconds: list[float] = []
+    paces: list[float] = []
     device: list[int] = []
     host: list[int] = []
     while len(seconds) < repeat and time.perf_counter() - began < limit:
@@ -175,6 +182,7 @@ def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
         train(trial, Quiet())
         settled()
         seconds.append(time.perf_counter() - started)
+        paces.append(_pace())
         why = trial.way.why_eager
         del trial
         _tidy()
@@ -184,11 +192,25 @@ def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
         "trials": len(seconds),
         "wanted": repeat,
         "seconds": _edges(seconds),
+        "pace": _edges(paces),
+        "paced": _edges([one / pace for one, pace in zip(seconds, paces, strict=True)]),
         "device_memory": _edges(device),
         "host_memory": _edges(host),
         "why_eager": why,
         "all_seconds": [round(one, 4) for one in seconds],
     }
+
+
+def _pace() -> float:
+    """Seconds of work for the host that is always the same, the quickest of a few."""
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        total = 0
+        for number in range(100_000):
+            total += number % 7
+        taken.append(time.perf_counter() - started)
+    return min(taken)
 
 
 def _edges(values: Sequence[float]) -> Line:

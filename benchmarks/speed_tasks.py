@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
 
+from supermax import mps
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import share_of_each
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
@@ -133,23 +137,41 @@ def check_compiled(prepared: Prepared) -> None:
 
 @dataclass(frozen=True)
 class Cells:
-    """So many cells at a time, as a contender's name says it: "4 cells MPS compiled"."""
+    """So many cells at a time, as a contender's name says it: "4 cells MPS compiled", or
+    "4 cells MPS 70% compiled" for another share of the GPU's processors than a run gives each."""
 
     count: int
     mps: bool = False
     compiled: bool = False
+    percent: int | None = None
 
     @property
     def name(self) -> str:
         words = [f"{self.count} cell{'s' if self.count > 1 else ''}"]
-        words += ["MPS"] * self.mps + ["compiled"] * self.compiled
-        return " ".join(words)
+        words += ["MPS"] * self.mps + [f"{self.percent}%"] * bool(self.percent)
+        return " ".join(words + ["compiled"] * self.compiled)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Raises NotAvailable where the GPU cannot be shared."""
+        if not self.mps:
+            yield
+            return
+        said: list[str] = []
+        share = self.percent or share_of_each(self.count, GpuBudget().whole)
+        with mps.shared(said.append, share) as on:
+            if not on:
+                raise NotAvailable(" ".join(said))
+            yield
 
 
 def cells_of(contender: str) -> Cells | None:
     """None for a contender that is none of ours in cells."""
-    found = re.fullmatch(r"(\d+) cells?( MPS)?( compiled)?", contender)
-    return Cells(int(found[1]), bool(found[2]), bool(found[3])) if found else None
+    found = re.fullmatch(r"(\d+) cells?( MPS( (\d+)%)?)?( compiled)?", contender)
+    if found is None:
+        return None
+    percent = int(found[4]) if found[4] else None
+    return Cells(int(found[1]), bool(found[2]), bool(found[5]), percent)
 
 
 def device_name() -> str:
