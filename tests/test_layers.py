@@ -54,6 +54,8 @@ ALLOWED = {
         "words",
     },
     "planning": {
+        "mps",
+        "engine",
         "memory",
         "search",
         "tuning",
@@ -68,6 +70,8 @@ ALLOWED = {
     },
     "search": {
         "mps",
+        "engine",
+        "memory",
         "tracking",
         "records",
         "tuning",
@@ -97,7 +101,7 @@ ALLOWED = {
         "errors",
     },
     "cleaning": {"records", "engine", "naming"},
-    "doctor": {"memory", "study", "training", "settings", "engine", "errors", "words"},
+    "doctor": {"mps", "memory", "study", "training", "settings", "engine", "errors", "words"},
     "replaying": {"records", "engine", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {

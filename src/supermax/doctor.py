@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from supermax import mps
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.memory.devices import Gpu, gpus
@@ -114,6 +115,25 @@ def device() -> Iterator[Finding]:
         )
     conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
     yield Finding("device", GOOD, f"allocator settings: {conf or 'torch as it comes'}")
+    yield from _faster()
+
+
+def _faster() -> Iterator[Finding]:
+    """What makes trials on a GPU faster, where it is there."""
+    if shutil.which(mps.CONTROL) is not None:
+        yield Finding("device", GOOD, "several cells can share a GPU: mps: true, or --mps")
+    else:
+        yield Finding("device", GOOD, f"cells take turns on a GPU: there is no {mps.CONTROL}")
+    if any(map(shutil.which, filter(None, (os.environ.get("CC"), "gcc", "clang")))):
+        yield Finding("device", GOOD, "layers can be compiled: a C compiler is here")
+    else:
+        yield Finding(
+            "device",
+            WARNING,
+            "layers are not compiled, which costs up to a quarter of the speed: there is no C "
+            "compiler",
+            "install gcc or clang",
+        )
 
 
 def _gpu(gpu: Gpu, cuda: str) -> Iterator[Finding]:

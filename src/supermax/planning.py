@@ -6,6 +6,7 @@ Search ──plan()──▶ lines for a person: data, encoders, space, disk, ti
 from __future__ import annotations
 
 import contextlib
+import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
@@ -13,11 +14,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from supermax import mps
 from supermax.agents.fits import fits
 from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.objective import configured
 from supermax.agents.specs import spec_of
 from supermax.agents.starting import weaknesses
+from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.memory import planner
 from supermax.memory.budgets import GpuBudget, HostBudget
@@ -46,7 +49,7 @@ def plan(search: Search) -> list[str]:
     needed = bytes_needed(fit.sources, settings.top, workers)
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
-    device = "on the GPU" if cuda else "on the CPU"
+    device = _on_the_gpu(settings, workers) if cuda else "on the CPU"
     lines = [
         f"Search      {settings.agent} into the study '{settings.study}' in "
         f"{without_password(str(tuning.storage))}",
@@ -62,7 +65,7 @@ def plan(search: Search) -> list[str]:
     assert tuning.splits is not None
     lines += _aligned("Time", _pace(settings, workers))
     lines += _aligned("Memory", _fitting(search, fit, cuda))
-    lines += _aligned("Beware", weaknesses(tuning.splits))
+    lines += _aligned("Beware", [*crowd(workers, kernel.cores()), *weaknesses(tuning.splits)])
     return [*lines, *origins(search.resolved)]
 
 
@@ -78,6 +81,19 @@ def folded(lines: list[str], width: int) -> list[str]:
         break_on_hyphens=False,
     )
     return [part for line in lines for part in fold(line)]
+
+
+def _on_the_gpu(settings: Settings, workers: int) -> str:
+    if workers == 1 or shutil.which(mps.CONTROL) is None:
+        return "on the GPU"
+    return "sharing the GPU" if settings.mps else "taking turns on the GPU (--mps: sharing it)"
+
+
+def crowd(workers: int, cores: int) -> list[str]:
+    """Of more trials than cores: one on a GPU keeps a core busy too."""
+    if workers <= cores:
+        return []
+    return [f"{workers} trials at a time share {counted(cores, 'core')}, and wait for each other"]
 
 
 def _trials(settings: Settings) -> list[TrialRecord]:

@@ -16,7 +16,7 @@ from supermax.agents.fitting import fitted
 from supermax.agents.provisioning import MemoryPlanner
 from supermax.planning import folded
 from supermax.search import prepared, space_of
-from supermax.settings import resolve
+from supermax.settings import Settings, resolve
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from tests.cli.helping import sm
@@ -97,6 +97,33 @@ def test_a_cpu_is_not_told_to_install_what_sees_gpus(
     (on_gpu,) = planning._fitting(search, fit, cuda=True)
     assert on_cpu == "cannot be seen, and is not planned: say --gpu-memory"
     assert "pip install nvidia-ml-py, or say --gpu-memory" in on_gpu
+
+
+def test_a_plan_says_how_trials_have_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    alone = Settings(agent="criteria", trials=1, epochs=1)
+    sharing = alone.model_copy(update={"mps": True})
+    assert planning._on_the_gpu(sharing, 4) == "on the GPU"  # it cannot be shared here
+    (tmp_path / "nvidia-cuda-mps-control").touch(mode=0o755)
+    assert planning._on_the_gpu(alone, 1) == "on the GPU"
+    assert planning._on_the_gpu(sharing, 4) == "sharing the GPU"
+    assert "--mps" in planning._on_the_gpu(alone, 4)
+
+
+def test_more_trials_than_cores_are_said() -> None:
+    assert planning.crowd(2, 2) == []
+    (said,) = planning.crowd(3, 1)
+    assert said == "3 trials at a time share 1 core, and wait for each other"
+
+
+def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = ("--trials", "1", "--set", "data.posts=60", "--set", "epochs=1", "--no-supervisor")
+    said = sm("tune", "criteria", *few, "--mps")
+    assert "mps = True (--mps)" in said
+    assert "mps is for GPUs, and torch sees none on this machine." in said
 
 
 @pytest.mark.slow

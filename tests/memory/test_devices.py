@@ -165,3 +165,21 @@ def test_the_doctor_says_who_else_is_there() -> None:
     ]
     crowded = Gpu(0, "a card", 70 * GIB, 80 * GIB)
     assert next(doctor._gpu(crowded, "13.0")).state == doctor.WARNING
+
+
+def test_the_doctor_says_what_would_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    turns, missing = doctor._faster()
+    assert turns.text == "cells take turns on a GPU: there is no nvidia-cuda-mps-control"
+    assert (missing.state, missing.advice) == (doctor.WARNING, "install gcc or clang")
+    for name in ("nvidia-cuda-mps-control", "clang"):
+        (tmp_path / name).touch(mode=0o755)
+    shared, compiles = doctor._faster()
+    assert shared.text == "several cells can share a GPU: mps: true, or --mps"
+    assert (compiles.state, compiles.text) == (
+        doctor.GOOD,
+        "layers can be compiled: a C compiler is here",
+    )

@@ -56,6 +56,10 @@ def tune(
         Text, typer.Option(help="Budget of a device, to emulate a smaller one: 24GiB.")
     ] = None,
     gpus: Annotated[Text, typer.Option(help="GPUs to use: 0,1.")] = None,
+    mps: Annotated[
+        bool | None,
+        typer.Option(help="Trials share a GPU instead of taking turns on it (CUDA's MPS)."),
+    ] = None,
     models: Annotated[Text, typer.Option(help="Encoders, with commas.")] = None,
     data: Annotated[
         Text, typer.Option(help="A CSV or JSONL file, a folder of ReDSM5, or synthetic.")
@@ -106,6 +110,7 @@ def tune(
         "workers": workers,
         "gpu_memory": gpu_memory,
         "gpus": gpus,
+        "mps": mps,
         "models": models,
         "data.path": data,
         "storage": storage,
