@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from supermax.cli.looking import _memory
+from supermax.cli.looking import _memory, _planned
 from supermax.errors import UserError
 from supermax.records import AttemptRecord, TrialRecord
 from supermax.training.sources import find
@@ -208,3 +208,11 @@ def test_wrong_input_is_answered_with_a_sentence(args: tuple[str, ...], words: s
     said = sm("plan", *args, code=2)
     assert words in said
     assert "Traceback" not in said
+
+
+def test_a_trial_says_why_its_batch_was_split() -> None:
+    said = {"micro_batch": 4, "why": "all at once would need 9.0 GiB of 8.0 GiB"}
+    attempt = AttemptRecord(1, 1, 0.0, 1.0, "COMPLETE", None, 2 << 30, said)
+    assert _planned(attempt) == (
+        ", 4 sequences at a time (all at once would need 9.0 GiB of 8.0 GiB), 2.0 GiB kept for it"
+    )

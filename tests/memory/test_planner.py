@@ -65,6 +65,28 @@ def test_what_ran_out_of_memory_is_never_planned_again(
     raise AssertionError("it never ends")
 
 
+@settings(max_examples=60, deadline=None)
+@given(specs(), budgets)
+def test_a_split_has_its_reason(spec: Spec, budget: int) -> None:
+    found = plan(spec, budget)
+    if isinstance(found, NoPlan):
+        return
+    whole = need(spec, next(iter(splits(spec)))).total
+    assert bool(found.why) == (not found.whole)
+    assert found.why.startswith("all at once would need") == (whole > budget)
+
+
+def test_reasons_are_said() -> None:
+    assert plan(LARGE, 24 * GIB).why == "all at once would need 103 GiB of 24.0 GiB"  # type: ignore[union-attr]
+    whole = plan(LARGE, 200 * GIB)
+    assert isinstance(whole, Plan)
+    assert whole.why == ""
+    failed = [Failed(whole.split, whole.need.reserved)]
+    again = plan(LARGE, 120 * GIB, failed=failed)
+    assert isinstance(again, Plan)
+    assert again.why == "memory was too short with more"
+
+
 @given(st.integers(1, 600))
 def test_every_number_of_parts_is_looked_at_once(batch: int) -> None:
     sizes = [split.micro_batch for split in splits(replace(LARGE, effective_batch=batch))]

@@ -158,6 +158,7 @@ def how_of(found: Plan) -> dict[str, Any]:
         "evaluated": found.split.evaluated,
         "best_on_host": found.split.best_on_host,
         "memory": found.need.reserved,
+        **({"why": found.why} if found.why else {}),
     }
 
 

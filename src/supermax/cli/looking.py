@@ -350,7 +350,8 @@ def _planned(attempt: AttemptRecord) -> str:
         return ""
     again = ", activations computed again" if plan.get("checkpoint_activations") else ""
     kept = size_text(attempt.reserved)
-    return f", {plan['micro_batch']} sequences at a time{again}, {kept} kept for it"
+    why = f" ({plan['why']})" if plan.get("why") else ""
+    return f", {plan['micro_batch']} sequences at a time{again}{why}, {kept} kept for it"
 
 
 def _print_fault(screen: Console, fault: FaultRecord, *, whole: bool = True) -> None:

@@ -215,9 +215,9 @@ def _print_need(
 
 
 def _why_more(found: Plan, batch: int) -> str:
-    """Where more is taken at a time than was asked for."""
+    """Where another number is taken at a time than was asked for."""
     if found.split.micro_batch <= batch:
-        return ""
+        return f" {found.why[0].upper()}{found.why[1:]}." if found.why else ""
     fits = "The accumulated batches fit" if found.whole else f"More than {batch} fit"
     return f" {fits} at once, which is faster and the same experiment."
 
@@ -239,7 +239,7 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     }
     if isinstance(found, Plan):
         return data | {
-            "plan": vars(found.split) | {"micro_batches": found.micro_batches},
+            "plan": vars(found.split) | {"micro_batches": found.micro_batches, "why": found.why},
             "planned": found.need.items() | {"total": found.need.total},
         }
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}

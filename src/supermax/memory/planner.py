@@ -29,6 +29,8 @@ class Plan:
     need: Need
     seconds: float
     """An effective batch is expected to take."""
+    why: str = ""
+    """It is not taken as it is, if so."""
 
     @property
     def micro_batches(self) -> int:
@@ -92,19 +94,32 @@ def plan(
     """The fastest plan that fits into `budget` bytes of the device. `failed`: what turned out not
     to do; a plan must need less, or give the same split clearly more."""
     tried = [_made(spec, split, correction, measured) for split in splits(spec)]
+    whole = tried[0]
     if spec.device != "cpu":
-        tightest = min(tried, key=lambda plan: plan.need.total).split
-        tried.append(_made(spec, replace(tightest, best_on_host=True), correction, measured))
+        least_of_all = min(tried, key=lambda plan: plan.need.total).split
+        tried.append(_made(spec, replace(least_of_all, best_on_host=True), correction, measured))
     bounds = [(f.memory, need(spec, f.split).total) for f in failed]
     fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
     if clearly := [p for p in fitting if _better(p, bounds, _LESS)]:
-        return min(clearly, key=_preference)
+        return _with_reason(min(clearly, key=_preference), whole, budget, failed)
     if fitting:
-        return min(fitting, key=lambda plan: plan.need.total)
+        tightest = min(fitting, key=lambda plan: plan.need.total)
+        return _with_reason(tightest, whole, budget, failed)
     smallest = min(plan.need.total for plan in tried)
     if failed:  # more than it was thought to need
         smallest = max(smallest, budget + 1, int(_MORE * max(f.memory for f in failed)))
     return NoPlan(spec, smallest, budget)
+
+
+def _with_reason(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed]) -> Plan:
+    if chosen.whole:
+        return chosen
+    if whole.need.total > budget:
+        needed, there = size_text(whole.need.total), size_text(budget)
+        return replace(chosen, why=f"all at once would need {needed} of {there}")
+    if failed:
+        return replace(chosen, why="memory was too short with more")
+    return replace(chosen, why="faster than all at once")
 
 
 def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:
