@@ -86,3 +86,28 @@ def test_another_seed_or_encoder_is_made_anew() -> None:
         weights.append(next(model.parameters()).detach().clone())
     assert not torch.equal(weights[0], weights[1])
     assert torch.equal(weights[0], weights[3])
+
+
+@pytest.mark.parametrize("names", [("tiny-bert", "tiny-electra"), ("tiny-bert", "tiny-bert")])
+def test_both_encoders_of_a_trial_are_kept_and_no_more(
+    names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, loads = FirstWeights(), []
+
+    def counted(*of: object) -> torch.nn.Module:
+        loads.append(of)
+        return load(*of)  # type: ignore[arg-type]
+
+    def trial(*names: str) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        sources = [find(name) for name in names]
+        models = [first.encoder(s, prepared(s, 0.1, 0.1), "cpu", len(names)) for s in sources]
+        return [weight for model in models for weight in model.parameters()]
+
+    monkeypatch.setattr("supermax.training.first_weights.load", counted)
+    before, again = trial(*names), trial(*names)
+    assert len(loads) == 2
+    assert all(map(torch.equal, before, again))
+    both = first.size
+    trial("tiny-electra")
+    assert 0 < first.size < both

@@ -1,4 +1,4 @@
-"""An encoder's first weights, kept by a process that trains one trial after the other.
+"""Encoders' first weights, kept by a process that trains one trial after the other.
 
     Source, configuration ──encoder()──▶ encoder on the device
             └─ the first time loaded or drawn, then copied
@@ -27,40 +27,48 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True)
 class _Kept:
-    key: str
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
     random: Tensor | None
     """Of torch's generator, after the encoder was drawn; None for one that was loaded."""
 
+    @property
+    def size(self) -> int:
+        """Bytes, as torch hands out pinned memory."""
+        parts = [*self.parameters.values(), *self.buffers.values()]
+        size = sum(part.numel() * part.element_size() for part in parts)
+        return 1 << (size - 1).bit_length()
+
 
 class FirstWeights:
-    """Of the encoder that was asked for last: trials of one encoder often follow each other, and
+    """Of the encoders that a trial asked for last: trials of the same often follow each other, and
     a process that kept all of them would be too large."""
 
     def __init__(self) -> None:
-        self._kept: _Kept | None = None
+        self._kept: dict[str, _Kept] = {}
+        """By all that they depend on; the one that was asked for last is the last."""
 
     @property
     def size(self) -> int:
         """Bytes."""
-        kept = self._kept
-        parts = [] if kept is None else [*kept.parameters.values(), *kept.buffers.values()]
-        size = sum(part.numel() * part.element_size() for part in parts)
-        return 1 << (size - 1).bit_length() if size else 0  # as torch hands out pinned memory
+        return sum(kept.size for kept in self._kept.values())
 
-    def encoder(self, source: Source, config: PretrainedConfig, device: str) -> nn.Module:
+    def encoder(
+        self, source: Source, config: PretrainedConfig, device: str, of: int = 1
+    ) -> nn.Module:
+        """For a trial that has so many."""
         key = _key(source, config)
-        if self._kept is not None and self._kept.key == key:
-            copy = _copy(self._kept, config, device)
-            if copy is not None:
-                return copy
-        self._kept = None  # before another takes its place
+        kept = self._kept.pop(key, None)
+        while len(self._kept) >= of:  # before another takes its place
+            del self._kept[next(iter(self._kept))]
+        if kept is not None and (copy := _copy(kept, config, device)) is not None:
+            self._kept[key] = kept
+            return copy
+        del kept
         model = load(source, config)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         every = iter(_aside([*parameters.values(), *buffers.values()], device.startswith("cuda")))
-        self._kept = _Kept(
-            key,
+        self._kept[key] = _Kept(
             dict(zip(parameters, every, strict=False)),
             dict(zip(buffers, every, strict=False)),
             None if source.trained else torch.get_rng_state(),

@@ -191,14 +191,15 @@ def _model(
     classes: int,
     device: str,
 ) -> Model:
-    encoders = []
+    encoders: list[Any] = []
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
         dropouts = config.encoder.dropout, config.encoder.attention_dropout
         made = prepared_config(source, *dropouts, **ids)
-        # On a CPU a second copy would count against the trial's memory.
-        on_cpu = device == "cpu"
-        encoders.append(load(source, made) if on_cpu else FIRST.encoder(source, made, device))
+        if device == "cpu":  # a second copy would count against the trial's memory
+            encoders.append(load(source, made))
+        else:
+            encoders.append(FIRST.encoder(source, made, device, of=len(sources)))
     return Model(config, encoders, classes)
 
 
