@@ -36,7 +36,9 @@ _LIMIT = 240.0
 """Seconds after which cells that still are not done are ended."""
 _FROM = multiprocessing.get_context("forkserver")
 """What is imported there before cells are made of it must leave the GPU alone."""
-_FROM.set_forkserver_preload(["supermax.training.loop", "supermax.training.prepare"])
+_FROM.set_forkserver_preload(
+    ["supermax.training.loop", "supermax.training.prepare", "torch._inductor.compile_fx"]
+)
 
 
 def several(name: str, cells: Cells, folder: Path) -> Line:
