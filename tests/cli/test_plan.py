@@ -16,7 +16,7 @@ from supermax.agents.fitting import fitted
 from supermax.agents.provisioning import MemoryPlanner
 from supermax.planning import folded
 from supermax.search import prepared, space_of
-from supermax.settings import Settings, resolve
+from supermax.settings import Resolved, Settings, resolve
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from tests.cli.helping import sm
@@ -120,10 +120,18 @@ def test_more_trials_than_cores_are_said() -> None:
 
 def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    few = ("--trials", "1", "--set", "data.posts=60", "--set", "epochs=1", "--no-supervisor")
-    said = sm("tune", "criteria", *few, "--mps")
-    assert "mps = True (--mps)" in said
-    assert "mps is for GPUs, and torch sees none on this machine." in said
+    (tmp_path / "a.yaml").write_text("agent: criteria\nmps: true\n")
+    meant: list[Resolved] = []
+
+    def run_all(searches: list[Resolved]) -> int:
+        meant.extend(searches)
+        return 0
+
+    monkeypatch.setattr(sys.modules["supermax.cli.tune"], "run_all", run_all)
+    for flags in (("criteria", "--mps"), ("criteria",), ("a.yaml",), ("a.yaml", "--no-mps")):
+        sm("tune", *flags, "--no-supervisor")
+    assert [search.settings.mps for search in meant] == [True, False, True, False]
+    assert "mps = True (--mps)" in "\n".join(planning.origins(meant[0]))
 
 
 @pytest.mark.slow
