@@ -117,6 +117,7 @@ class _Cell:
 
 
 def _train(cell: _Cell, ask: Connection) -> None:
+    os.environ.clear()  # it came from a process that was started for others
     os.environ.update(cell.environment)
     try:
         _trained(cell, ask)

@@ -190,6 +190,8 @@ def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
             bars.at_most(f"{title}: warm first step", line["first_step"], WARM, "s")
         if line["contender"] == "growth":
             for kind in ("seconds", "paced", "device_memory", "host_memory"):
+                if kind not in line:  # it was not taken yet
+                    continue
                 named = {"paced": "seconds, at the host's pace,"}.get(kind, kind.replace("_", " "))
                 words = f"{named} over {line['trials']} trials"
                 what = f"{title}: growth of {words}"
@@ -204,7 +206,7 @@ def _start_words(line: Line) -> str:
         device, host = (line[kind] for kind in ("device_memory", "host_memory"))
         return (
             f"{line['seconds']['early']:.3f} s a trial early, {line['seconds']['late']:.3f} late, "
-            f"the host's pace {line['pace']['growth']:+.0%}; "
+            f"the host's pace {line.get('pace', {}).get('growth', 0):+.0%}; "
             f"device {device['early'] / 2**20:.0f} and {device['late'] / 2**20:.0f} MiB; "
             f"host {host['early'] / 2**20:.0f} and {host['late'] / 2**20:.0f} MiB"
         )

@@ -148,7 +148,8 @@ class Cells:
     @property
     def name(self) -> str:
         words = [f"{self.count} cell{'s' if self.count > 1 else ''}"]
-        words += ["MPS"] * self.mps + [f"{self.percent}%"] * bool(self.percent)
+        words += ["MPS"] * self.mps
+        words += [f"{self.percent}%"] if self.percent is not None else []
         return " ".join(words + ["compiled"] * self.compiled)
 
     @contextmanager
@@ -158,7 +159,10 @@ class Cells:
             yield
             return
         said: list[str] = []
-        share = self.percent or share_of_each(self.count, GpuBudget().whole)
+        share = share_of_each(self.count, GpuBudget().whole)
+        if self.percent is not None:
+            share = self.percent
+            os.environ.pop(mps.SHARE, None)
         with mps.shared(said.append, share) as on:
             if not on:
                 raise NotAvailable(" ".join(said))
@@ -167,8 +171,8 @@ class Cells:
 
 def cells_of(contender: str) -> Cells | None:
     """None for a contender that is none of ours in cells."""
-    found = re.fullmatch(r"(\d+) cells?( MPS( (\d+)%)?)?( compiled)?", contender)
-    if found is None:
+    pattern = r"([1-9]\d*) cells?( MPS( ([1-9]\d?|100)%)?)?( compiled)?"
+    if (found := re.fullmatch(pattern, contender)) is None:
         return None
     percent = int(found[4]) if found[4] else None
     return Cells(int(found[1]), bool(found[2]), bool(found[5]), percent)

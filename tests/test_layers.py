@@ -70,7 +70,6 @@ ALLOWED = {
     },
     "search": {
         "mps",
-        "engine",
         "memory",
         "tracking",
         "records",

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
 
 from supermax import mps
-from supermax.search import around
+from supermax.search import _share, around
 from supermax.settings import Settings
 from tests.conftest import eventually
 
@@ -85,10 +86,11 @@ def test_a_share_that_somebody_has_set_is_kept(
     service: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played(service)
-    monkeypatch.setenv(mps.SHARE, "70")
-    with mps.shared(print, 25):
-        assert os.environ[mps.SHARE] == "70"
-    assert os.environ[mps.SHARE] == "70"
+    for theirs, meant in (("70", "70"), ("", "25")):
+        monkeypatch.setenv(mps.SHARE, theirs)
+        with mps.shared(print, 25):
+            assert os.environ[mps.SHARE] == meant
+        assert os.environ[mps.SHARE] == theirs
 
 
 PROGRAM = """
@@ -187,24 +189,37 @@ def test_a_search_asks_for_it(
 ) -> None:
     pids = played(service)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    settings = Settings(
-        agent="criteria", trials=1, epochs=1, mps=wanted, workers=4, gpu_memory=100 << 30
-    )
+    settings = Settings(agent="criteria", trials=9, epochs=1, mps=wanted, gpu_memory=100 << 30)
     said: list[str] = []
-    with around(settings, said.append, None):  # type: ignore[arg-type]
+    study = optuna.create_study()
+    with around(settings, said.append, 4, study):
         assert pids.exists() == wanted
         assert os.environ.get(mps.SHARE) == ("50" if wanted else None)
     assert said == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     pids.unlink(missing_ok=True)
-    with around(settings, said.append, None):  # type: ignore[arg-type]
+    with around(settings, said.append, 4, study):
         assert not pids.exists()
     assert said == ["mps is for GPUs, and torch sees none on this machine."] * wanted
+
+
+def test_a_cell_s_share_is_of_those_that_will_be_there() -> None:
+    study = optuna.create_study()
+    settings = Settings(agent="criteria", trials=9, epochs=1, gpu_memory=100 << 30)
+    assert _share(settings, 8, study) == 25
+    two = settings.model_copy(update={"gpus": ["0", "1"]})
+    assert _share(two, 8, study) == 50
+    for _ in range(6):
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+    assert _share(settings, 8, study) == 67  # three are left
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
+    assert _share(settings, 8, study) == 67
+    assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
 
 
 def test_what_is_for_gpus_says_so_without_one() -> None:
     settings = Settings(agent="criteria", trials=1, epochs=1, mps=True, compile=True)
     said: list[str] = []
-    with around(settings, said.append, None):  # type: ignore[arg-type]
+    with around(settings, said.append, 1, optuna.create_study()):
         pass
     assert said == ["mps and compile are for GPUs, and torch sees none on this machine."]

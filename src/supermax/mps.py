@@ -59,7 +59,7 @@ def _started(tell: Callable[[str], None], share: int) -> Iterator[bool]:
         said = _first_line(guard)
         if said == _READY:
             os.environ.update(_environment(folder))
-            os.environ.setdefault(SHARE, str(share))
+            os.environ[SHARE] = before[SHARE] or str(share)
         else:
             tell(f"Cells take turns on the GPU: its service does not start ({said}).")
         yield said == _READY

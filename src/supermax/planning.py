@@ -49,7 +49,7 @@ def plan(search: Search) -> list[str]:
     needed = bytes_needed(fit.sources, settings.top, workers)
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
-    device = _on_the_gpu(settings, workers) if cuda else "on the CPU"
+    device = _on_gpus(settings, workers) if cuda else "on the CPU"
     lines = [
         f"Search      {settings.agent} into the study '{settings.study}' in "
         f"{without_password(str(tuning.storage))}",
@@ -65,7 +65,8 @@ def plan(search: Search) -> list[str]:
     assert tuning.splits is not None
     lines += _aligned("Time", _pace(settings, workers))
     lines += _aligned("Memory", _fitting(search, fit, cuda))
-    lines += _aligned("Beware", [*crowd(workers, kernel.cores()), *weaknesses(tuning.splits)])
+    crowded = crowd(settings, workers, kernel.cores())
+    lines += _aligned("Beware", [*crowded, *weaknesses(tuning.splits)])
     return [*lines, *origins(search.resolved)]
 
 
@@ -83,17 +84,20 @@ def folded(lines: list[str], width: int) -> list[str]:
     return [part for line in lines for part in fold(line)]
 
 
-def _on_the_gpu(settings: Settings, workers: int) -> str:
-    if workers == 1 or shutil.which(mps.CONTROL) is None:
-        return "on the GPU"
-    return "sharing the GPU" if settings.mps else "taking turns on the GPU (--mps: sharing it)"
+def _on_gpus(settings: Settings, workers: int) -> str:
+    many = len(settings.gpus)
+    them, it = (f"{many} GPUs", "them") if many > 1 else ("the GPU", "it")
+    if workers <= max(1, many) or shutil.which(mps.CONTROL) is None:
+        return f"on {them}"
+    return f"sharing {them}" if settings.mps else f"taking turns on {them} (--mps: sharing {it})"
 
 
-def crowd(workers: int, cores: int) -> list[str]:
+def crowd(settings: Settings, workers: int, cores: int) -> list[str]:
     """Of more trials than cores: one on a GPU keeps a core busy too."""
-    if workers <= cores:
+    many = min(workers, settings.trials)
+    if many <= cores:
         return []
-    return [f"{workers} trials at a time share {counted(cores, 'core')}, and wait for each other"]
+    return [f"{many} trials at a time share {counted(cores, 'core')}, and wait for each other"]
 
 
 def _trials(settings: Settings) -> list[TrialRecord]:

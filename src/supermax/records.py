@@ -69,6 +69,8 @@ class AttemptRecord:
     """Bytes that were kept for it."""
     plan: dict[str, Any] | None = None
     """How it was to be executed, where memory was planned."""
+    why: str | None = None
+    """It was planned so, where that is not what was asked for."""
     unclean: str | None = None
     """What it left its cell in, if that was more than nothing."""
 
@@ -293,7 +295,7 @@ def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
             if "launch" in line:
                 open_[line["launch"]] = {"cell": line["cell"], "started": line["at"]}
                 kept, plan = line.get("reserved"), line.get("plan")
-                open_[line["launch"]] |= {"reserved": kept, "plan": plan}
+                open_[line["launch"]] |= {"reserved": kept, "plan": plan, "why": line.get("why")}
             elif "unclean" in line:
                 left[line["attempt"]] = str(line["unclean"])
             elif "fault" in line:

@@ -18,10 +18,9 @@ from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
-from supermax.engine import kernel
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget
-from supermax.memory.sharing import cells_that_pay, share_of_each
+from supermax.memory.sharing import share_of_each
 from supermax.mps import shared
 from supermax.naming import CACHE, STORAGE
 from supermax.records import StudyRecord, TrialRecord
@@ -60,7 +59,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     UserError."""
     settings = resolved.settings
     check_gpus(settings.gpus)
-    splits = data_of(settings)
+    splits, at_a_time = data_of(settings), (settings.workers, settings.gpus)
     tuning = Tuning(
         settings.agent,
         whole(splits),
@@ -85,7 +84,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         ),
         memory=settings.gpu_memory,
         settings=noted(settings),
-        around=partial(around, settings, tell),
+        around=lambda study: around(settings, tell, tuning.workers(*at_a_time), study),
         tell=lambda _: None,  # the plan says it
     )
     options = {
@@ -100,25 +99,28 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
 
 
 @contextmanager
-def around(settings: Settings, tell: Callable[[str], None], study: optuna.Study) -> Iterator[None]:
-    """What goes on for as long as the run does."""
+def around(
+    settings: Settings, tell: Callable[[str], None], workers: int, study: optuna.Study
+) -> Iterator[None]:
+    """What goes on for as long as the run does, with so many trials at a time."""
     with ExitStack() as stack:
         wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
         if wanted and not torch.cuda.is_available():
             are = "is" if len(wanted) == 1 else "are"
             tell(f"{' and '.join(wanted)} {are} for GPUs, and torch sees none on this machine.")
         elif settings.mps:
-            stack.enter_context(shared(tell, _share(settings)))
+            stack.enter_context(shared(tell, _share(settings, workers, study)))
         if (tracker := tracker_of(settings, tell)) is not None:
             stack.enter_context(tracker(study))
         yield
 
 
-def _share(settings: Settings) -> int:
+def _share(settings: Settings, workers: int, study: optuna.Study) -> int:
     """Of a GPU, in percent, for each cell."""
-    gpus = max(1, len(settings.gpus or ()))
-    cells = cells_that_pay(settings.workers, gpus=gpus, cores=kernel.cores())
-    return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
+    done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    cells = min(workers, max(1, settings.trials - done))
+    each = -(-cells // max(1, len(settings.gpus)))
+    return share_of_each(each, GpuBudget(settings.gpu_memory).whole)
 
 
 def tracker_of(

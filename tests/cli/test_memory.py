@@ -211,8 +211,8 @@ def test_wrong_input_is_answered_with_a_sentence(args: tuple[str, ...], words: s
 
 
 def test_a_trial_says_why_its_batch_was_split() -> None:
-    said = {"micro_batch": 4, "why": "all at once would need 9.0 GiB of 8.0 GiB"}
-    attempt = AttemptRecord(1, 1, 0.0, 1.0, "COMPLETE", None, 2 << 30, said)
-    assert _planned(attempt) == (
-        ", 4 sequences at a time (all at once would need 9.0 GiB of 8.0 GiB), 2.0 GiB kept for it"
+    why = "as it is it would need 9.0 GiB of 8.0 GiB"
+    attempt = AttemptRecord(
+        1, 1, 0.0, 1.0, "COMPLETE", reserved=2 << 30, plan={"micro_batch": 4}, why=why
     )
+    assert _planned(attempt) == f", 4 sequences at a time ({why}), 2.0 GiB kept for it"

@@ -105,16 +105,20 @@ def test_a_plan_says_how_trials_have_the_gpu(
     monkeypatch.setenv("PATH", str(tmp_path))
     alone = Settings(agent="criteria", trials=1, epochs=1)
     sharing = alone.model_copy(update={"mps": True})
-    assert planning._on_the_gpu(sharing, 4) == "on the GPU"  # it cannot be shared here
+    assert planning._on_gpus(sharing, 4) == "on the GPU"  # it cannot be shared here
     (tmp_path / "nvidia-cuda-mps-control").touch(mode=0o755)
-    assert planning._on_the_gpu(alone, 1) == "on the GPU"
-    assert planning._on_the_gpu(sharing, 4) == "sharing the GPU"
-    assert "--mps" in planning._on_the_gpu(alone, 4)
+    assert planning._on_gpus(alone, 1) == "on the GPU"
+    assert planning._on_gpus(sharing, 4) == "sharing the GPU"
+    assert "--mps" in planning._on_gpus(alone, 4)
+    two = sharing.model_copy(update={"gpus": ["0", "1"]})
+    assert planning._on_gpus(two, 2) == "on 2 GPUs"
+    assert planning._on_gpus(two, 4) == "sharing 2 GPUs"
 
 
 def test_more_trials_than_cores_are_said() -> None:
-    assert planning.crowd(2, 2) == []
-    (said,) = planning.crowd(3, 1)
+    few = Settings(agent="criteria", trials=3, epochs=1)
+    assert planning.crowd(few, 8, 3) == []  # there are no more
+    (said,) = planning.crowd(few, 8, 1)
     assert said == "3 trials at a time share 1 core, and wait for each other"
 
 
@@ -132,6 +136,7 @@ def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         sm("tune", *flags, "--no-supervisor")
     assert [search.settings.mps for search in meant] == [True, False, True, False]
     assert "mps = True (--mps)" in "\n".join(planning.origins(meant[0]))
+    assert "mps = False (--no-mps)" in "\n".join(planning.origins(meant[3]))
 
 
 @pytest.mark.slow

@@ -178,6 +178,20 @@ def test_what_fits_in_no_way_is_a_constraint(study: optuna.Study) -> None:
         assert trial.user_attrs["supermax"]["attempts"] == trial.params["size"].bit_length()
 
 
+class Wordy(Room):
+    """Offers the same again, and says something else about it."""
+
+    def provide(self, trial: Any, failed: Any) -> Provision:
+        return Provision(1, {"size": 1}, why=f"the {len(failed)}th time")
+
+
+def test_other_words_do_not_make_another_plan(study: optuna.Study) -> None:
+    supermax.optimize(study, starving, 1, planner=Wordy({None: 8}), progress=False)
+    (trial,) = read(study).trials
+    assert [attempt.why for attempt in trial.attempts] == ["the 0th time"]
+    assert trial.state == "PRUNED"
+
+
 KILLED = """
 import os, signal, sys
 import optuna, supermax

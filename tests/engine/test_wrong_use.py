@@ -340,6 +340,7 @@ ANSWERS: dict[str, tuple[Plans, list[str]]] = {
     "how no JSON": (Plans([Provision(1, {"a": LOCK})]), ["JSON cannot hold"]),
     "how NaN": (Plans([Provision(1, {"a": NAN})]), ["JSON cannot hold"]),
     "how endless": (Plans([Provision(1, ODD)]), ["JSON cannot hold"]),
+    "why a number": (Plans([Provision(1, {}, why=5)]), ["5 as why"]),  # type: ignore[arg-type]
     "where a number": (Plans([Provision(1, {}, 5)]), ["5 as where"]),  # type: ignore[arg-type]
     "room raises": (Plans([Provision(1)], OSError("no driver")), ["what room", "no driver"]),
     "room text": (Plans([Provision(1)], "5"), ["what room", "answered '5'"]),

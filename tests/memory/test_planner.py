@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax.agents.fits import share
+from supermax.agents.provisioning import failed_of, how_of
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
 from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
@@ -73,18 +74,28 @@ def test_a_split_has_its_reason(spec: Spec, budget: int) -> None:
         return
     whole = need(spec, next(iter(splits(spec)))).total
     assert bool(found.why) == (not found.whole)
-    assert found.why.startswith("all at once would need") == (whole > budget)
+    assert found.why.startswith("as it is it would need") == (whole > budget)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), budgets)
+def test_what_failed_is_known_again_from_the_ledger(spec: Spec, budget: int) -> None:
+    for found in (plan(spec, budget), plan(spec, least(spec))):
+        if isinstance(found, Plan):
+            assert failed_of(how_of(found)) == Failed(found.split, found.need.reserved)
 
 
 def test_reasons_are_said() -> None:
-    assert plan(LARGE, 24 * GIB).why == "all at once would need 103 GiB of 24.0 GiB"  # type: ignore[union-attr]
+    assert plan(LARGE, 24 * GIB).why == "as it is it would need 103 GiB of 24.0 GiB"  # type: ignore[union-attr]
     whole = plan(LARGE, 200 * GIB)
     assert isinstance(whole, Plan)
     assert whole.why == ""
+    close = plan(LARGE, whole.need.total - 1)
+    assert close.why == "as it is it would need a little more than 103 GiB"  # type: ignore[union-attr]
     failed = [Failed(whole.split, whole.need.reserved)]
     again = plan(LARGE, 120 * GIB, failed=failed)
     assert isinstance(again, Plan)
-    assert again.why == "memory was too short with more"
+    assert again.why == "memory was too short before"
 
 
 @given(st.integers(1, 600))

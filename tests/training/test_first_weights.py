@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from supermax.training import architectures
+from supermax.training import architectures, prepare
+from supermax.training.config import read_config
 from supermax.training.encoders import load, prepared
 from supermax.training.first_weights import FirstWeights
-from supermax.training.sources import find
+from supermax.training.sources import Source, find
+from supermax.training.tokenizers import tokenizer_for
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
 
@@ -88,6 +91,10 @@ def test_another_seed_or_encoder_is_made_anew() -> None:
     assert torch.equal(weights[0], weights[3])
 
 
+def _too_much(*_: object) -> None:
+    raise MemoryError
+
+
 @pytest.mark.parametrize("names", [("tiny-bert", "tiny-electra"), ("tiny-bert", "tiny-bert")])
 def test_both_encoders_of_a_trial_are_kept_and_no_more(
     names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
@@ -105,9 +112,33 @@ def test_both_encoders_of_a_trial_are_kept_and_no_more(
         return [weight for model in models for weight in model.parameters()]
 
     monkeypatch.setattr("supermax.training.first_weights.load", counted)
-    before, again = trial(*names), trial(*names)
+    before = trial(*names)
+    with monkeypatch.context() as patch:
+        patch.setattr("supermax.training.first_weights._copy", _too_much)
+        with pytest.raises(MemoryError):  # which loses nothing
+            trial(*names)
+    again = trial(*names)
     assert len(loads) == 2
     assert all(map(torch.equal, before, again))
     both = first.size
     trial("tiny-electra")
     assert 0 < first.size < both
+
+
+def test_a_trial_asks_for_all_its_encoders_to_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def encoder(source: Source, made: Any, _: str, of: int) -> torch.nn.Module:
+        asked.append(of)
+        return load(source, made)
+
+    monkeypatch.setattr(prepare.FIRST, "encoder", encoder)
+    for agent, wanted in (("joint", [2, 2]), ("share", [1])):
+        config = read_config({"agent": agent, "encoder": {"name": "tiny"}})
+        sources = prepare.encoders_of(config)
+        tokenizers = tuple(tokenizer_for(source, ["a text"], tmp_path) for source in sources)
+        prepare._model(config, sources, tokenizers, 2, "cuda")
+        assert asked == wanted
+        asked.clear()

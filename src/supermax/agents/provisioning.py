@@ -66,7 +66,8 @@ class MemoryPlanner:
         if isinstance(found, NoPlan):
             return Refused(str(found), found.over)
         where = "host" if spec.device == "cpu" else "device"
-        return Provision(found.need.total, how_of(found) | self._probes(found, failed), where)
+        how = how_of(found) | self._probes(found, failed)
+        return Provision(found.need.total, how, where, found.why)
 
     def refuse_what_cannot_be(self, sources: Mapping[str, Source]) -> None:
         """A search in which nothing fits ends before its first trial, with a UserError."""
@@ -158,16 +159,15 @@ def how_of(found: Plan) -> dict[str, Any]:
         "evaluated": found.split.evaluated,
         "best_on_host": found.split.best_on_host,
         "memory": found.need.reserved,
-        **({"why": found.why} if found.why else {}),
     }
 
 
 def failed_of(how: dict[str, Any]) -> Failed | None:
     """From the ledger; None for what another planner or version wrote there."""
     sizes = [how.get(name) for name in ("micro_batch", "evaluated", "memory")]
-    again = how.get("checkpoint_activations")
+    again, on_host = how.get("checkpoint_activations"), how.get("best_on_host") is True
     match sizes:
         case [int(micro_batch), int(evaluated), int(memory)] if isinstance(again, bool):
-            return Failed(Split(micro_batch, again, evaluated), memory)
+            return Failed(Split(micro_batch, again, evaluated, best_on_host=on_host), memory)
         case _:
             return None

@@ -350,7 +350,7 @@ def _planned(attempt: AttemptRecord) -> str:
         return ""
     again = ", activations computed again" if plan.get("checkpoint_activations") else ""
     kept = size_text(attempt.reserved)
-    why = f" ({plan['why']})" if plan.get("why") else ""
+    why = f" ({attempt.why})" if attempt.why else ""
     return f", {plan['micro_batch']} sequences at a time{again}{why}, {kept} kept for it"
 
 

@@ -209,13 +209,13 @@ def _print_need(
             "are never there in full together."
         )
     if isinstance(found, Plan):
-        screen.print(literal(f"Plan: {found}.{_why_more(found, batch)}"))
+        screen.print(literal(f"Plan: {found}.{_reason(found, batch)}"))
     else:
         screen.print(literal(f"No plan: {found}"))
 
 
-def _why_more(found: Plan, batch: int) -> str:
-    """Where another number is taken at a time than was asked for."""
+def _reason(found: Plan, batch: int) -> str:
+    """Where it is not taken as it was asked for."""
     if found.split.micro_batch <= batch:
         return f" {found.why[0].upper()}{found.why[1:]}." if found.why else ""
     fits = "The accumulated batches fit" if found.whole else f"More than {batch} fit"
@@ -239,7 +239,8 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     }
     if isinstance(found, Plan):
         return data | {
-            "plan": vars(found.split) | {"micro_batches": found.micro_batches, "why": found.why},
+            "plan": vars(found.split) | {"micro_batches": found.micro_batches},
+            "why": found.why,
             "planned": found.need.items() | {"total": found.need.total},
         }
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}

@@ -120,7 +120,7 @@ def tune(
         "objectives": objective or None,
         "track": track,
     }
-    flags = {k: Value(v, f"--{_flag(k)}") for k, v in given.items() if v is not None}
+    flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in given.items() if v is not None}
     searches = resolved(target, flags | assigned(assign or []))
     if not supervise.is_supervised():
         _say("Starting. What a search needs is loaded first, which takes some seconds.")
@@ -185,9 +185,9 @@ def assigned(pairs: list[str]) -> dict[str, Value]:
     return found
 
 
-def _flag(key: str) -> str:
+def _flag(key: str, value: object) -> str:
     named = {"data.path": "data", "objectives": "objective"}
-    return named.get(key, key).replace("_", "-")
+    return "no-" * (value is False) + named.get(key, key).replace("_", "-")
 
 
 def _say(text: str) -> None:

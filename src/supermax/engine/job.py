@@ -45,6 +45,7 @@ class Job:
         if self.provision is not None:
             kept = self.provision
             line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
+            line |= {"why": kept.why} if kept.why else {}
         self.folder.append(line)
 
     def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:

@@ -23,6 +23,8 @@ class Provision:
     """For the objective, as `trial.plan`; JSON."""
     where: str = "device"
     """Whose memory it is: device or host."""
+    why: str = ""
+    """So and not otherwise, for a person; no part of the plan."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,13 @@ def as_provided(answer: Any) -> Provision | Refused:
         raise WrongAnswer(f"gives {answer.how!r:.80} as how, which is no dict")
     if not isinstance(answer.where, str):
         raise WrongAnswer(f"gives {answer.where!r:.80} as where, which is no text")
+    if not isinstance(answer.why, str):
+        raise WrongAnswer(f"gives {answer.why!r:.80} as why, which is no text")
     try:
         how = json.loads(json.dumps(answer.how, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise WrongAnswer(f"gives a how that JSON cannot hold ({error})") from error
-    return Provision(int(answer.reserve), how, answer.where)
+    return Provision(int(answer.reserve), how, answer.where, answer.why)
 
 
 def as_room(answer: Any) -> int | None:

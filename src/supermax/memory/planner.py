@@ -116,10 +116,11 @@ def _with_reason(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed
         return chosen
     if whole.need.total > budget:
         needed, there = size_text(whole.need.total), size_text(budget)
-        return replace(chosen, why=f"all at once would need {needed} of {there}")
+        more = f"{needed} of {there}" if needed != there else f"a little more than {there}"
+        return replace(chosen, why=f"as it is it would need {more}")
     if failed:
-        return replace(chosen, why="memory was too short with more")
-    return replace(chosen, why="faster than all at once")
+        return replace(chosen, why="memory was too short before")
+    return replace(chosen, why="this is faster than all at once")
 
 
 def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:

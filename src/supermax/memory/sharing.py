@@ -6,7 +6,7 @@ AUTO = "auto"
 EACH_GPU = 8
 """The most that were tried, when each more still trained more in an hour: docs/memory.md."""
 _ROOM = 12 << 30
-"""Bytes for a trial of a large encoder: how many there are at a time, at least."""
+"""Bytes that are reckoned for each trial, as one of a large encoder takes."""
 
 
 def cells_that_pay(workers: int | str, *, gpus: int, cores: int) -> int:

@@ -125,7 +125,9 @@ class Settings(_Part):
     @classmethod
     def _numbers_too(cls, value: Any) -> Any:
         found = _list(value)
-        return [str(part) for part in found] if isinstance(found, list) else found
+        if not isinstance(found, list):
+            return found
+        return list(dict.fromkeys(str(part) for part in found))  # each once
 
     @field_validator("data", mode="before")
     @classmethod

@@ -58,13 +58,15 @@ class FirstWeights:
     ) -> nn.Module:
         """For a trial that has so many."""
         key = _key(source, config)
-        kept = self._kept.pop(key, None)
-        while len(self._kept) >= of:  # before another takes its place
+        if key in self._kept:
+            self._kept[key] = self._kept.pop(key)  # asked for last
+        while len(self._kept) > of - (key not in self._kept):
             del self._kept[next(iter(self._kept))]
-        if kept is not None and (copy := _copy(kept, config, device)) is not None:
-            self._kept[key] = kept
-            return copy
-        del kept
+        if key in self._kept:
+            copy = _copy(self._kept[key], config, device)
+            if copy is not None:
+                return copy
+            del self._kept[key]
         model = load(source, config)
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         every = iter(_aside([*parameters.values(), *buffers.values()], device.startswith("cuda")))

@@ -104,7 +104,7 @@ class Graphs:
         stream the current one, its memory as if it still went on, and the random numbers too
         (pytorch issue 171263): for those, the next recording that ends puts an end to it."""
         torch.cuda.set_stream(here)
-        with suppress(RuntimeError):  # a device that answers nothing will be told as what it is
+        with suppress(RuntimeError):  # of a broken device, the error that is raised next tells
             torch.cuda.synchronize(self._device)
             nothing = torch.zeros((), device=self._device)
             with torch.cuda.graph(
