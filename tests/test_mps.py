@@ -12,12 +12,14 @@ from pathlib import Path
 import optuna
 import psutil
 import pytest
+import torch
 
 from supermax import mps
 from supermax.search import _share, around
 from supermax.settings import Settings
 from tests.conftest import eventually
 
+VERSION = torch.__version__
 SERVICE = """#!{python}
 import os, subprocess, sys, time
 folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -200,7 +202,7 @@ def test_a_search_asks_for_it(
     pids.unlink(missing_ok=True)
     with around(settings, said.append, 4, study):
         assert not pids.exists()
-    assert said == ["mps is for GPUs, and torch sees none on this machine."] * wanted
+    assert said == [f"mps is for GPUs and does nothing here: torch {VERSION} sees none."] * wanted
 
 
 def test_a_cell_s_share_is_of_those_that_will_be_there() -> None:
@@ -222,4 +224,6 @@ def test_what_is_for_gpus_says_so_without_one() -> None:
     said: list[str] = []
     with around(settings, said.append, 1, optuna.create_study()):
         pass
-    assert said == ["mps and compile are for GPUs, and torch sees none on this machine."]
+    assert said == [
+        f"mps and compile are for GPUs and do nothing here: torch {VERSION} sees none."
+    ]

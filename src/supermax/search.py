@@ -106,8 +106,11 @@ def around(
     with ExitStack() as stack:
         wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
         if wanted and not torch.cuda.is_available():
-            are = "is" if len(wanted) == 1 else "are"
-            tell(f"{' and '.join(wanted)} {are} for GPUs, and torch sees none on this machine.")
+            are, do = ("is", "does") if len(wanted) == 1 else ("are", "do")
+            tell(
+                f"{' and '.join(wanted)} {are} for GPUs and {do} nothing here: torch "
+                f"{torch.__version__} sees none."
+            )
         elif settings.mps:
             stack.enter_context(shared(tell, _share(settings, workers, study)))
         if (tracker := tracker_of(settings, tell)) is not None:

@@ -234,8 +234,9 @@ def test_cleaning_up_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
-    said = sm("doctor", "--preset", "demo", "--data", "notes.yaml")
+    said = sm("doctor", "--data", "notes.yaml")
     assert "A run can start." in said
+    assert "bert-large-uncased" not in said  # which the file does not have
     assert "60 texts to classify: no 40 (67%), yes 20 (33%)" in said
     (playground / "notes.csv").unlink()
     broken = sm("doctor", "--preset", "demo", "--data", "notes.yaml", code=1)

@@ -134,6 +134,8 @@ def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys.modules["supermax.cli.tune"], "run_all", run_all)
     for flags in (("criteria", "--mps"), ("criteria",), ("a.yaml",), ("a.yaml", "--no-mps")):
         sm("tune", *flags, "--no-supervisor")
+    sm("tune", "criteria", "--compile", "false", "--no-supervisor")
+    assert meant.pop().settings.compile is False
     assert [search.settings.mps for search in meant] == [True, False, True, False]
     assert "mps = True (--mps)" in "\n".join(planning.origins(meant[0]))
     assert "mps = False (--no-mps)" in "\n".join(planning.origins(meant[3]))

@@ -86,12 +86,12 @@ def test_what_failed_is_known_again_from_the_ledger(spec: Spec, budget: int) -> 
 
 
 def test_reasons_are_said() -> None:
-    assert plan(LARGE, 24 * GIB).why == "as it is it would need 103 GiB of 24.0 GiB"  # type: ignore[union-attr]
+    assert plan(LARGE, 24 * GIB).why == "as it is it would need 103 GiB, and there are 24.0 GiB"  # type: ignore[union-attr]
     whole = plan(LARGE, 200 * GIB)
     assert isinstance(whole, Plan)
     assert whole.why == ""
     close = plan(LARGE, whole.need.total - 1)
-    assert close.why == "as it is it would need a little more than 103 GiB"  # type: ignore[union-attr]
+    assert close.why == "as it is it would need a little more, and there are 103 GiB"  # type: ignore[union-attr]
     failed = [Failed(whole.split, whole.need.reserved)]
     again = plan(LARGE, 120 * GIB, failed=failed)
     assert isinstance(again, Plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from supermax.cli.opening import AsJson, Storage, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
 from supermax.naming import AGENTS, CACHE, STORAGE
-from supermax.space import choices
+from supermax.space import Space, choices
 from supermax.space.presets import preset as preset_of
 from supermax.study import all_studies, existing, file_of, refuse_while_running
 from supermax.words import ended, listed, nearest, size_text
@@ -92,7 +93,8 @@ def doctor(
     ] = "supermax",
     storage: Storage = STORAGE,
     data: Annotated[
-        Path | None, typer.Option(help="A file of settings whose data to read.")
+        Path | None,
+        typer.Option(help="A file of settings: its data and encoders, instead of a preset's."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,17 +105,17 @@ def doctor(
     \b
     Examples:
       supermax doctor --preset demo
-      supermax doctor --data notes.yaml --preset demo --json
+      supermax doctor --data notes.yaml --json
     """
     if agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
-    names = [str(name) for name in choices(preset_of(agent, preset).space, "encoder.name")]
+    space = preset_of(agent, preset).space
     wanted: list[tuple[str, checks.Check]] = [
         ("python", checks.python),
         ("machine", checks.machine),
         ("device", checks.device),
         ("storage", partial(checks.storage, storage)),
-        ("models", partial(checks.models, names)),
+        ("models", partial(_models, space, data)),
     ]
     if data is not None:
         wanted.append(("data", partial(_data, data)))
@@ -131,6 +133,16 @@ def doctor(
     bad = sum(finding.state == checks.BAD for finding in found)
     screen.print("A run cannot start: see ✗ above." if bad else "A run can start.")
     raise typer.Exit(checks.exit_code(found))
+
+
+def _models(space: Space, settings: Path | None) -> Iterator[checks.Finding]:
+    """Of the file of settings, if there is one."""
+    if settings is not None:
+        from supermax.cli.tune import resolved
+        from supermax.search import space_of
+
+        space = space_of(resolved(str(settings), {})[0].settings)
+    yield from checks.models([str(name) for name in choices(space, "encoder.name")])
 
 
 def _data(path: Path) -> list[checks.Finding]:

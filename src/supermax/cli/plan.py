@@ -210,6 +210,8 @@ def _print_need(
         )
     if isinstance(found, Plan):
         screen.print(literal(f"Plan: {found}.{_reason(found, batch)}"))
+        if (beside := budget // found.need.total) > 1:
+            screen.print(f"{beside} such trials fit side by side.")
     else:
         screen.print(literal(f"No plan: {found}"))
 

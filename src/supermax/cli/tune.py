@@ -60,6 +60,14 @@ def tune(
         bool | None,
         typer.Option(help="Trials share a GPU instead of taking turns on it (CUDA's MPS)."),
     ] = None,
+    compile_: Annotated[
+        Text,
+        typer.Option(
+            "--compile",
+            help="Compile layers on a GPU: auto, true or false.",
+            autocompletion=among(("auto", "true", "false")),
+        ),
+    ] = None,
     models: Annotated[Text, typer.Option(help="Encoders, with commas.")] = None,
     data: Annotated[
         Text, typer.Option(help="A CSV or JSONL file, a folder of ReDSM5, or synthetic.")
@@ -111,6 +119,7 @@ def tune(
         "gpu_memory": gpu_memory,
         "gpus": gpus,
         "mps": mps,
+        "compile": compile_,
         "models": models,
         "data.path": data,
         "storage": storage,

@@ -49,7 +49,8 @@ class Plan:
             full, rest = divmod(self.spec.effective_batch, size)
             words = f"{counted(full, 'micro-batch', 'micro-batches')} of {size}"
             words += f" and one of {rest}" if rest else ""
-        return words + (", activations computed again" if self.split.checkpointing else "")
+        words += ", activations computed again" if self.split.checkpointing else ""
+        return words + (", the best epoch kept by the host" if self.split.best_on_host else "")
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ def _with_reason(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed
         return chosen
     if whole.need.total > budget:
         needed, there = size_text(whole.need.total), size_text(budget)
-        more = f"{needed} of {there}" if needed != there else f"a little more than {there}"
-        return replace(chosen, why=f"as it is it would need {more}")
+        more = needed if needed != there else "a little more"
+        return replace(chosen, why=f"as it is it would need {more}, and there are {there}")
     if failed:
         return replace(chosen, why="memory was too short before")
     return replace(chosen, why="this is faster than all at once")
