@@ -95,33 +95,31 @@ def plan(
     """The fastest plan that fits into `budget` bytes of the device. `failed`: what turned out not
     to do; a plan must need less, or give the same split clearly more."""
     tried = [_made(spec, split, correction, measured) for split in splits(spec)]
-    whole = tried[0]
     if spec.device != "cpu":
-        least_of_all = min(tried, key=lambda plan: plan.need.total).split
-        tried.append(_made(spec, replace(least_of_all, best_on_host=True), correction, measured))
+        tightest = min(tried, key=lambda plan: plan.need.total).split
+        tried.append(_made(spec, replace(tightest, best_on_host=True), correction, measured))
     bounds = [(f.memory, need(spec, f.split).total) for f in failed]
     fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
-    if clearly := [p for p in fitting if _better(p, bounds, _LESS)]:
-        return _with_reason(min(clearly, key=_preference), whole, budget, failed)
     if fitting:
-        tightest = min(fitting, key=lambda plan: plan.need.total)
-        return _with_reason(tightest, whole, budget, failed)
+        clearly = [p for p in fitting if _better(p, bounds, _LESS)]
+        smaller = min(fitting, key=lambda plan: plan.need.total)
+        best = min(clearly, key=_preference) if clearly else smaller
+        return replace(best, why=_why(best, tried[0], budget, failed))
     smallest = min(plan.need.total for plan in tried)
     if failed:  # more than it was thought to need
         smallest = max(smallest, budget + 1, int(_MORE * max(f.memory for f in failed)))
     return NoPlan(spec, smallest, budget)
 
 
-def _with_reason(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed]) -> Plan:
+def _why(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed]) -> str:
+    """It is not the whole batch as it is; nothing where it is."""
     if chosen.whole:
-        return chosen
+        return ""
     if whole.need.total > budget:
         needed, there = size_text(whole.need.total), size_text(budget)
         more = needed if needed != there else "a little more"
-        return replace(chosen, why=f"as it is it would need {more}, and there are {there}")
-    if failed:
-        return replace(chosen, why="memory was too short before")
-    return replace(chosen, why="this is faster than all at once")
+        return f"as it is it would need {more}, and there are {there}"
+    return "memory was too short before" if failed else "this is faster than all at once"
 
 
 def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:
