@@ -1,6 +1,6 @@
 """Several cells that train the same task at the same time, each a process of its own.
 
-several() ──starts──▶ cells: prepare, record ──"ready"──▶ all at once: "go" ──▶ "done"
+several() ──starts──▶ cells: prepare, record ──"ready"──▶ all at once: so many epochs ──▶ "done"
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ def _together(name: str, cells: Cells, folder: Path) -> Line:
     started = time.time()
     with _running(name, cells, folder) as running:
         ready = [_heard(one, started) for one in running]
-        epochs = math.ceil(LEAST / min(one["epoch"] for one in ready))
-        go = time.time()
-        for one in running:
-            one.send(epochs)
-        done = [_heard(one, started) for one in running]
+        go, epochs = time.time(), 1
+        done, seconds = _all_at_once(running, epochs, started)
+        if seconds < LEAST:
+            epochs = math.ceil(LEAST / seconds)
+            done, seconds = _all_at_once(running, epochs, started)
     samples, ends = sum(one["samples"] for one in ready), [one["end"] for one in done]
     return {
-        "samples_per_second": epochs * samples / (max(ends) - go),
+        "samples_per_second": epochs * samples / seconds,
         "epochs": epochs,
         "cells": cells.count,
         "before": go - started,
@@ -68,6 +68,17 @@ def _together(name: str, cells: Cells, folder: Path) -> Line:
         "why_eager": next((one["why_eager"] for one in done if one["why_eager"]), None),
         "how": ", ".join(sorted({one["how"] for one in done})),
     }
+
+
+def _all_at_once(
+    running: list[Connection], epochs: int, started: float
+) -> tuple[list[Line], float]:
+    """What each says when it is done, and the seconds until all were."""
+    go = time.time()
+    for one in running:
+        one.send(epochs)
+    done = [_heard(one, started) for one in running]
+    return done, max(one["end"] for one in done) - go
 
 
 @contextmanager
@@ -136,10 +147,10 @@ def _trained(cell: _Cell, ask: Connection) -> None:
         ends.append(time.time())
         losses.append(loss)
 
-    train_blind(prepared, 2, told)
+    train_blind(prepared, 1, told)
     check_compiled(prepared)
-    ready = {"first_epoch": ends[1] - ends[0], "epoch": ends[2] - ends[1]}
-    ask.send(ready | {"samples": len(prepared.train.chosen)})
-    train_blind(prepared, ask.recv(), told)
-    done = {"end": ends[-1], "loss": losses[-1], "why_eager": prepared.way.why_eager}
-    ask.send(done | {"how": prepared.way.how})
+    ask.send({"first_epoch": ends[1] - ends[0], "samples": len(prepared.train.chosen)})
+    while True:  # until it is ended
+        train_blind(prepared, ask.recv(), told)
+        done = {"end": ends[-1], "loss": losses[-1], "why_eager": prepared.way.why_eager}
+        ask.send(done | {"how": prepared.way.how})

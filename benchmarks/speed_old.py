@@ -19,9 +19,10 @@ from speed_tasks import (
     CLIP,
     DEVICE,
     EPOCHS,
-    RATES,
     TASKS,
     WARMUP,
+    Choice,
+    choice,
     corpus_of,
     validation_of,
 )
@@ -38,11 +39,16 @@ def open_study(storage: str | None, number: int = 0) -> optuna.Study:
     """With so many trials of the list queued."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
-        study_name="rates", storage=storage, direction="maximize", load_if_exists=True
+        study_name="list", storage=storage, direction="maximize", load_if_exists=True
     )
     for i in range(number):
-        study.enqueue_trial({"lr": RATES[i % len(RATES)]})
+        study.enqueue_trial(vars(choice(i)))
     return study
+
+
+def suggested(trial: optuna.Trial) -> Choice:
+    """What is queued for it."""
+    return Choice(trial.suggest_float("rate", 0, 1), trial.suggest_float("dropout", 0, 1))
 
 
 class _Rows(Dataset[Row]):
@@ -57,13 +63,14 @@ class _Rows(Dataset[Row]):
 
 
 class OldLoop:
-    def __init__(self, peer: Peer, rows: list[Row], some: list[Row], rate: float) -> None:
-        self._network = peer.network().to(DEVICE)
+    def __init__(self, peer: Peer, rows: list[Row], some: list[Row], tried: Choice) -> None:
+        self._network = peer.network(tried.dropout).to(DEVICE)
         self._batches: Batches = DataLoader(
             _Rows(rows), batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
         )
         self._some: Batches = DataLoader(_Rows(some), batch_size=EVALUATED, collate_fn=_collated)
-        self._optimizer = torch.optim.AdamW(self._network.parameters(), lr=rate, weight_decay=0.0)
+        parameters = self._network.parameters()
+        self._optimizer = torch.optim.AdamW(parameters, lr=tried.rate, weight_decay=0.0)
         updates = len(self._batches) * EPOCHS
         self._schedule = get_linear_schedule_with_warmup(
             self._optimizer, round(WARMUP * updates), updates
@@ -116,7 +123,7 @@ def work(task: str, storage: str, number: int, folder: Path) -> None:
     rows, some = peer.rows(corpus, **wide), peer.rows(validation_of(corpus), **wide)
 
     def objective(trial: optuna.Trial) -> float:
-        loop = OldLoop(peer, rows, some, trial.suggest_categorical("lr", RATES))
+        loop = OldLoop(peer, rows, some, suggested(trial))
         values = []
         for epoch in range(EPOCHS):
             loop.epoch()

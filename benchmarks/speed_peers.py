@@ -55,10 +55,10 @@ class Peer:
         texts = [text for e in corpus.examples for text in (e.question, e.text) if text]
         self.tokenizer = tokenizer_for(self.source, texts, folder)
 
-    def network(self, seed: int = 1) -> Network:
+    def network(self, dropout: float = 0.1) -> Network:
         """A new one each time."""
-        torch.manual_seed(seed)
-        made = prepared_config(self.source, 0.1, 0.1, **special_ids(self.tokenizer))
+        torch.manual_seed(1)
+        made = prepared_config(self.source, dropout, dropout, **special_ids(self.tokenizer))
         return Network(Model(config_of(self.what), [load(self.source, made)], 2))
 
     def rows(self, corpus: Corpus, **more: Any) -> list[Row]:
@@ -93,11 +93,13 @@ class BareLoop:
     batch, like lengths together, the fused optimizer, and no word from the device but once an
     epoch."""
 
-    def __init__(self, peer: Peer, rows: list[Row], rate: float, epochs: int) -> None:
+    def __init__(
+        self, peer: Peer, rows: list[Row], rate: float, epochs: int, dropout: float = 0.1
+    ) -> None:
         self._rows, self._batch = rows, peer.what.batch
         self._pad = int(peer.tokenizer.pad_token_id)
         self._lengths = np.array([len(row["input_ids"]) for row in rows])
-        self._network = peer.network().to(DEVICE)
+        self._network = peer.network(dropout).to(DEVICE)
         self._optimizer = torch.optim.AdamW(
             self._network.parameters(), lr=rate, weight_decay=0.0, fused=True
         )

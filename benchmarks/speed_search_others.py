@@ -1,7 +1,7 @@
 """The others' searches in speed.py: Trainer's own, Optuna around a plain loop, and the old way.
 
-All of them try the same list of learning rates, with a new network each trial and an evaluation
-after every epoch.
+All of them try the same list of learning rates and dropouts, with a new network each trial and an
+evaluation after every epoch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 import optuna
-from speed_old import open_study
+from speed_old import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
-from speed_tasks import EPOCHS, RATES, TASKS, Line, Task, corpus_of, validation_of
+from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
 from speed_trials import OLD_WORKERS, summed_up
 from transformers import Trainer
 
@@ -40,14 +40,14 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
     run = Trainer(
         None,
         training_arguments(what, folder, num_train_epochs=EPOCHS, eval_strategy="epoch"),
-        model_init=lambda _: peer.network(),
+        model_init=lambda trial: peer.network(choice(trial.number if trial else 0).dropout),
         train_dataset=peer.rows(corpus),
         eval_dataset=peer.rows(validation_of(corpus)),
         processing_class=peer.tokenizer,
         compute_metrics=metrics,
     )
     run.hyperparameter_search(
-        hp_space=lambda trial: {"learning_rate": RATES[trial.number % len(RATES)]},
+        hp_space=lambda trial: {"learning_rate": choice(trial.number).rate},
         n_trials=number,
         direction="maximize",
         backend="optuna",
@@ -55,8 +55,8 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
     )
     assert len(ends) == EPOCHS * number  # it is asked every epoch
     last = slice(EPOCHS - 1, None, EPOCHS)
-    rates = sorted(RATES[i % len(RATES)] for i in range(number))
-    return summed_up(ends[last], values[last], since, 1, rates=rates)
+    tried = [[choice(i).rate, choice(i).dropout] for i in range(number)]
+    return summed_up(ends[last], values[last], since, 1, tried=sorted(tried))
 
 
 def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
@@ -66,7 +66,8 @@ def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
     rows, some = peer.rows(corpus), peer.rows(validation_of(corpus))
 
     def objective(trial: optuna.Trial) -> float:
-        loop = BareLoop(peer, rows, trial.suggest_categorical("lr", RATES), EPOCHS)
+        tried = suggested(trial)
+        loop = BareLoop(peer, rows, tried.rate, EPOCHS, tried.dropout)
         values = []
         for epoch in range(EPOCHS):
             loop.epoch(epoch)
@@ -101,5 +102,5 @@ def _of(study: optuna.Study, since: float, together: int) -> Line:
         [t.value for t in done if t.value is not None],
         since,
         together,
-        rates=sorted(t.params["lr"] for t in done),
+        tried=sorted([t.params["rate"], t.params["dropout"]] for t in done),
     )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from optuna.study import Study
-from speed_tasks import EPOCHS, RATES, Cells, Line, Task, corpus_of, validation_of
+from speed_tasks import EPOCHS, Cells, Line, Task, choice, corpus_of, validation_of
 from speed_trials import summed_up
 
 from supermax.space import loads
@@ -17,12 +17,14 @@ from supermax.training.steps import Execution
 from supermax.tuning import Tuning
 
 SPACE = """
-name: rates
+name: list
 parameters:
   encoder.name: {{choices: [{encoder}]}}
   text.max_length: {{choices: [{length}]}}
   train.effective_batch: {{choices: [{batch}]}}
-  optim.lr: {{choices: [{rates}]}}
+  encoder.dropout: {{type: float, low: 0.0, high: 0.5}}
+  encoder.attention_dropout: {{type: float, low: 0.0, high: 0.5}}
+  optim.lr: {{type: float, low: 1.0e-6, high: 1.0e-3, log: true}}
 """
 
 
@@ -33,15 +35,12 @@ def our_search(what: Task, cells: Cells, number: int, since: float, folder: Path
 
 def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path) -> Line:
     corpus = corpus_of(what)
-    rates = ", ".join(f"{rate:.1e}" for rate in RATES)
     tuning = Tuning(
         "criteria",
         corpus,
         str(folder / "s.db"),
         folder / "cache",
-        space=loads(
-            SPACE.format(encoder=what.encoder, length=what.length, batch=what.batch, rates=rates)
-        ),
+        space=loads(SPACE.format(encoder=what.encoder, length=what.length, batch=what.batch)),
         trials=number,
         sampler="random",
         limits={"epochs": EPOCHS, "patience": None},
@@ -62,7 +61,7 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
         cells.count,
         training=statistics.median(r["seconds"] for r in results),
         rate=statistics.median(r["samples_per_second"] or 0 for r in results),
-        rates=sorted(t.params["optim.lr"] for t in done),
+        tried=sorted([t.params["optim.lr"], t.params["encoder.dropout"]] for t in done),
         cells=tuned.summary.cells,
         faults=tuned.summary.faults,
         steps=sorted({str(r.get("steps")) for r in results}),
@@ -73,5 +72,12 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
 def _queued(study: Study, number: int) -> Iterator[None]:
     """The trials of the list, which the sampler then has nothing to add to."""
     for i in range(number):
-        study.enqueue_trial({"optim.lr": RATES[i % len(RATES)]})
+        tried = choice(i)
+        study.enqueue_trial(
+            {
+                "optim.lr": tried.rate,
+                "encoder.dropout": tried.dropout,
+                "encoder.attention_dropout": tried.dropout,
+            }
+        )
     yield

@@ -8,7 +8,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from contextlib import ExitStack, suppress
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ from speed_cells import several
 from speed_peers import BareLoop, Peer, training_arguments
 from speed_tasks import (
     DEVICE,
-    EPOCHS,
     RATE,
     REFERENCE,
     TASKS,
     Cells,
     Keep,
     Line,
+    NotAvailable,
     Task,
     cells_of,
     check_compiled,
@@ -31,6 +32,7 @@ from speed_tasks import (
     corpus_of,
     execution,
     in_words,
+    service,
     settled,
 )
 from transformers import Trainer, TrainerCallback
@@ -39,6 +41,8 @@ from supermax.training.loop import train_blind
 from supermax.training.prepare import prepare
 from supermax.training.steps import Execution
 
+MEASURED = 2
+"""Epochs, of which the first does not count."""
 LEAST = 4.0
 """Seconds that are measured, where epochs are short."""
 
@@ -55,7 +59,7 @@ def ours(what: Task, folder: Path, how: Execution) -> Line:
         ends.append(time.perf_counter())
         losses.append(loss)
 
-    train_blind(prepared, EPOCHS, told)
+    train_blind(prepared, MEASURED, told)
     check_compiled(prepared)
     loss, first = losses[-1], ends[0] - ready
     steady = [later - before for before, later in pairwise(ends)]
@@ -92,7 +96,7 @@ def trainer(what: Task, folder: Path) -> Line:
     rows = peer.rows(corpus)
     run = Trainer(
         peer.network(),
-        training_arguments(what, folder, num_train_epochs=2, learning_rate=RATE),
+        training_arguments(what, folder, num_train_epochs=MEASURED, learning_rate=RATE),
         train_dataset=rows,
         processing_class=peer.tokenizer,
         callbacks=[clock],
@@ -113,9 +117,9 @@ def bare_loop(what: Task, folder: Path) -> Line:
     started = time.perf_counter()
     peer = Peer(what, corpus, folder)
     rows = peer.rows(corpus)
-    loop = BareLoop(peer, rows, RATE, EPOCHS)
+    loop = BareLoop(peer, rows, RATE, MEASURED)
     ends = [time.perf_counter()]
-    for epoch in range(EPOCHS):
+    for epoch in range(MEASURED):
         loss = loop.epoch(epoch)
         ends.append(time.perf_counter())
     seconds = [later - before for before, later in pairwise(ends)]
@@ -148,12 +152,28 @@ def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
     run = f"{time.time():.0f}"
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            for contender in dict.fromkeys([REFERENCE, *contenders]):
-                line = {"part": "steady", "run": run, "task": name, "contender": contender}
-                try:
-                    keep(line | _measured(name, contender, Path(folder) / name))
-                except Exception as error:
-                    keep(line | {"failed": in_words(error)})
+            wanted = dict.fromkeys([REFERENCE, *contenders])
+            for sharing, some in groupby(wanted, _shares):
+                with ExitStack() as stack:
+                    if sharing:  # to start the service and end it takes longer than to measure
+                        with suppress(NotAvailable):  # each of them says so
+                            stack.enter_context(service())
+                    for contender in some:
+                        line = {"part": "steady", "run": run, "task": name, "contender": contender}
+                        keep(line | _found(name, contender, Path(folder) / name))
+
+
+def _shares(contender: str) -> bool:
+    cells = cells_of(contender)
+    return cells is not None and cells.mps
+
+
+def _found(name: str, contender: str, folder: Path) -> Line:
+    """Its figures, or why there are none."""
+    try:
+        return _measured(name, contender, folder)
+    except Exception as error:
+        return {"failed": in_words(error)}
 
 
 def _measured(name: str, contender: str, folder: Path) -> Line:

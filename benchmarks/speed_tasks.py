@@ -34,6 +34,7 @@ SENTENCES = (1, 2, 1, 3, 2, 1, 4, 2, 3, 8)
 """That a text is made of: pairs of 40 tokens in the middle, with a long tail."""
 RATE, WARMUP, CLIP = 2e-5, 0.1, 1.0
 RATES = [1e-5, 2e-5, 3e-5, 5e-5]
+DROPOUTS = [round(0.04 + 0.01 * i, 2) for i in range(24)]
 """Of a search's trials, one after the other and then again."""
 EPOCHS = 3
 """Of a trial."""
@@ -87,6 +88,19 @@ TASKS = {
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a trial of a search tries."""
+
+    rate: float
+    dropout: float
+
+
+def choice(number: int) -> Choice:
+    """Of the list that every contender tries, by the trial's number."""
+    return Choice(RATES[number % len(RATES)], DROPOUTS[number % len(DROPOUTS)])
 
 
 def corpus_of(what: Task) -> Corpus:
@@ -158,15 +172,31 @@ class Cells:
         if not self.mps:
             yield
             return
-        said: list[str] = []
-        share = share_of_each(self.count, GpuBudget().whole)
-        if self.percent is not None:
-            share = self.percent
-            os.environ.pop(mps.SHARE, None)
-        with mps.shared(said.append, share) as on:
-            if not on:
-                raise NotAvailable(" ".join(said))
+        share = self.percent or share_of_each(self.count, GpuBudget().whole)
+        with service(), _each_has(share):
             yield
+
+
+@contextmanager
+def service() -> Iterator[None]:
+    """One that is there already is used. Raises NotAvailable where there can be none."""
+    said: list[str] = []
+    with mps.shared(said.append) as on:
+        if not on:
+            raise NotAvailable(" ".join(said))
+        yield
+
+
+@contextmanager
+def _each_has(percent: int) -> Iterator[None]:
+    before = os.environ.get(mps.SHARE)
+    os.environ[mps.SHARE] = str(percent)
+    try:
+        yield
+    finally:
+        os.environ.pop(mps.SHARE)
+        if before is not None:
+            os.environ[mps.SHARE] = before
 
 
 def cells_of(contender: str) -> Cells | None:

@@ -131,7 +131,7 @@ def _faster() -> Iterator[Finding]:
         yield Finding(
             "device",
             WARNING,
-            f"layers are not compiled, which costs about a fifth of the speed: there is no C "
+            f"layers are not compiled, which costs about a seventh of the speed: there is no C "
             f"compiler ({' or '.join(compilers)})",
             "install gcc or clang, or set CC to a compiler that is here",
         )

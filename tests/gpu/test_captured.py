@@ -165,6 +165,33 @@ def test_compiled_dropout_is_drawn_anew_as_well(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
+@COMPILES
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_dropouts_are_served_by_what_was_compiled(tmp_path: Path, family: str) -> None:
+    """And train as they should: what was compiled for some trains without as well."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    graphs = []
+
+    def trained(dropout: float, how: str) -> list[float]:
+        wanted = config(
+            encoder={"name": family, "dropout": dropout, "attention_dropout": dropout / 2},
+            head={"dropout": 0.0}, train={"epochs": 3}, optim={"lr": 1e-3},
+        )  # fmt: skip
+        compiled = how.startswith("compiled")
+        prepared = made(tmp_path, wanted, replace(HALF, compiled=compiled))
+        result = train(prepared, Quiet())
+        assert prepared.way.how == how
+        graphs.append(counters["stats"]["unique_graphs"])
+        return losses(result)
+
+    found = [trained(dropout, "compiled and recorded") for dropout in (0.1, 0.25, 1e-9)]
+    assert 0 < graphs[0] == graphs[-1]
+    assert found[-1] == pytest.approx(trained(0.0, "recorded"), rel=0.02)
+
+
 def test_nothing_is_left_of_recordings(tmp_path: Path) -> None:
     wanted = config(train={"epochs": 1})
     used = []

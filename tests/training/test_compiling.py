@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supermax.training import compiling
+from supermax.training.architectures import TINY
 from supermax.training.captured import CapturedWay
 from supermax.training.compiling import Compiler, pays
 from supermax.training.encoders import layer_list
@@ -27,6 +28,8 @@ from tests.training.corpora import Quiet, config, ready
 from tests.training.test_captured import SILENT, many_widths
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own looking
+FAMILIES = sorted(set(TINY) - {"tiny", "tiny-roberta", "tiny-xlmr", "tiny-electra"})
+"""The others have BERT's layers."""
 QUIET_BERT = {**SILENT, "encoder": {**SILENT["encoder"], "name": "tiny-bert"}}
 COST, FOUND, GAIN = compiling._COST, compiling._FOUND, compiling._GAIN
 
@@ -66,6 +69,7 @@ def test_compiled_layers_train_the_same_and_serve_later_trials(
     as_it_is = train(ready(tmp_path, wanted), Quiet())
     backend = Backend()
     compiler = Compiler(backend)
+    graphs = 0
     for _ in range(2):
         prepared = compiled(ready(tmp_path, wanted), compiler, asked=True)
         result = train(prepared, Quiet())
@@ -75,19 +79,57 @@ def test_compiled_layers_train_the_same_and_serve_later_trials(
         del prepared
         gc.collect()
         assert layer() is None  # what was compiled does not hold it
-        assert backend.graphs == 2  # with a mask and without; for all layers, widths and trials
+        graphs = graphs or backend.graphs
+        assert 0 < backend.graphs == graphs <= 10  # for all layers, widths and trials
 
 
-@pytest.mark.slow
-def test_other_dropouts_are_compiled_anew(tmp_path: Path) -> None:
-    backend, seen = Backend(), []
+@pytest.mark.parametrize(
+    "family",
+    [f if f == "tiny-bert" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
+)
+def test_other_dropouts_are_not_compiled_anew(tmp_path: Path, family: str) -> None:
+    """What was compiled for a trial with dropout trains one without as it should be."""
+    backend, seen, keys = Backend(), [], set()
     compiler = Compiler(backend)
-    for dropout in (0.1, 0.2, 0.1):
-        wanted = config(encoder={"name": "tiny-bert", "dropout": dropout}, train={"epochs": 1})
-        prepared = ready(tmp_path, wanted)
-        train(compiled(prepared, compiler, asked=True), Quiet())
+    for dropout in (0.1, 0.25, 0.4, 1e-9):
+        encoder = {"name": family, "dropout": dropout, "attention_dropout": dropout / 2}
+        wanted = config(encoder=encoder, head={"dropout": 0.0}, train={"epochs": 1})
+        prepared = compiled(ready(tmp_path, wanted), compiler, asked=True)
+        keys.add(compiling._key(prepared.model, prepared.step.execution))
+        result = train(prepared, Quiet())
+        assert prepared.way.how == "compiled and recorded"
         seen.append(backend.graphs)
-    assert seen[0] < seen[1] == seen[2]
+    assert len(set(seen)) == len(keys) == 1
+    nearly_none = config(**_without(family), train={"epochs": 1})
+    assert losses(result) == pytest.approx(
+        losses(train(ready(tmp_path, nearly_none), Quiet())), rel=1e-4
+    )
+
+
+def test_what_is_compiled_depends_on(tmp_path: Path) -> None:
+    prepared = ready(tmp_path, config(encoder={"name": "tiny-bert"}, train={"epochs": 1}))
+    model, execution = prepared.model, prepared.step.execution
+    first, second = layer_list(model.encoders[0].model)[1]  # type: ignore[arg-type]
+    whole = compiling._key(model, execution)
+    first.requires_grad_(False)
+    one_frozen = compiling._key(model, execution)
+    first.requires_grad_(True)
+    second.requires_grad_(False)
+    assert compiling._key(model, execution) == one_frozen != whole
+    first.requires_grad_(False)
+    assert compiling._key(model, execution) not in (one_frozen, whole)
+    second.requires_grad_(True)
+    first.requires_grad_(True)
+    assert compiling._key(model, replace(execution, precision="bf16")) != whole
+    model.encoders[0].model.config.hidden_dropout_prob = 0.37  # type: ignore[union-attr]
+    assert compiling._key(model, execution) == whole
+    model.encoders[0].model.config.hidden_act = "relu"  # type: ignore[union-attr]
+    assert compiling._key(model, execution) != whole
+
+
+def _without(family: str) -> dict[str, Any]:
+    encoder = {"name": family, "dropout": 0.0, "attention_dropout": 0.0}
+    return {"encoder": encoder, "head": {"dropout": 0.0}}
 
 
 def test_what_cannot_be_compiled_is_recorded_all_the_same(
@@ -148,10 +190,12 @@ def test_short_trials_are_compiled_once_there_are_enough_of_them(
     wanted = config(train={"epochs": 1})
     prepared = compiled(ready(tmp_path, wanted), compiler, asked=None)
     seconds = 0.4 * COST / GAIN
-    found = [
-        compiler.offer(prepared.model, prepared.step.execution, seconds) is not None
-        for _ in range(4)
-    ]
+    found = []
+    for _ in range(4):
+        offered = compiler.offer(prepared.model, prepared.step.execution, seconds)
+        found.append(offered is not None)
+        if offered is not None:
+            offered.drop()
     assert found == [False, False, True, True]
     asked_not_to = replace(prepared.step.execution, compiled=False)
     assert compiler.offer(prepared.model, asked_not_to, seconds) is None

@@ -2,8 +2,8 @@
 
     Model, Execution ──Compiler.offer()──▶ Compiled, where it pays ──drop()──▶ layers as they were
 
-Layers are alike, so one is compiled for all of them, for every width and for later trials of this
-process. What was compiled lies on disk, where other cells find it.
+Layers are alike, so one is compiled for all of them, for every width, every dropout and for later
+trials of this process. What was compiled lies on disk, where other cells find it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from supermax.training.encoders import layer_list
+from supermax.training.dropouts import loosened
+from supermax.training.encoders import DROPOUTS, layer_list
 from supermax.training.models import Model
 from supermax.training.steps import Execution
 from supermax.words import in_short
 
 _COST = 20.0  # seconds that compiling takes, with importing the compiler
 _FOUND = 10.0  # where another process has done it before
-_GAIN = 0.2  # of the time of recorded steps
+_GAIN = 0.14  # of the time of recorded steps
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _SOMEBODY_S_OWN = _CACHE in os.environ
 """Known now: with its first step torch names a folder of its own there."""
 _VARIANTS = 64
-"""Ways in which a layer may be compiled, for other dropouts say, before it is left as it is."""
+"""Ways in which a layer may be compiled, for another precision say, before it is left as it is."""
 _KEPT = 256 << 20  # bytes; 141 MiB were seen
 
 
@@ -52,6 +53,7 @@ class Compiled:
         self._layers = layers
         self.worked = worked
         """To be called once they have run."""
+        self._tighten = loosened(layers)
         fast = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers}}
         for layer in layers:
             layer.forward = _forward(weakref.ref(layer), fast[type(layer)])
@@ -59,6 +61,7 @@ class Compiled:
     def drop(self) -> None:
         for layer in self._layers:
             del layer.forward
+        self._tighten()
 
 
 def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -106,8 +109,7 @@ class Compiler:
             self._without[key] += seconds
             return None
         _get_ready(self.folder)
-        layers = [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
-        return Compiled(layers, self._backend, partial(self._worked, key, mark))
+        return Compiled(_layers(model), self._backend, partial(self._worked, key, mark))
 
     def _worked(self, key: str, mark: Path | None) -> None:
         """Other processes may know that it is on disk now."""
@@ -133,12 +135,22 @@ def pays(seconds: float, before: float, cost: float) -> bool:
 
 
 def _key(model: Model, execution: Execution) -> str:
-    """Of all that compiled layers depend on."""
-    encoders = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
-    trained = [parameter.requires_grad for parameter in model.parameters()]
-    facts = [encoders, execution.precision, execution.device, trained]
+    """Of all that compiled layers depend on. Their dropouts are no part of that, nor is how many
+    of them are trained: those that are and those that are not are compiled once each."""
+    configs = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
+    encoders = [{k: v for k, v in config.items() if k not in DROPOUTS} for config in configs]
+    layers = {
+        (*(type(part).__name__ for part in layer.modules()),
+         *(parameter.requires_grad for parameter in layer.parameters()))
+        for layer in _layers(model)
+    }  # fmt: skip
+    facts = [encoders, execution.precision, execution.device, sorted(layers)]
     words = json.dumps([facts, torch.__version__], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
+
+
+def _layers(model: Model) -> list[nn.Module]:
+    return [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
 
 
 def _get_ready(folder: Path | None) -> None:
@@ -155,6 +167,7 @@ def _get_ready(folder: Path | None) -> None:
 
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
+    dynamo.nested_graph_breaks = True  # what comes after attention stays one piece
     dynamo.recompile_limit = _VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
     inductor.compile_threads = 1

@@ -1,0 +1,111 @@
+"""Dropouts of any rate in one compiled layer: they drop as they should, attention too, and layers
+are given back as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+
+from supermax.training.architectures import TINY, configuration
+from supermax.training.dropouts import LooseDropout, loosened
+from supermax.training.encoders import DROPOUTS, layer_list, untrained
+
+CPU = torch.device("cpu")
+HIDDEN, ATTENTION = 0.2, 0.3
+
+
+def encoder(name: str) -> Any:
+    config = configuration(name)
+    for key in DROPOUTS:
+        if hasattr(config, key):
+            setattr(config, key, ATTENTION if "attention" in key else HIDDEN)
+    return untrained(config)
+
+
+def parts(model: nn.Module) -> list[tuple[str, int, Any]]:
+    """What every module is, and the numbers it keeps."""
+    numbers = [
+        {name: value for name, value in vars(module).items() if isinstance(value, float)}
+        for module in model.modules()
+    ]
+    names = [(name, id(module)) for name, module in model.named_modules()]
+    return [(*name, kept) for name, kept in zip(names, numbers, strict=True)]
+
+
+@given(st.floats(0, 0.9), st.integers(0, 2**32))
+def test_as_many_are_dropped_as_asked_and_the_rest_makes_up_for_them(
+    rate: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    states = torch.ones(100_000, requires_grad=True)
+    dropped = LooseDropout(rate, CPU)(states)
+    assert float((dropped == 0).float().mean()) == pytest.approx(rate, abs=0.01)
+    assert float(dropped.detach().max()) == pytest.approx(1 / (1 - rate))
+    dropped.sum().backward()
+    assert states.grad is not None
+    assert torch.equal(states.grad, dropped.detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_is_torch_s_dropout_otherwise(dtype: torch.dtype) -> None:
+    states = torch.randn(64, 64, dtype=dtype)
+    loose, torch_s = LooseDropout(0.1, CPU), nn.Dropout(0.1)
+    found, expected = loose(states), torch_s(states)
+    both = (found != 0) & (expected != 0)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found[both], expected[both])
+    assert torch.equal(loose.eval()(states), states)
+    assert torch.equal(LooseDropout(0.0, CPU)(states), states)
+    assert not LooseDropout(1.0, CPU)(states).any()
+
+
+@pytest.mark.parametrize("name", sorted(set(TINY) - {"tiny"}))
+def test_layers_are_given_back_as_they_were(name: str) -> None:
+    model = encoder(name).train()
+    before, saved = parts(model), list(model.state_dict())
+    restore = loosened(layer_list(model)[1])
+    kinds = {type(module) for module in layer_list(model)[1].modules()}
+    assert LooseDropout in kinds
+    assert nn.Dropout not in kinds
+    assert list(model.state_dict()) == saved  # a checkpoint is as it was
+    model.eval()
+    restore()
+    assert parts(model) == before
+    assert not any(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("name", sorted(set(TINY) - {"tiny", "tiny-deberta"}))
+def test_attention_has_its_rate_all_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeBERTa's is made of parts, and its dropout one like the others."""
+    seen: list[float] = []
+    attend = functional.scaled_dot_product_attention
+
+    def watched(*args: Any, dropout_p: float = 0.0, **named: Any) -> Any:
+        seen.append(dropout_p)
+        return attend(*args, dropout_p=dropout_p, **named)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
+    model, other = encoder(name).train(), encoder(name).train()
+    restore = loosened(layer_list(model)[1])
+    ids = torch.ones(2, 7, dtype=torch.int64)
+    model(ids)
+    assert set(seen) == {ATTENTION}
+    other(ids)  # beside it, in the same process
+    assert set(seen) == {ATTENTION}
+    model.eval()(ids)
+    assert set(seen) == {ATTENTION, 0.0}
+    restore()
+    seen.clear()
+    model.train()(ids)
+    assert set(seen) == {ATTENTION}
+
+
+def test_who_reads_a_loose_rate_as_a_number_fails() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        functional.dropout(torch.ones(3), p=LooseDropout(0.1, CPU).p)
