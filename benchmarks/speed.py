@@ -5,6 +5,7 @@
     python benchmarks/speed.py parts [TASK]          where the time of a recorded step goes
     python benchmarks/speed.py widths [TASK]         a recorded step by its width, and recording it
     python benchmarks/speed.py start [TASK]          before the first step, and over many trials
+    python benchmarks/speed.py same [TASK]           the metric reached, however steps are taken
     python benchmarks/speed.py table                 what is in the results so far, beside its bars
     python benchmarks/speed.py chart                 the same as a picture
 
@@ -27,7 +28,7 @@ from speed_tables import tables
 from speed_tasks import DEVICE, HERE, REFERENCE, TASKS, Line, cells_of, device_name
 from speed_trials import BARE, OLD, contenders_of, how_many, trials
 
-PARTS = ("steady", "trials", "parts", "widths", "start", "table", "chart")
+PARTS = ("steady", "trials", "parts", "widths", "start", "same", "table", "chart")
 SEARCHES = "bare,cells"
 
 
@@ -71,6 +72,10 @@ def main() -> int:
         from speed_start import start
 
         start(first, options.short or first, options.repeat, options.seconds, keep)
+    elif options.part == "same":
+        from speed_same import same
+
+        same(first, options.seeds, keep)
     elif options.part == "chart":
         try:
             from speed_chart import chart
@@ -107,6 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--reference-trials", type=int, default=5, help="of the others' searches")
     parser.add_argument("--old-trials", type=int, default=6, help="of the old way")
+    parser.add_argument("--seeds", type=int, default=8, help="of same, at least 2")
     parser.add_argument("--short", metavar="TASK", help="whose encoder many short trials have")
     parser.add_argument("--repeat", type=int, default=200, help="short trials of start")
     parser.add_argument("--seconds", type=float, default=400, help="they may take at most")

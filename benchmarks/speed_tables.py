@@ -5,16 +5,20 @@ lines ──latest()──▶ one for each part, task and contender ──▶ ta
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
-from speed_tasks import REFERENCE, TASKS, Line, cells_of
+from speed_tasks import ONE_BY_ONE, REFERENCE, TASKS, Line, cells_of
 from speed_trials import OLD
 
 BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
 WARM, GROWTH = 1.0, 0.05
+NOISE = 2.5
+"""Standard errors by which metrics may be apart that differ by chance alone."""
 MANY = 24
 """Trials of which the time end to end is shown."""
 
@@ -68,7 +72,9 @@ def ratio(line: Line, lines: Iterable[Line], key: str) -> float | None:
 def tables(lines: list[Line]) -> bool:
     """Print them all. True when a bar that was measured is missed."""
     console, bars, chosen = Console(width=170), Bars(), latest(lines)
-    makers = {"steady": _steady, "trials": _trials, "parts": _parts, "start": _start}
+    makers = {
+        "steady": _steady, "trials": _trials, "parts": _parts, "start": _start, "same": _same,
+    }  # fmt: skip
     for part, make in makers.items():
         if some := [line for line in chosen if line["part"] == part]:
             for shown in make(some, lines, bars):
@@ -213,6 +219,40 @@ def _start_words(line: Line) -> str:
     words = ("imported", "prepared", "first_step", "slowest", "trial", "steps", "overhead")
     shown = [(word, line[word]) for word in words if word in line]
     return ", ".join(f"{word.replace('_', ' ')} {seconds:.2f} s" for word, seconds in shown)
+
+
+def _same(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    """Held against steps taken one by one in the same run."""
+    shown = Table("task", "steps", "seeds", "mean", "deviation", "difference", "loss", "",
+                  title="the metric reached, over seeds")  # fmt: skip
+    for line in some:
+        title = TASKS[line["task"]].title
+        if "failed" in line:
+            shown.add_row(title, line["contender"], *[""] * 5, line["failed"][:60])
+            continue
+        found = [
+            one for one in some
+            if one["contender"] == ONE_BY_ONE and one["task"] == line["task"]
+            and one["run"] == line["run"] and "failed" not in one
+        ]  # fmt: skip
+        words = ""
+        if found and line["contender"] != ONE_BY_ONE:
+            errors = _standard_errors(line["values"], found[0]["values"])
+            words = f"{line['mean'] - found[0]['mean']:+.4f}, {errors:.1f} standard errors"
+            what = f"{title}: metric {line['contender']} and one by one, apart"
+            bars.at_most(what, errors, NOISE, "standard errors")
+        shown.add_row(
+            title, line["contender"], str(len(line["values"])), f"{line['mean']:.4f}",
+            f"{line['deviation']:.4f}", words, f"{line['loss']:.4f}", line["how"][:40],
+        )  # fmt: skip
+    return [shown]
+
+
+def _standard_errors(here: list[float], there: list[float]) -> float:
+    """How far apart their means are, in standard errors of the difference."""
+    spread = statistics.variance(here) / len(here) + statistics.variance(there) / len(there)
+    apart = abs(statistics.mean(here) - statistics.mean(there))
+    return apart / math.sqrt(spread) if spread else math.inf if apart else 0.0
 
 
 def _times(value: float | None) -> str:

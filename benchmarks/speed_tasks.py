@@ -40,7 +40,7 @@ EPOCHS = 3
 """Of a trial."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HALF = Execution(device=DEVICE, precision="bf16" if DEVICE == "cuda" else "fp32")
-REFERENCE = "Trainer"
+REFERENCE, ONE_BY_ONE = "Trainer", "one by one"
 
 Line = dict[str, Any]
 Keep = Callable[[Line], None]
@@ -125,13 +125,13 @@ def validation_of(corpus: Corpus) -> Corpus:
     return Corpus("some", corpus.label_names, corpus.examples[::8])
 
 
-def config_of(what: Task, epochs: int = EPOCHS) -> Config:
+def config_of(what: Task, epochs: int = EPOCHS, *, rate: float = RATE, seed: int = 1) -> Config:
     return read_config(
         {
             "encoder": {"name": what.encoder, "dropout": 0.1, "attention_dropout": 0.1},
             "text": {"max_length": what.length, "doc_stride": 0},
-            "train": {"effective_batch": what.batch, "epochs": epochs, "clip": CLIP},
-            "optim": {"lr": RATE, "weight_decay": 0.0},
+            "train": {"effective_batch": what.batch, "epochs": epochs, "clip": CLIP, "seed": seed},
+            "optim": {"lr": rate, "weight_decay": 0.0},
             "schedule": {"name": "linear", "warmup": WARMUP},
         }
     )

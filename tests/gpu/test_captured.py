@@ -14,6 +14,7 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps import Execution
 from tests.gpu.test_training import FAMILIES
 from tests.training.corpora import Quiet, Stopped, config, corpus
+from tests.training.draws import drawn
 from tests.training.test_captured import AGENTS, OPTIMIZERS, SILENT, many_widths
 
 pytestmark = [
@@ -72,6 +73,17 @@ def test_every_optimizer_trains_the_same(
     wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 3})
     eager, captured = both(tmp_path, wanted, replace(HALF, micro_batch=micro_batch))
     assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_a_space_comes_to_is_recorded_and_trains_the_same(
+    tmp_path: Path, agent: str, seed: int
+) -> None:
+    """Heads, losses, schedules, poolings, fusions, layers that are frozen or learn more slowly."""
+    execution = replace(HALF, micro_batch=(None, 3)[seed % 2])
+    eager, captured = both(tmp_path, drawn(agent, seed), execution)
+    assert losses(captured) == pytest.approx(losses(eager), rel=0.03)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

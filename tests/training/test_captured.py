@@ -31,6 +31,7 @@ from supermax.training.timetable import chosen, timetable, widened
 from supermax.training.tokens import NONE
 from supermax.training.ways import EagerWay
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
+from tests.training.draws import drawn
 
 SILENT: dict[str, Any] = {
     "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
@@ -218,6 +219,22 @@ def test_recorded_steps_train_as_those_taken_one_by_one(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     for name, weight in one_by_one.weights.items():
         torch.testing.assert_close(recorded.weights[name], weight, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 9))]
+)
+def test_whatever_a_space_comes_to_is_recorded_and_trains_the_same(
+    tmp_path: Path, agent: str, seed: int
+) -> None:
+    wanted, micro_batch = drawn(agent, seed), (None, 3)[seed % 2]
+    one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
+    prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch))
+    recorded = train(prepared, Quiet())
+    assert prepared.way.why_eager is None
+    losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3), wanted
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -1,0 +1,73 @@
+"""Whether it matters how steps are taken: the metric that trials reach, over seeds, with dropout.
+
+same() ──▶ one by one, recorded, compiled, each with the same seeds ──▶ their metrics
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from speed_start import Quiet
+from speed_tasks import (
+    EPOCHS,
+    ONE_BY_ONE,
+    TASKS,
+    Keep,
+    Line,
+    Task,
+    check_compiled,
+    config_of,
+    corpus_of,
+    execution,
+    in_words,
+    validation_of,
+)
+
+from supermax.training.data.examples import Corpus
+from supermax.training.loop import train
+from supermax.training.prepare import prepare
+from supermax.training.steps import Execution
+
+WAYS = {
+    ONE_BY_ONE: execution(captured=False),
+    "captured": execution(captured=True),
+    "compiled": execution(captured=True, compiled=True),
+}
+RATE = 1e-4
+"""At which something is learnt in so many epochs."""
+
+
+def same(name: str, seeds: int, keep: Keep) -> None:
+    line = {"part": "same", "run": f"{time.time():.0f}", "task": name}
+    with tempfile.TemporaryDirectory() as folder:
+        for contender, how in WAYS.items():
+            try:
+                found = _reached(TASKS[name], how, seeds, Path(folder))
+            except Exception as error:
+                found = {"failed": in_words(error)}
+            keep(line | {"contender": contender} | found)
+
+
+def _reached(what: Task, how: Execution, seeds: int, folder: Path) -> Line:
+    whole = corpus_of(what)
+    held_out = validation_of(whole)
+    seen = {example.id for example in held_out.examples}
+    rest = Corpus("rest", whole.label_names, tuple(e for e in whole.examples if e.id not in seen))
+    values, losses = [], []
+    for seed in range(1, seeds + 1):
+        config = config_of(what, EPOCHS, rate=RATE, seed=seed)
+        prepared = prepare(config, rest, held_out, cache=folder, execution=how)
+        result = train(prepared, Quiet())
+        check_compiled(prepared)
+        values.append(result.value)
+        losses.append(result.curve[-1]["train_loss"])
+    return {
+        "values": values,
+        "mean": statistics.mean(values),
+        "deviation": statistics.stdev(values),
+        "loss": statistics.mean(losses),
+        "how": prepared.way.how,
+    }
