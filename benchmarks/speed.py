@@ -111,7 +111,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compiled", action="store_true", help="cells also with compiled steps")
     parser.add_argument("--trials", type=int, default=8)
     parser.add_argument("--reference-trials", type=int, default=5, help="of the others' searches")
-    parser.add_argument("--old-trials", type=int, default=6, help="of the old way")
+    parser.add_argument("--old-trials", type=int, default=3, help="of the old way")
     parser.add_argument("--seeds", type=int, default=8, help="of same, at least 2")
     parser.add_argument("--short", metavar="TASK", help="whose encoder many short trials have")
     parser.add_argument("--repeat", type=int, default=200, help="short trials of start")

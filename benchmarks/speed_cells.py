@@ -9,7 +9,7 @@ import math
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -41,27 +41,29 @@ _FROM.set_forkserver_preload(
 )
 
 
-def several(name: str, cells: Cells, folder: Path) -> Line:
-    """Samples a second of all together. Raises NotAvailable where the GPU cannot be shared."""
-    with cells.shared():
-        return _together(name, cells, folder)
-
-
-def _together(name: str, cells: Cells, folder: Path) -> Line:
-    started = time.time()
-    with _running(name, cells, folder) as running:
+def several(name: str, alike: Sequence[Cells], folder: Path) -> Iterator[Line]:
+    """Samples a second of all together, for each of contenders that differ in their number alone:
+    the most of them are started, and the others wait while fewer train. Raises NotAvailable where
+    the GPU cannot be shared."""
+    most, started = max(alike, key=lambda cells: cells.count), time.time()
+    with most.shared(), _running(name, most, folder) as running:
         ready = [_heard(one, started) for one in running]
-        go, epochs = time.time(), 1
+        before = time.time() - started
+        for cells in alike:
+            found = _together(running[: cells.count], ready[: cells.count], started)
+            yield found | {"cells": cells.count, "before": before}
+
+
+def _together(running: list[Connection], ready: list[Line], started: float) -> Line:
+    epochs = 1
+    done, seconds = _all_at_once(running, epochs, started)
+    if seconds < LEAST:
+        epochs = math.ceil(LEAST / seconds)
         done, seconds = _all_at_once(running, epochs, started)
-        if seconds < LEAST:
-            epochs = math.ceil(LEAST / seconds)
-            done, seconds = _all_at_once(running, epochs, started)
     samples, ends = sum(one["samples"] for one in ready), [one["end"] for one in done]
     return {
         "samples_per_second": epochs * samples / seconds,
         "epochs": epochs,
-        "cells": cells.count,
-        "before": go - started,
         "first_epoch": max(one["first_epoch"] for one in ready),
         "apart": max(ends) - min(ends),
         "loss": max(one["loss"] for one in done),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from transformers import get_linear_schedule_with_warmup
 from supermax.training.prepare import longest
 
 WIDTH = 384
+WARM = 8
+"""Steps of a worker before its first trial."""
 Batches = DataLoader[Any]
 
 
@@ -76,10 +79,11 @@ class OldLoop:
             self._optimizer, round(WARMUP * updates), updates
         )
 
-    def epoch(self) -> float:
+    def epoch(self, steps: int | None = None) -> float:
+        """All of it, or its first steps."""
         self._network.train()
         total = 0.0
-        for batch in self._batches:
+        for batch in islice(self._batches, steps):
             self._optimizer.zero_grad()
             loss = self._network(**_moved(batch))["loss"]
             loss.backward()
@@ -121,6 +125,8 @@ def work(task: str, storage: str, number: int, folder: Path) -> None:
         "max_length": min(WIDTH, longest(peer.source)), "padding": "max_length"
     }  # fmt: skip
     rows, some = peer.rows(corpus, **wide), peer.rows(validation_of(corpus), **wide)
+
+    OldLoop(peer, rows, some, choice(0)).epoch(WARM)  # so that no first trial has that to do
 
     def objective(trial: optuna.Trial) -> float:
         loop = OldLoop(peer, rows, some, suggested(trial))

@@ -7,7 +7,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -152,15 +152,21 @@ def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
     run = f"{time.time():.0f}"
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            wanted = dict.fromkeys([REFERENCE, *contenders])
-            for sharing, some in groupby(wanted, _shares):
-                with ExitStack() as stack:
-                    if sharing:  # to start the service and end it takes longer than to measure
-                        with suppress(NotAvailable):  # each of them says so
-                            stack.enter_context(service())
-                    for contender in some:
-                        line = {"part": "steady", "run": run, "task": name, "contender": contender}
-                        keep(line | _found(name, contender, Path(folder) / name))
+            line = {"part": "steady", "run": run, "task": name}
+            for contender, found in _found(name, contenders, Path(folder) / name):
+                keep(line | {"contender": contender} | found)
+
+
+def _found(name: str, contenders: list[str], folder: Path) -> Iterator[tuple[str, Line]]:
+    """Their figures, or why there are none."""
+    wanted = dict.fromkeys([REFERENCE, *contenders])
+    for sharing, some in groupby(wanted, _shares):
+        with ExitStack() as stack:
+            if sharing:  # to start the service and end it takes longer than to measure
+                with suppress(NotAvailable):  # each of them says so
+                    stack.enter_context(service())
+            for _, alike in groupby(some, _alike):
+                yield from _measured(name, list(alike), folder)
 
 
 def _shares(contender: str) -> bool:
@@ -168,20 +174,28 @@ def _shares(contender: str) -> bool:
     return cells is not None and cells.mps
 
 
-def _found(name: str, contender: str, folder: Path) -> Line:
-    """Its figures, or why there are none."""
-    try:
-        return _measured(name, contender, folder)
-    except Exception as error:
-        return {"failed": in_words(error)}
+def _alike(contender: str) -> tuple[Any, ...]:
+    """The same for cells that differ in their number alone."""
+    cells = cells_of(contender)
+    return (cells.mps, cells.share, cells.compiled) if cells is not None else (contender,)
 
 
-def _measured(name: str, contender: str, folder: Path) -> Line:
+def _measured(name: str, alike: list[str], folder: Path) -> Iterator[tuple[str, Line]]:
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    cells = cells_of(contender)
-    place = folder / ("cells" if cells else contender)
+    cells = [one for one in map(cells_of, alike) if one is not None]
+    place = folder / ("cells" if cells else alike[0])
     place.mkdir(parents=True, exist_ok=True)
-    return several(name, cells, place) if cells else SINGLE[contender](TASKS[name], place)
+    rest = list(alike)
+    try:
+        if cells:
+            for line in several(name, cells, place):
+                yield rest.pop(0), line
+        else:
+            line = SINGLE[alike[0]](TASKS[name], place)
+            yield rest.pop(0), line
+    except Exception as error:
+        for contender in rest:
+            yield contender, {"failed": in_words(error)}

@@ -166,14 +166,20 @@ class Cells:
         words += [f"{self.percent}%"] if self.percent is not None else []
         return " ".join(words + ["compiled"] * self.compiled)
 
+    @property
+    def share(self) -> int | None:
+        """Of the GPU's processors that each has, in percent; None where they take turns."""
+        if not self.mps:
+            return None
+        return self.percent or share_of_each(self.count, GpuBudget().whole)
+
     @contextmanager
     def shared(self) -> Iterator[None]:
         """Raises NotAvailable where the GPU cannot be shared."""
-        if not self.mps:
+        if self.share is None:
             yield
             return
-        share = self.percent or share_of_each(self.count, GpuBudget().whole)
-        with service(), _each_has(share):
+        with service(), _each_has(self.share):
             yield
 
 

@@ -44,13 +44,14 @@ def contenders_of(
 
 
 def how_many(contender: str, trials: int, reference: int, old: int) -> int:
-    """Trials of a contender; whole rounds where several go at a time, and three at least."""
+    """Trials of a contender; whole rounds where several go at a time, and three at least, of the
+    old way one: its workers are warm before."""
     if contender in (REFERENCE, BARE, OLD):
         each, wanted = (OLD_WORKERS, old) if contender == OLD else (1, reference)
     else:
         cells = cells_of(contender)
         each, wanted = cells.count if cells else 1, trials
-    least = 3 * each if contender != OLD else 2 * each
+    least = 3 * each if contender != OLD else each
     return -(-max(wanted, least) // each) * each
 
 
@@ -73,11 +74,12 @@ def summed_up(
     """Of trials that ended at these times. With several at a time, their first round does not
     count."""
     ends, before = sorted(ends), max(BETWEEN, together)
+    rest = len(ends) - before
     return {
         "trials": len(ends),
         "whole": time.time() - since,
         "before_first": ends[0] - since,
-        "per_trial": (ends[-1] - ends[before - 1]) / (len(ends) - before),
+        "per_trial": (ends[-1] - ends[before - 1]) / rest if rest else None,
         "metric": statistics.median(values),
         "best": max(values),
         "together": together,
