@@ -49,6 +49,26 @@ def test_a_script_is_told_what_the_plan_is_for() -> None:
         assert said == [name, "share", "lion", "cpu", 24 << 30]
 
 
+def test_a_joint_trial_has_two_encoders() -> None:
+    joint = ("plan", "--agent", "joint", "--gpu-memory", "80GiB", "--model")
+    base, large = "bert-base-uncased", "bert-large-uncased"
+    twice = data(*joint, base)
+    both = data(*joint, base, "--evidence-model", large)
+    assert (both["model"], both["evidence_model"]) == (base, large)
+    assert twice["evidence_model"] == base
+    totals = [found["asked"]["total"] for found in (twice, both, data(*joint, large))]
+    assert totals == sorted(set(totals))
+    for wrong, words in (
+        (("plan", "--model", base, "--evidence-model", large), "--agent joint"),
+        ((*joint, base, "--evidence-model", "a,b"), "one encoder"),
+        (
+            (*joint, "answerdotai/ModernBERT-base", "--evidence-model", base, "--length", "600"),
+            "bert-base-uncased takes 512",
+        ),
+    ):
+        assert words in sm(*wrong, "--gpu-memory", "8GiB", code=2)
+
+
 def test_more_memory_takes_more_at_a_time() -> None:
     sizes = [
         data(*LARGE, "--length", "128", "--gpu-memory", f"{gib}GiB")["plan"]["micro_batch"]

@@ -59,6 +59,9 @@ def plan(
     agent: Annotated[
         str, typer.Option(help=", ".join(AGENTS), autocompletion=among(AGENTS))
     ] = "criteria",
+    evidence_model: Annotated[
+        str | None, typer.Option(help="Of the agent joint: its second encoder. Default: --model.")
+    ] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(help="The device's memory: 24GiB. Default: this machine's.")
     ] = None,
@@ -100,8 +103,11 @@ def plan(
     ):
         if value not in known:
             raise UserError(ended(f"There is no {name} {value!r}{nearest(value, known)}"))
-    if model is not None and "," in model and not Path(model).expanduser().exists():
-        raise UserError("plan takes one encoder; --space shows several side by side.")
+    for name in filter(None, (model, evidence_model)):
+        if "," in name and not Path(name).expanduser().exists():
+            raise UserError("plan takes one encoder; --space shows several side by side.")
+    if evidence_model is not None and (model is None or agent != "joint"):
+        raise UserError("--evidence-model goes with --model and --agent joint.")
     budget = _budget(gpu_memory, device)
     if space is not None:
         _of_space(space, agent, budget, device, as_json)
@@ -111,6 +117,7 @@ def plan(
         {
             "agent": agent,
             "encoder": {"name": model, "frozen_layers": frozen},
+            "evidence_encoder": {"name": evidence_model} if evidence_model else None,
             "text": {"max_length": length},
             "train": {"effective_batch": batch * accum},
             "optim": {"name": optimizer},
@@ -161,19 +168,25 @@ def _of_model(wanted: dict[str, Any], budget: int, device: str, batch: int, as_j
     from supermax.training.config import read_config
     from supermax.training.prepare import longest
 
-    source, config = _source(wanted["encoder"]["name"]), read_config(wanted)
-    if config.text.max_length > longest(source):
-        raise UserError(f"{source.name} takes {longest(source)} tokens at most.")
-    layers = int(source.config.num_hidden_layers)
-    if config.encoder.frozen_layers > layers:
-        raise UserError(f"{source.name} has {layers} layers: so many can be frozen at most.")
-    spec = spec_of(config, [source] * (2 if config.agent == "joint" else 1), _execution(device))
+    config, sources = read_config(wanted), [_source(wanted["encoder"]["name"])]
+    if config.agent == "joint":
+        other = config.evidence_encoder
+        sources.append(_source(other.name) if other is not None else sources[0])
+    for source in sources:
+        if config.text.max_length > longest(source):
+            raise UserError(f"{source.name} takes {longest(source)} tokens at most.")
+        layers = int(source.config.num_hidden_layers)
+        if config.encoder.frozen_layers > layers:
+            raise UserError(f"{source.name} has {layers} layers: so many can be frozen at most.")
+    spec = spec_of(config, sources, _execution(device))
     asked, found = need(spec, split_into(spec, batch)), planned(spec, budget)
+    names = [source.name for source in sources]
     if as_json:
-        named = {"model": source.name, "agent": config.agent}
-        print_json(named | _as_data(spec, asked, found, budget))
+        named = {"model": names[0], "agent": config.agent}
+        second = {"evidence_model": names[1]} if len(names) > 1 else {}
+        print_json(named | second | _as_data(spec, asked, found, budget))
     else:
-        _print_need(source.name, batch, spec, asked, found, budget)
+        _print_need(" and ".join(names), batch, spec, asked, found, budget)
     if isinstance(found, NoPlan):
         raise typer.Exit(1)
 
