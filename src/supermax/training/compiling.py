@@ -167,7 +167,8 @@ def _get_ready(folder: Path | None) -> None:
 
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
-    dynamo.nested_graph_breaks = True  # what comes after attention stays one piece
+    if hasattr(dynamo, "nested_graph_breaks"):  # not every torch has it
+        dynamo.nested_graph_breaks = True  # what comes after attention stays one piece
     dynamo.recompile_limit = _VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
     inductor.compile_threads = 1
