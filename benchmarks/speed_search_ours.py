@@ -60,6 +60,7 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
         since,
         cells.count,
         training=statistics.median(r["seconds"] for r in results),
+        recording=statistics.median(r["recording"] for r in results),
         rate=statistics.median(r["samples_per_second"] or 0 for r in results),
         tried=sorted([t.params["optim.lr"], t.params["encoder.dropout"]] for t in done),
         cells=tuned.summary.cells,

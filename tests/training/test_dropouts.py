@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+from supermax.training import compiling
 from supermax.training.architectures import TINY, configuration
-from supermax.training.dropouts import LooseDropout, loosened
+from supermax.training.dropouts import LooseDropout, loosened, tight
 from supermax.training.encoders import DROPOUTS, layer_list, untrained
 
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own looking
 CPU = torch.device("cpu")
+FAMILIES = sorted(set(TINY) - {"tiny"})
 HIDDEN, ATTENTION = 0.2, 0.3
 
 
@@ -38,6 +41,7 @@ def parts(model: nn.Module) -> list[tuple[str, int, Any]]:
     return [(*name, kept) for name, kept in zip(names, numbers, strict=True)]
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.floats(0, 0.9), st.integers(0, 2**32))
 def test_as_many_are_dropped_as_asked_and_the_rest_makes_up_for_them(
     rate: float, seed: int
@@ -65,7 +69,7 @@ def test_it_is_torch_s_dropout_otherwise(dtype: torch.dtype) -> None:
     assert not LooseDropout(1.0, CPU)(states).any()
 
 
-@pytest.mark.parametrize("name", sorted(set(TINY) - {"tiny"}))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_layers_are_given_back_as_they_were(name: str) -> None:
     model = encoder(name).train()
     before, saved = parts(model), list(model.state_dict())
@@ -80,7 +84,7 @@ def test_layers_are_given_back_as_they_were(name: str) -> None:
     assert not any(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("name", sorted(set(TINY) - {"tiny", "tiny-deberta"}))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"tiny-deberta"}))
 def test_attention_has_its_rate_all_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """DeBERTa's is made of parts, and its dropout one like the others."""
     seen: list[float] = []
@@ -104,6 +108,72 @@ def test_attention_has_its_rate_all_the_same(name: str, monkeypatch: pytest.Monk
     seen.clear()
     model.train()(ids)
     assert set(seen) == {ATTENTION}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f if f == "tiny-bert" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
+)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_compiled_encoder_drops_what_another_drops(
+    name: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, where torch's own dropout draws in the same way."""
+
+    def forward(dropout: nn.Dropout, states: torch.Tensor) -> torch.Tensor:
+        if not dropout.training:
+            return states
+        kept = torch.rand_like(states, dtype=torch.float32) >= dropout.p
+        return torch.where(kept, states * torch.tensor(1 / (1 - dropout.p)), 0.0)
+
+    monkeypatch.setattr(nn.Dropout, "forward", forward)
+    ids = torch.randint(5, 2000, (4, 24), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 10:] = 0
+
+    def trained(model: Any) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        model.zero_grad()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            states = model(ids, attention_mask=mask).last_hidden_state
+        (states.float() ** 3).sum().backward()
+        return [states.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    torch.compiler.reset()
+    compiling._get_ready(None)
+    torch.manual_seed(0)
+    model = encoder(name).train()
+    expected = trained(model)
+    fast = compiling.Compiled(layer_list(model)[1], lambda graph, _: graph.forward)
+    assert all(map(torch.equal, trained(model), expected))
+    fast.drop()
+    assert all(map(torch.equal, trained(model), expected))
+
+
+def test_other_models_are_compiled_as_before() -> None:
+    loosened(layer_list(encoder("tiny-bert"))[1])
+    other = encoder("tiny-bert").train()
+    whole = torch.compile(other, fullgraph=True, backend="eager")
+    assert whole(torch.ones(2, 7, dtype=torch.int64)).last_hidden_state.shape == (2, 7, 64)
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-modernbert"])
+def test_what_is_loose_already_stays_so(name: str) -> None:
+    model = encoder(name)
+    before = parts(model)
+    first = loosened(layer_list(model)[1])
+    again = parts(model)
+    loosened(layer_list(model)[1])()
+    assert parts(model) == again
+    first()
+    assert parts(model) == before
+
+
+def test_a_rate_that_stays_a_number_is_known() -> None:
+    layer = layer_list(encoder("tiny-modernbert"))[1][0]
+    assert tight(layer) == []
+    layer.attn.relu_dropout = 0.3  # type: ignore[union-attr,assignment]
+    assert tight(layer) == [0.3]
 
 
 def test_who_reads_a_loose_rate_as_a_number_fails() -> None:

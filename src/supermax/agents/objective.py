@@ -202,6 +202,7 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "micro_batch": prepared.execution.micro_batch,
         "checkpointing": prepared.execution.checkpoint_activations,
         "steps": prepared.way.how,
+        "recording": round(prepared.way.getting_ready, 2),
     }
 
 

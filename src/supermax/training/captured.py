@@ -77,10 +77,11 @@ class CapturedWay:
     def how(self) -> str:
         if self.why_eager is not None:
             return f"one by one: {self.why_eager}"
-        broken = self._compiler.broken if self._compiler is not None else None
-        if self._compiled is None and broken is not None:
-            return f"recorded, not compiled: {broken}"
-        return "recorded" if self._compiled is None else "compiled and recorded"
+        if self._compiled is not None:
+            return "compiled and recorded"
+        model, execution = self._step.model, self._step.execution
+        broken = self._compiler.broken(model, execution) if self._compiler is not None else None
+        return "recorded" if broken is None else f"recorded, not compiled: {broken}"
 
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
@@ -177,8 +178,8 @@ class CapturedWay:
 
         recorded = self._record(run, rehearse)
         self._forget_gradients()
-        if self._compiled is not None:
-            self._compiled.worked()
+        if self._compiler is not None and self._compiled is not None:
+            self._compiler.worked(self._compiled.keys)
         return recorded
 
     def _record(self, run: Work, rehearse: Work) -> Work:
@@ -268,7 +269,7 @@ class CapturedWay:
         if self._compiled is None or self._compiler is None:
             self._give_up(error)
             return
-        self._compiler.failed(error)
+        self._compiler.failed(self._compiled.keys, error)
         self._compiled.drop()
         self._compiled = None
 

@@ -15,15 +15,14 @@ import os
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from supermax.training.dropouts import loosened
+from supermax.training.dropouts import loosened, tight
 from supermax.training.encoders import DROPOUTS, layer_list
 from supermax.training.models import Model
 from supermax.training.steps import Execution
@@ -48,11 +47,11 @@ class Compiled:
         self,
         layers: Sequence[nn.Module],
         backend: str | Callable[..., Any],
-        worked: Callable[[], None] = lambda: None,
+        keys: Sequence[str] = (),
     ) -> None:
         self._layers = layers
-        self.worked = worked
-        """To be called once they have run."""
+        self.keys = keys
+        """What they are known by."""
         self._tighten = loosened(layers)
         fast = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers}}
         for layer in layers:
@@ -83,12 +82,12 @@ class Compiler:
     """Of a process: what it has compiled, and how long it has trained without."""
 
     def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
-        self.broken: str | None = None
-        """Why it cannot compile."""
         self.folder: Path | None = None
         """Where what was compiled is kept for other processes."""
         self._backend = backend
         self._compiled: set[str] = set()
+        self._broken: dict[str, str] = {}
+        """What cannot be compiled, and why."""
         self._without: dict[str, float] = defaultdict(float)
 
     @property
@@ -96,31 +95,55 @@ class Compiler:
         """Bytes of the host that the compiler and what it made take, about."""
         return _KEPT if self._compiled else 0
 
+    def broken(self, model: Model, execution: Execution) -> str | None:
+        """Why something of it cannot be compiled."""
+        keys = [_key(encoder.model, execution) for encoder in model.encoders]
+        return next((self._broken[key] for key in keys if key in self._broken), None)
+
     def offer(self, model: Model, execution: Execution, seconds: float) -> Compiled | None:
         """Compile layers, or take what was compiled before, where that pays for a training of so
-        many seconds."""
-        if self.broken is not None or execution.compiled is False:
+        many seconds: each encoder's for itself."""
+        chosen: dict[str, list[nn.Module]] = defaultdict(list)
+        for encoder in model.encoders:
+            key = _key(encoder.model, execution)
+            if self._wanted(key, execution, seconds / len(model.encoders)):
+                chosen[key] += _layers(encoder.model)
+        if not chosen:
             return None
-        key = _key(model, execution)
-        mark = None if self.folder is None else self.folder / f"{key}.done"
+        try:
+            _get_ready(self.folder)
+            layers = [layer for some in chosen.values() for layer in some]
+            return Compiled(layers, self._backend, [*chosen])
+        except Exception as error:
+            self.failed(chosen, error)
+            return None
+
+    def _wanted(self, key: str, execution: Execution, seconds: float) -> bool:
+        if key in self._broken or execution.compiled is False:
+            return False
+        mark = self._mark(key)
         cost = _FOUND if mark is not None and mark.exists() else _COST
         cost = 0.0 if key in self._compiled else cost
-        if not execution.compiled and not pays(seconds, self._without[key], cost):
-            self._without[key] += seconds
-            return None
-        _get_ready(self.folder)
-        return Compiled(_layers(model), self._backend, partial(self._worked, key, mark))
+        if execution.compiled or pays(seconds, self._without[key], cost):
+            return True
+        self._without[key] += seconds
+        return False
 
-    def _worked(self, key: str, mark: Path | None) -> None:
-        """Other processes may know that it is on disk now."""
-        if key not in self._compiled and mark is not None:
-            with contextlib.suppress(OSError):  # then they find out for themselves
-                mark.touch()
-        self._compiled.add(key)
+    def _mark(self, key: str) -> Path | None:
+        return None if self.folder is None else self.folder / f"{key}.done"
 
-    def failed(self, error: Exception) -> None:
-        """It is not tried again."""
-        self.broken = in_short(error)
+    def worked(self, keys: Iterable[str]) -> None:
+        """They have run. Other processes may know that they are on disk now."""
+        for key in keys:
+            mark = self._mark(key)
+            if key not in self._compiled and mark is not None:
+                with contextlib.suppress(OSError):  # then they find out for themselves
+                    mark.touch()
+            self._compiled.add(key)
+
+    def failed(self, keys: Iterable[str], error: Exception) -> None:
+        """They are not tried again."""
+        self._broken.update(dict.fromkeys(keys, in_short(error)))
 
 
 COMPILER = Compiler()
@@ -134,23 +157,23 @@ def pays(seconds: float, before: float, cost: float) -> bool:
     return _GAIN * (seconds + before) >= cost
 
 
-def _key(model: Model, execution: Execution) -> str:
-    """Of all that compiled layers depend on. Their dropouts are no part of that, nor is how many
-    of them are trained: those that are and those that are not are compiled once each."""
-    configs = [e.model.config.to_dict() for e in model.encoders]  # type: ignore[union-attr,operator]
-    encoders = [{k: v for k, v in config.items() if k not in DROPOUTS} for config in configs]
+def _key(encoder: Any, execution: Execution) -> str:
+    """Of all that an encoder's compiled layers depend on. Dropouts that are loose are no part of
+    that, nor is how many of the layers are trained, only that some are and others are not."""
+    config = {k: v for k, v in encoder.config.to_dict().items() if k not in DROPOUTS}
     layers = {
         (*(type(part).__name__ for part in layer.modules()),
-         *(parameter.requires_grad for parameter in layer.parameters()))
-        for layer in _layers(model)
+         *(parameter.requires_grad for parameter in layer.parameters()), *tight(layer))
+        for layer in _layers(encoder)
     }  # fmt: skip
-    facts = [encoders, execution.precision, execution.device, sorted(layers)]
+    single = execution.micro_batch == 1  # torch takes a size of 1 for a constant
+    facts = [config, execution.precision, execution.device, sorted(map(str, layers)), single]
     words = json.dumps([facts, torch.__version__], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 
 
-def _layers(model: Model) -> list[nn.Module]:
-    return [layer for e in model.encoders for layer in layer_list(e.model)[1]]  # type: ignore[arg-type]
+def _layers(encoder: Any) -> list[nn.Module]:
+    return list(layer_list(encoder)[1])
 
 
 def _get_ready(folder: Path | None) -> None:
@@ -164,11 +187,15 @@ def _get_ready(folder: Path | None) -> None:
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
         import torch._dynamo
         import torch._inductor.compile_fx
+        import torch.fx.experimental._config
 
     dynamo: Any = torch._dynamo.config
     inductor: Any = torch._inductor.config
+    shapes: Any = torch.fx.experimental._config
     if hasattr(dynamo, "nested_graph_breaks"):  # not every torch has it
         dynamo.nested_graph_breaks = True  # what comes after attention stays one piece
+    if hasattr(shapes, "use_duck_shape"):
+        shapes.use_duck_shape = False  # a batch as large as it is wide is a chance
     dynamo.recompile_limit = _VARIANTS
     dynamo.fail_on_recompile_limit_hit = True
     inductor.compile_threads = 1

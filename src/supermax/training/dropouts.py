@@ -4,27 +4,28 @@
 
 What is compiled holds good for the numbers it has seen, and a search tries a dropout that was
 never seen before in every trial. In a tensor it is one input among others. Attention asks for a
-number, so it stays outside of what is compiled: it is one operation, with nothing to gain.
+number, so it stays outside of what is compiled: it is one operation.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+_SDPA = "sdpa"
 _LOOSE = -1.0
 """Stands for a rate where a layer would read a number. No dropout takes it: who reads it and does
 not know what it stands for fails at once."""
-_OF_ATTENTION = ("attention_dropout", "dropout")
-"""Where a module of attention keeps its rate, as a number or a module."""
-_RATES: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
-"""What `_LOOSE` stands for in a module of attention."""
+_RATE = "loose_rate"
+"""Of a module of attention: what `_LOOSE` stands for in it."""
+_NUMBER = "attention_dropout"
+_OF_ATTENTION = (_NUMBER, "attn_dropout", "dropout")
+"""Where a module of attention keeps its rate: the first as a number or a module, the others as a
+module."""
 Restore = Callable[[], None]
 
 
@@ -63,36 +64,53 @@ def loosened(layers: Iterable[nn.Module]) -> Restore:
     return restore
 
 
+def tight(layer: nn.Module) -> list[float]:
+    """The rates that stay what they are, so that others are compiled anew."""
+    return [
+        value
+        for module in layer.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float) and "drop" in name and name not in (_NUMBER, _RATE)
+    ]
+
+
 def _loosen(module: nn.Module, device: torch.device) -> Restore:
-    """Its own dropouts, not those of what is in it."""
+    """Its own dropouts, not those of what is in it, nor those that are loose already."""
     modules = {n: c for n, c in module.named_children() if type(c) is nn.Dropout and not c.inplace}
-    numbers = {n: v for n, v in vars(module).items() if n == _OF_ATTENTION[0] and v is not None}
+    numbers = {n: v for n, v in vars(module).items() if n == _NUMBER and v not in (None, _LOOSE)}
     rates = {**{name: dropout.p for name, dropout in modules.items()}, **numbers}
-    for name, dropout in modules.items():
-        setattr(module, name, LooseDropout(dropout.p, device).train(dropout.training))
     for name in numbers:
         setattr(module, name, _LOOSE)
-    for name in _OF_ATTENTION:
-        if name in rates:
-            _RATES.setdefault(module, rates[name])
+    for name, dropout in modules.items():
+        setattr(module, name, LooseDropout(dropout.p, device).train(dropout.training))
+    attention = next((name for name in _OF_ATTENTION if name in rates), None)
+    if attention is not None:
+        setattr(module, _RATE, rates[attention])
 
     def restore() -> None:
         for name, dropout in modules.items():
             setattr(module, name, dropout.train(module.training))
         for name, number in numbers.items():
             setattr(module, name, number)
-        _RATES.pop(module, None)
+        if attention is not None:
+            delattr(module, _RATE)
 
     return restore
 
 
-@functools.cache
 def _know_loose_rates() -> None:
-    """From now on attention knows them, in every model of this process."""
-    attend = AttentionInterface()["sdpa"]
+    """From now on attention knows them. Modules that have none are attended to as before."""
+    attend = AttentionInterface()[_SDPA]
+    if getattr(attend, "knows_loose_rates", False):
+        return
 
-    def attention(module: nn.Module, *args: Any, dropout: float = 0.0, **named: Any) -> Any:
-        rate = _RATES[module] if dropout == _LOOSE else dropout
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def outside(module: nn.Module, *args: Any, dropout: float = 0.0, **named: Any) -> Any:
+        rate = getattr(module, _RATE) if dropout == _LOOSE else dropout
         return attend(module, *args, dropout=rate, **named)
 
-    AttentionInterface.register("sdpa", torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+    def attention(module: nn.Module, *args: Any, **named: Any) -> Any:
+        return (outside if hasattr(module, _RATE) else attend)(module, *args, **named)
+
+    attention.knows_loose_rates = True  # type: ignore[attr-defined]
+    AttentionInterface.register(_SDPA, attention)
