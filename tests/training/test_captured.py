@@ -213,12 +213,20 @@ def test_recorded_steps_train_as_those_taken_one_by_one(
     wanted = config(agent=agent, **SILENT, train={"epochs": 2, "effective_batch": 8, "clip": 1.0})
     one_by_one = train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())
     prepared = captured(ready(tmp_path, wanted, micro_batch=micro_batch))
+    first = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
     recorded = train(prepared, Quiet())
     assert prepared.way.why_eager is None
     losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-    for name, weight in one_by_one.weights.items():
-        torch.testing.assert_close(recorded.weights[name], weight, rtol=1e-2, atol=1e-3)
+    # Where a gradient is all but 0, its rounding decides which way the optimizer steps.
+    apart = _distance(recorded.weights, one_by_one.weights)
+    assert apart < 0.02 * _distance(one_by_one.weights, first)
+
+
+def _distance(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> float:
+    """Between the weights of a model at two moments."""
+    squares = [((here[name] - there[name]).double() ** 2).sum() for name in here]
+    return float(sum(squares)) ** 0.5
 
 
 @pytest.mark.parametrize("agent", AGENTS)

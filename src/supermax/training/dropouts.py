@@ -38,9 +38,9 @@ class LooseDropout(nn.Module):
     def __init__(self, rate: float, device: torch.device) -> None:
         super().__init__()
         self.p = _LOOSE
-        scale = 1 / (1 - rate) if rate < 1 else 0.0
-        self.register_buffer("rate", torch.tensor(rate, device=device), persistent=False)
-        self.register_buffer("scale", torch.tensor(scale, device=device), persistent=False)
+        for name, value in (("rate", rate), ("scale", 1 / (1 - rate) if rate < 1 else 0.0)):
+            filled = torch.full((), value, device=device)  # a copy would wait for the device
+            self.register_buffer(name, filled, persistent=False)
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.training:
