@@ -119,6 +119,8 @@ def _options() -> argparse.Namespace:
     name = f"speed-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=HERE / "results" / name)
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("of one seed there is no noise to see: --seeds 2 at least")
     if unknown := {*options.tasks, options.short or "tiny"} - set(TASKS):
         parser.error(
             f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
