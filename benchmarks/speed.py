@@ -4,6 +4,7 @@
     python benchmarks/speed.py trials [TASK]         whole trials, in a search
     python benchmarks/speed.py parts [TASK]          where the time of a recorded step goes
     python benchmarks/speed.py widths [TASK]         a recorded step by its width, and recording it
+    python benchmarks/speed.py attention [TASK]      its kernels, and a dropout they see first
     python benchmarks/speed.py start [TASK]          before the first step, and over many trials
     python benchmarks/speed.py same [TASK]           the metric reached, however steps are taken
     python benchmarks/speed.py table                 what is in the results so far, beside its bars
@@ -28,7 +29,8 @@ from speed_tables import tables
 from speed_tasks import DEVICE, HERE, REFERENCE, TASKS, Line, cells_of, device_name
 from speed_trials import BARE, OLD, contenders_of, how_many, trials
 
-PARTS = ("steady", "trials", "parts", "widths", "start", "same", "table", "chart")
+PARTS = ("steady", "trials", "parts", "widths", "attention", "start", "same", "table",
+         "chart")  # fmt: skip
 SEARCHES = "bare,cells"
 
 
@@ -60,14 +62,15 @@ def main() -> int:
         counts = options.trials, options.reference_trials, options.old_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
         trials(first, names, numbers, keep)
-    elif options.part in ("parts", "widths"):
+    elif options.part in ("parts", "widths", "attention"):
         if DEVICE == "cpu":
             print("Recorded steps can only be seen on a GPU: there is none here.", file=sys.stderr)
             return 1
+        from speed_attention import attention
         from speed_parts import parts
         from speed_widths import widths
 
-        (parts if options.part == "parts" else widths)(first, keep)
+        {"parts": parts, "widths": widths, "attention": attention}[options.part](first, keep)
     elif options.part == "start":
         from speed_start import start
 

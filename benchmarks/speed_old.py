@@ -1,13 +1,17 @@
 """The old way of a search, as a worker of it: fp32, every sequence padded to one width, batches
 from a plain DataLoader, each kernel waited for, a new network for each trial.
 
-As a program this is one of the workers that share a study.
+As a program this is one of the workers that share a study. When its time is up it stops where it
+is, and says how far it came.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+import time
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +27,7 @@ from speed_tasks import (
     TASKS,
     WARMUP,
     Choice,
+    Line,
     choice,
     corpus_of,
     validation_of,
@@ -79,8 +84,8 @@ class OldLoop:
             self._optimizer, round(WARMUP * updates), updates
         )
 
-    def epoch(self, steps: int | None = None) -> float:
-        """All of it, or its first steps."""
+    def epoch(self, steps: int | None = None, taken: Callable[[], None] = lambda: None) -> float:
+        """All of it, or its first steps, each of which is told."""
         self._network.train()
         total = 0.0
         for batch in islice(self._batches, steps):
@@ -91,6 +96,7 @@ class OldLoop:
             self._optimizer.step()
             self._schedule.step()
             total += loss.item()
+            taken()
         return total / len(self._batches)
 
     def score(self) -> float:
@@ -114,8 +120,33 @@ def _moved(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: part.to(DEVICE) for name, part in batch.items()}
 
 
-def work(task: str, storage: str, number: int, folder: Path) -> None:
-    """So many trials of the study, beside the other workers."""
+class Clock:
+    """Steps that were taken, and in how many seconds."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._begun = limit, 0.0
+        self.steps, self.seconds = 0, 0.0
+
+    def begin(self) -> None:
+        self._begun = self._begun or time.time()
+
+    def tick(self) -> None:
+        """Ends the trial when the time is up."""
+        self.steps += 1
+        self.seconds = time.time() - self._begun
+        if self.seconds > self._limit:
+            raise optuna.TrialPruned
+
+    def end(self) -> None:
+        self.seconds = time.time() - self._begun
+
+    @property
+    def over(self) -> bool:
+        return self.seconds > self._limit
+
+
+def work(task: str, storage: str, number: int, seconds: float, folder: Path) -> Line:
+    """So many trials of the study, beside the other workers, or as far as it comes."""
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     what = TASKS[task]
@@ -128,16 +159,25 @@ def work(task: str, storage: str, number: int, folder: Path) -> None:
 
     OldLoop(peer, rows, some, choice(0)).epoch(WARM)  # so that no first trial has that to do
 
+    clock = Clock(seconds)
+
     def objective(trial: optuna.Trial) -> float:
+        clock.begin()
         loop = OldLoop(peer, rows, some, suggested(trial))
         values = []
         for epoch in range(EPOCHS):
-            loop.epoch()
+            loop.epoch(taken=clock.tick)
             values.append(loop.score())
             trial.report(values[-1], epoch)
+        clock.end()
         return max(values)
 
-    open_study(storage).optimize(objective, n_trials=number)
+    study = open_study(storage)
+    for _ in range(number):
+        if not clock.over:
+            study.optimize(objective, n_trials=1)
+    each = EPOCHS * -(-len(rows) // what.batch)
+    return {"steps": clock.steps, "seconds": clock.seconds, "steps_of_a_trial": each}
 
 
 def main() -> None:
@@ -145,9 +185,11 @@ def main() -> None:
     parser.add_argument("task")
     parser.add_argument("storage")
     parser.add_argument("number", type=int)
+    parser.add_argument("seconds", type=float)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        work(options.task, options.storage, options.number, Path(folder))
+        work_of = options.task, options.storage, options.number, options.seconds
+        print(json.dumps(work(*work_of, Path(folder))), flush=True)
 
 
 if __name__ == "__main__":

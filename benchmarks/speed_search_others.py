@@ -6,6 +6,7 @@ evaluation after every epoch.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import optuna
 from speed_old import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
 from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
-from speed_trials import OLD_WORKERS, summed_up
+from speed_trials import OLD_SECONDS, OLD_WORKERS, summed_up
 from transformers import Trainer
 
 
@@ -82,21 +83,32 @@ def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
 
 def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
     """Three workers that share a study in SQLite; see speed_old.py. They are warm when their
-    first trial begins, so all of their trials count."""
+    first trial begins, so all of their trials count. Where they do not come to the end of one in
+    time, how long it takes is reckoned from the steps they came to."""
     storage = f"sqlite:///{folder / 'old.db'}"
     study = open_study(storage, number)
     name = next(name for name, one in TASKS.items() if one == what)
     script = str(Path(__file__).parent / "speed_old.py")
-    command = [sys.executable, script, name, storage, str(number // OLD_WORKERS)]
+    each = str(number // OLD_WORKERS)
+    command = [sys.executable, script, name, storage, each, str(OLD_SECONDS)]
     environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}
-    workers = [subprocess.Popen(command, env=environment) for _ in range(OLD_WORKERS)]
-    codes = [worker.wait() for worker in workers]
-    if any(codes):
-        raise RuntimeError(f"workers ended with the codes {codes}")
-    begun = min(t.datetime_start for t in study.trials if t.datetime_start)
-    ended = max(t.datetime_complete for t in study.trials if t.datetime_complete)
-    each = (ended - begun).total_seconds() / number
-    return _of(study, since, OLD_WORKERS) | {"per_trial": each}
+    workers = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(OLD_WORKERS)
+    ]
+    said = [worker.communicate()[0] for worker in workers]
+    if any(worker.returncode for worker in workers):
+        raise RuntimeError(f"workers ended with the codes {[w.returncode for w in workers]}")
+    came = [json.loads(words.splitlines()[-1]) for words in said]
+    rate = sum(one["steps"] / one["seconds"] for one in came)
+    found = {"per_trial": came[0]["steps_of_a_trial"] / rate, "came": came}
+    done = [t for t in study.trials if t.state.name == "COMPLETE"]
+    if len(done) < number:
+        begun = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
+        first = begun - since + OLD_WORKERS * found["per_trial"]
+        reckoned = {"trials": len(done), "reckoned": True, "before_first": first}
+        return reckoned | {"whole": time.time() - since, "together": OLD_WORKERS} | found
+    return _of(study, since, OLD_WORKERS) | found
 
 
 def _of(study: optuna.Study, since: float, together: int) -> Line:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 import torch
@@ -91,9 +91,9 @@ def first_step(prepared: Prepared) -> None:
     settled()
 
 
-def made(what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS) -> Prepared:
+def made(what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS, **more: Any) -> Prepared:
     return prepare(
-        config_of(what, epochs),
+        config_of(what, epochs, **more),
         corpus,
         validation_of(corpus),
         cache=folder,
@@ -178,7 +178,8 @@ def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
     host: list[int] = []
     while len(seconds) < repeat and time.perf_counter() - began < limit:
         started = time.perf_counter()
-        trial = made(what, corpus, folder, epochs=1)
+        dropout = 0.05 + 0.0005 * len(seconds)  # another in each, as in a search
+        trial = made(what, corpus, folder, epochs=1, dropout=dropout)
         train(trial, Quiet())
         settled()
         seconds.append(time.perf_counter() - started)

@@ -156,10 +156,10 @@ def _trial_cells(line: Line, times: float | None, over_old: float | None) -> lis
         str(line["trials"]),
         f"{line['whole']:.0f} s",
         f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
-        f"{line['metric']:.3f}",
+        f"{line['metric']:.3f}" if "metric" in line else "",
         f"{line['best']:.3f}" if "best" in line else "",
         str(line.get("cells", "")),
-        " ".join([*line.get("steps", []), faults]).strip()[:50],
+        " ".join([*line.get("steps", []), faults, *["reckoned"] * ("reckoned" in line)])[:50],
     ]
 
 

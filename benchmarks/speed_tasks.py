@@ -125,10 +125,18 @@ def validation_of(corpus: Corpus) -> Corpus:
     return Corpus("some", corpus.label_names, corpus.examples[::8])
 
 
-def config_of(what: Task, epochs: int = EPOCHS, *, rate: float = RATE, seed: int = 1) -> Config:
+def config_of(
+    what: Task,
+    epochs: int = EPOCHS,
+    *,
+    rate: float = RATE,
+    seed: int = 1,
+    dropout: float = 0.1,
+) -> Config:
+    dropouts = {"dropout": dropout, "attention_dropout": dropout}
     return read_config(
         {
-            "encoder": {"name": what.encoder, "dropout": 0.1, "attention_dropout": 0.1},
+            "encoder": {"name": what.encoder, **dropouts},
             "text": {"max_length": what.length, "doc_stride": 0},
             "train": {"effective_batch": what.batch, "epochs": epochs, "clip": CLIP, "seed": seed},
             "optim": {"lr": rate, "weight_decay": 0.0},

@@ -17,6 +17,8 @@ from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
 
 BARE, OLD = "Optuna, bare loop", "old way"
 OLD_WORKERS = 3
+OLD_SECONDS = 200.0
+"""That a worker of the old way may train; how long a trial takes is then reckoned."""
 BETWEEN = 2
 """Trials before those that count, so that nobody's first start does."""
 

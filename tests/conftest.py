@@ -18,7 +18,11 @@ from supermax.engine import crew, policy, watch
 from supermax.engine.fleet import TAG
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="supermax-tests-")  # what was measured
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this file as well
+    os.environ["SUPERMAX_TEST_WORKER"] = _WORKER
+    _MEASURED = tempfile.TemporaryDirectory(prefix="supermax-tests-", ignore_cleanup_errors=True)
+    os.environ["XDG_CACHE_HOME"] = _MEASURED.name
 os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs on this machine are not ours
 
 

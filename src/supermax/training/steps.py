@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from supermax.training.attention import kernels
 from supermax.training.batches import Batch
 from supermax.training.config import Config
 from supermax.training.losses import class_loss, class_normaliser, span_loss, span_normaliser
@@ -105,7 +106,8 @@ class EagerStep:
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Add this micro-batch's gradients up; returns its part of the loss."""
-        with autocast(self.execution):
+        encoders = [encoder.model for encoder in self.model.encoders]
+        with autocast(self.execution), kernels(encoders, self.execution.device):
             outputs = self.model(*batch.inputs)
         loss = loss_of(outputs, batch, share, self.config, self.weights)
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
