@@ -44,6 +44,22 @@ def test_every_family_trains_with_and_without_recomputing(tmp_path: Path, family
         assert train(prepared, Quiet()).curve[0]["train_loss"] < 2
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_computed_again_is_dropped_again(tmp_path: Path, family: str) -> None:
+    losses = []
+    for saving in (False, True):
+        execution = replace(GPU, checkpoint_activations=saving, captured=False)
+        wanted = config(
+            encoder={"name": family, "dropout": 0.2, "attention_dropout": 0.3},
+            train={"epochs": 2},
+        )
+        prepared = prepare(
+            wanted, corpus(30, 1), corpus(15, 2), cache=tmp_path, execution=execution
+        )
+        losses.append([row["train_loss"] for row in train(prepared, Quiet()).curve])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
 def test_every_pooling_trains_in_bf16(tmp_path: Path, pooling: str) -> None:
     wanted = config(head={"pooling": pooling}, train={"epochs": 1})

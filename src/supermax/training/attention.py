@@ -24,7 +24,8 @@ _FOR_ANY_DROPOUT = [
 
 
 def kernels(encoders: Iterable[Any], device: str) -> AbstractContextManager[None]:
-    """In which these encoders are run forward to be trained."""
+    """In which these encoders are trained: forward, and backward too, where activations may be
+    computed again."""
     if device.startswith("cuda") and any(drops_attention(encoder) for encoder in encoders):
         chosen: AbstractContextManager[None] = sdpa_kernel(_FOR_ANY_DROPOUT)
         return chosen

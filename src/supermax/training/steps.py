@@ -107,10 +107,11 @@ class EagerStep:
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Add this micro-batch's gradients up; returns its part of the loss."""
         encoders = [encoder.model for encoder in self.model.encoders]
-        with autocast(self.execution), kernels(encoders, self.execution.device):
-            outputs = self.model(*batch.inputs)
-        loss = loss_of(outputs, batch, share, self.config, self.weights)
-        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with kernels(encoders, self.execution.device):
+            with autocast(self.execution):
+                outputs = self.model(*batch.inputs)
+            loss = loss_of(outputs, batch, share, self.config, self.weights)
+            self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def update(self) -> None:
