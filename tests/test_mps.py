@@ -96,10 +96,8 @@ def test_a_share_that_somebody_has_set_is_kept(
 
 
 PROGRAM = """
-import sys, time
+import time
 from supermax import mps
-from supermax.search import around
-from supermax.settings import Settings
 with mps.shared(print) as shares:
     print("shares", shares, flush=True)
     time.sleep(1000)

@@ -30,7 +30,8 @@ LONG = (
     "supermax tune all",
     "supermax tune criteria --trials 2",
     "supermax tune notes.yaml --workers 2",
-    "supermax track criteria --uri",
+    "supermax track criteria",
+    "supermax dashboard",  # tests/report has it served
 )
 EXAMPLES = [
     pytest.param(

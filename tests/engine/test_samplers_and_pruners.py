@@ -14,6 +14,7 @@ from optuna import pruners, samplers
 from optuna.trial import Trial, TrialState
 
 import supermax
+from tests.some import some
 
 pytestmark = [
     pytest.mark.usefixtures("quick"),
@@ -79,7 +80,7 @@ SAMPLERS: dict[str, tuple[Callable[[], Any], Any, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", some([*SAMPLERS]))
 def test_every_sampler_runs(url: str, name: str) -> None:
     make, objective, directions = SAMPLERS[name]
     study = optuna.create_study(storage=url, sampler=make(), directions=["minimize"] * directions)
@@ -128,8 +129,9 @@ def curve(trial: Trial) -> float:
     return level
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", PRUNERS)
+@pytest.mark.parametrize(
+    ("name", "workers"), some([(name, workers) for name in PRUNERS for workers in (1, 2)])
+)
 def test_every_pruner_runs(url: str, name: str, workers: int) -> None:
     study = optuna.create_study(
         storage=url,

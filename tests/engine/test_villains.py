@@ -12,6 +12,7 @@ from optuna.trial import TrialState
 import supermax
 from supermax.engine.faults import Kind
 from supermax.testing import MOMENTS, VILLAINS, mischief
+from tests.some import some
 
 pytestmark = pytest.mark.usefixtures("quick")
 BEFORE, BETWEEN, RETURNING, AFTER, CHILD = MOMENTS
@@ -59,7 +60,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("villain", "moment"), CASES, ids=lambda value: value)
+@pytest.mark.parametrize(("villain", "moment"), some(CASES), ids=lambda value: value)
 def test_only_its_own_trial_notices(study: optuna.Study, villain: str, moment: str) -> None:
     kind, state, attempts = expected(villain, moment)
     summary = supermax.optimize(

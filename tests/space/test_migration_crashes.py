@@ -50,14 +50,15 @@ open_version(space, storage={url!r}, name="s")
 """
 
 
-def test_a_crash_at_any_step_leaves_both_versions_sound(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_crash_at_any_step_leaves_both_versions_sound(tmp_path: Path, every: int) -> None:
     original = tmp_path / "original.db"
     study = opened(Space(**BASE), f"sqlite:///{original}").study
     filled(study, Space(**BASE), 120)
     before = by_root_of(study)
     study._storage.remove_session()
     root = str(Path(__file__).parent.parent.parent)
-    for moment in range(1, 30):
+    for moment in range(1, 30, every):
         url = f"sqlite:///{tmp_path}/{moment}.db"
         shutil.copy(original, tmp_path / f"{moment}.db")
         program = textwrap.dedent(KILLED).format(root=root, moment=moment, url=url)

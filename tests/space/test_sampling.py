@@ -133,7 +133,7 @@ def test_random_draws_are_the_prior_given_feasibility() -> None:
             {"name": "three", "require": "only_b > 0.01 or n < 3", "reason": "-"},
         ],
     )
-    n = 3000
+    n = 2000
     _, ours = run(space, "random", n, seed=7)
     plain = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=11))
     reference: list[dict[str, Any]] = []

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 _SDPA = "sdpa"
 _LOOSE = -1.0
@@ -100,6 +99,8 @@ def _loosen(module: nn.Module, device: torch.device) -> Restore:
 
 def _know_loose_rates() -> None:
     """From now on attention knows them. Modules that have none are attended to as before."""
+    from transformers import AttentionInterface  # seconds, for programs that train nothing
+
     attend = AttentionInterface()[_SDPA]
     if getattr(attend, "knows_loose_rates", False):
         return
