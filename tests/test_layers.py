@@ -169,6 +169,14 @@ def test_importing_supermax_does_not_import_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+def test_a_search_does_not_load_what_only_training_needs() -> None:
+    """Of transformers and torch: seconds, in every program that trains nothing itself."""
+    heavy = ["transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"]
+    code = f"import sys, supermax.tuning; sys.exit(str([m for m in {heavy} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == "[]"
+
+
 def test_a_keeper_loads_nothing_of_what_a_coordinator_does() -> None:
     """It is started for every run, and so is a cell where none can be forked."""
     code = "import supermax.engine.keeper, sys; print(sorted(sys.modules))"
