@@ -131,6 +131,28 @@ def test_a_run_that_ends_while_it_starts_leaves_nothing_of_it(
     assert eventually(lambda: not [*tmp_path.glob("supermax-mps-*")], within=20)
 
 
+@pytest.mark.slow
+def test_ctrl_c_while_one_hangs_that_starts_leaves_nothing_of_it(
+    service: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It never answers, and neither does who asks it."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pids = tmp_path / "pids"
+    service.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        f"if '-f' in sys.argv: open({str(pids)!r}, 'w').write(str(os.getpid()))\n"
+        "elif 'CUDA_MPS_PIPE_DIRECTORY' not in os.environ: sys.exit(1)\n"
+        "time.sleep(1000)\n"
+    )
+    service.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.DEVNULL) as run:
+        assert eventually(lambda: pids.exists() and pids.read_text() != "", within=20)
+        run.send_signal(signal.SIGINT)
+        run.wait(40)
+    assert eventually(lambda: not alive(pids), within=5)
+    assert not [*tmp_path.glob("supermax-mps-*")]
+
+
 def test_one_that_cannot_be_run_is_told_in_words(service: Path) -> None:
     service.write_text("#!/nowhere/python\n")
     service.chmod(0o755)

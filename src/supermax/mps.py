@@ -150,6 +150,8 @@ def _wait_for(
 ) -> str | None:
     deadline = time.monotonic() + _STARTING
     while service.poll() is None and time.monotonic() < deadline:
+        if select.select([sys.stdin], [], [], 0)[0]:
+            return "the run has ended"
         if _answers(environment):
             return None
         time.sleep(0.1)

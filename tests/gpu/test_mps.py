@@ -70,4 +70,4 @@ def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
     }
     assert len(curves) == 1
     assert set(summary.faults) >= {"device-side assert", "device out of memory"}
-    eventually(lambda: not [p for p in psutil.process_iter() if "cuda-mps" in p.name()])
+    assert eventually(lambda: not [p for p in psutil.process_iter() if "cuda-mps" in p.name()])

@@ -1,80 +1,83 @@
-"""Attention's kernels: those that take any dropout, where there is one and a GPU."""
+"""Attention's kernels: none that are made for one dropout and width, wherever a model runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from torch.backends import cuda
 
-from supermax.training import steps
-from supermax.training.architectures import TINY, configuration
-from supermax.training.attention import kernels
-from supermax.training.encoders import DROPOUTS, layer_list, untrained
-from supermax.training.loop import train_blind
-from tests.training.corpora import config, ready
+from supermax.training.attention import unplanned
+from supermax.training.encoders import layer_list
+from supermax.training.loop import train
+from supermax.training.probing import probe
+from supermax.training.steps import Execution
+from tests.training.corpora import Quiet, config, ready
+from tests.training.test_captured import captured
 
-FAMILIES = sorted(set(TINY) - {"tiny"})
-
-
-def encoder(family: str, dropout: float) -> Any:
-    """With dropout in its attention alone."""
-    config = configuration(family)
-    for key in DROPOUTS:
-        if hasattr(config, key):
-            setattr(config, key, dropout if "attention" in key else 0.1)
-    return untrained(config)
+BERT = {"name": "tiny-bert", "attention_dropout": 0.2}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_dropout_in_attention_keeps_planned_kernels_out_while_it_runs(family: str) -> None:
-    with kernels([encoder(family, 0.0), encoder(family, 0.2)], "cuda:0"):
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
-        assert torch.backends.cuda.mem_efficient_sdp_enabled()
-        assert torch.backends.cuda.math_sdp_enabled()
-    assert torch.backends.cuda.cudnn_sdp_enabled()
+@pytest.fixture
+def planned() -> Iterator[list[bool]]:
+    """Whether kernels that are planned were allowed, for each time attention was asked for."""
+    from torch.nn import functional
 
-
-@pytest.mark.parametrize(("dropout", "device"), [(0.0, "cuda"), (0.2, "cpu")])
-def test_otherwise_torch_chooses(dropout: float, device: str) -> None:
-    with kernels([encoder("tiny-bert", dropout)], device):
-        assert torch.backends.cuda.cudnn_sdp_enabled()
-
-
-def test_activations_that_are_computed_again_have_the_same_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Others would draw other dropouts, and the gradients would be wrong."""
-    inside = False
-
-    @contextmanager
-    def chosen(*_: Any) -> Iterator[None]:
-        nonlocal inside
-        inside = True
-        yield
-        inside = False
-
-    monkeypatch.setattr(steps, "kernels", chosen)
-    wanted = config(encoder={"name": "tiny-bert", "attention_dropout": 0.2}, train={"epochs": 1})
-    prepared = ready(tmp_path, wanted, checkpoint_activations=True)
     seen: list[bool] = []
-    (encoder,) = prepared.model.encoders
-    layer = layer_list(encoder.model)[1][0]
-    attention = next(part for part in layer.modules() if hasattr(part, "query"))
-    attention.register_forward_pre_hook(lambda *_: seen.append(inside))
-    train_blind(prepared, 1)
+    attend = functional.scaled_dot_product_attention
+
+    def noted(*args: Any, **named: Any) -> Any:
+        seen.append(cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+        return attend(*args, **named)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional, "scaled_dot_product_attention", noted)
+        yield seen
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_none_is_planned_one_by_one(tmp_path: Path, planned: list[bool], again: bool) -> None:
+    """Nor where activations are computed again: others would draw other dropouts."""
+    wanted = config(encoder=BERT, train={"epochs": 1})
+    prepared = ready(tmp_path, wanted, checkpoint_activations=again)
+    layers = len(layer_list(prepared.model.encoders[0].model)[1])  # type: ignore[arg-type]
     updates = -(-30 // wanted.train.effective_batch)
-    assert seen == [True] * 2 * updates
+    train(prepared, Quiet())
+    looks = len(planned) - layers * updates * (2 if again else 1)
+    assert looks > 0
+    assert not any(planned)
 
 
-def test_what_was_set_before_is_set_again_even_after_an_error() -> None:
-    torch.backends.cuda.enable_cudnn_sdp(False)
+def test_none_is_planned_in_recorded_steps_and_looks(tmp_path: Path, planned: list[bool]) -> None:
+    prepared = captured(ready(tmp_path, config(encoder=BERT, train={"epochs": 3})))
+    train(prepared, Quiet())
+    assert planned
+    assert not any(planned)
+
+
+def test_none_is_planned_in_a_probe(planned: list[bool]) -> None:
+    probe(config(encoder=BERT), Execution(micro_batch=2), 16, updates=1)
+    assert planned
+    assert not any(planned)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_was_set_before_is_set_again_even_after_an_error(before: bool) -> None:
+    cuda.enable_cudnn_sdp(before)
     try:
-        with pytest.raises(ValueError), kernels([encoder("tiny-bert", 0.2)], "cuda"):
+        with pytest.raises(ValueError), unplanned():
             raise ValueError
-        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert cuda.cudnn_sdp_enabled() == before  # type: ignore[no-untyped-call]
     finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
+        cuda.enable_cudnn_sdp(True)
+
+
+def test_what_somebody_switched_off_stays_off() -> None:
+    cuda.enable_flash_sdp(False)
+    try:
+        with unplanned():
+            assert not cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+    finally:
+        cuda.enable_flash_sdp(True)

@@ -225,6 +225,26 @@ def test_recorded_steps_train_as_those_taken_one_by_one(
     assert apart < 0.02 * _distance(one_by_one.weights, first)
 
 
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("evidence_weight", [0.0, 1.0])
+def test_what_the_loss_does_not_reach_stays_as_it_is(
+    tmp_path: Path, micro_batch: int | None, evidence_weight: float
+) -> None:
+    """Not even the decay of weights touches it, in whatever way steps are taken."""
+    wanted = config(
+        "share", **SILENT, loss={"evidence_weight": evidence_weight},
+        optim={"lr": 1e-2, "weight_decay": 0.5}, train={"epochs": 1},
+    )  # fmt: skip
+    head = "span_head" if evidence_weight == 0 else "class_head"
+    for way in (lambda prepared: prepared, captured):
+        prepared = way(ready(tmp_path, wanted, micro_batch=micro_batch))
+        before = {k: v.clone() for k, v in prepared.model.state_dict().items() if head in k}
+        train(prepared, Quiet())
+        after = prepared.model.state_dict()
+        assert before
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
 def _distance(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> float:
     """Between the weights of a model at two moments."""
     squares = [((here[name] - there[name]).double() ** 2).sum() for name in here]

@@ -153,6 +153,27 @@ def test_what_one_encoder_cannot_do_others_can(tmp_path: Path) -> None:
     again.drop()
 
 
+def test_an_encoder_that_fails_does_not_end_its_partner_s_compiling(tmp_path: Path) -> None:
+    class Picky(Backend):
+        def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            if any(
+                "distilbert" in str(node.meta.get("stack_trace")) for node in graph.graph.nodes
+            ):
+                raise RuntimeError("this one cannot")
+            return super().__call__(graph, inputs)
+
+    compiler = Compiler(Picky())
+    other = {"evidence_encoder": {"name": "tiny-distilbert"}, "train": {"epochs": 1}}
+    joint = config("joint", **QUIET_BERT, **other)
+    prepared = compiled(ready(tmp_path, joint), compiler, asked=True)
+    train(prepared, Quiet())
+    assert prepared.way.how.startswith("recorded, not compiled")
+    alone = config(**QUIET_BERT, train={"epochs": 1})
+    prepared = compiled(ready(tmp_path, alone), compiler, asked=True)
+    train(prepared, Quiet())
+    assert prepared.way.how == "compiled and recorded"
+
+
 def test_a_compiler_that_cannot_begin_costs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +190,7 @@ def test_a_compiler_that_cannot_begin_costs_nothing(
 def test_a_batch_as_large_as_it_is_wide_is_no_rule() -> None:
     model, backend = untrained(configuration("tiny-bert")).train(), Backend()
     compiling._get_ready(None)
-    compiling.Compiled(layer_list(model)[1], backend)
+    compiling.Compiled({"": [*layer_list(model)[1]]}, backend)
     graphs = []
     for size, width in ((12, 12), (12, 20), (16, 12), (3, 9)):
         mask = torch.ones(size, width, dtype=torch.int64)

@@ -144,7 +144,7 @@ def test_a_compiled_encoder_drops_what_another_drops(
     torch.manual_seed(0)
     model = encoder(name).train()
     expected = trained(model)
-    fast = compiling.Compiled(layer_list(model)[1], lambda graph, _: graph.forward)
+    fast = compiling.Compiled({"": [*layer_list(model)[1]]}, lambda graph, _: graph.forward)
     assert all(map(torch.equal, trained(model), expected))
     fast.drop()
     assert all(map(torch.equal, trained(model), expected))

@@ -1,32 +1,25 @@
-"""Which of torch's kernels attention is trained with.
+"""Attention without the kernels of cuDNN.
 
-cuDNN's are the fastest, by some 4 % of a step, but they are planned for one dropout. A search
-tries another in every trial: each would be planned anew for every width, which takes longer than
-it gains, many times longer where cells share a GPU, and no plan is ever forgotten. Others take a
-dropout like any number.
+They are the fastest, by some 4 % of a step, but each is made for one dropout, one batch and one
+width. A search tries others in every trial, and each time they would be made anew, which takes
+longer than it gains; nor is one of them ever given back. Others take these numbers as they come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from supermax.training.encoders import drops_attention
-
-_FOR_ANY_DROPOUT = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
+from torch.backends import cuda
 
 
-def kernels(encoders: Iterable[Any], device: str) -> AbstractContextManager[None]:
-    """In which these encoders are trained: forward, and backward too, where activations may be
-    computed again."""
-    if device.startswith("cuda") and any(drops_attention(encoder) for encoder in encoders):
-        chosen: AbstractContextManager[None] = sdpa_kernel(_FOR_ANY_DROPOUT)
-        return chosen
-    return nullcontext()
+@contextmanager
+def unplanned() -> Iterator[None]:
+    """Forward and backward: activations may be computed again there. It holds for all threads of
+    the process, as torch has it."""
+    before: bool = cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        cuda.enable_cudnn_sdp(before)

@@ -16,6 +16,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,7 @@ class CapturedWay:
         self._compiler = compiler
         self._compiled: Compiled | None = None
         self._size = execution.micro_batch or config.train.effective_batch
+        self._execution = replace(execution, micro_batch=self._size)
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
         self._both = self._records_updates and self._size >= config.train.effective_batch
         """A micro-step and its update are one recording."""
@@ -79,8 +81,8 @@ class CapturedWay:
             return f"one by one: {self.why_eager}"
         if self._compiled is not None:
             return "compiled and recorded"
-        model, execution = self._step.model, self._step.execution
-        broken = self._compiler.broken(model, execution) if self._compiler is not None else None
+        model, compiler = self._step.model, self._compiler
+        broken = compiler.broken(model, self._execution) if compiler is not None else None
         return "recorded" if broken is None else f"recorded, not compiled: {broken}"
 
     def begin(self, epoch: Epoch, done: int) -> None:
@@ -126,8 +128,8 @@ class CapturedWay:
 
     def look(self, data: Data, passes: int) -> Looks:
         """Recorded, where that pays and can be done."""
-        recorded = self._recorded_look(data, passes)
-        if recorded is not None and self.why_eager is None:
+        recorded = self._recorded_look(data, passes) if self.why_eager is None else None
+        if recorded is not None:
             try:
                 return recorded()
             except torch.OutOfMemoryError:
@@ -162,8 +164,7 @@ class CapturedWay:
     def _recorded(self, wide: tuple[int, ...]) -> Work:
         if self._records_updates:
             self._make_state()
-        if not self._both:
-            self._keep_gradients()
+        self._step.keep_gradients = not self._both
         know_widths(self._step.model, wide, self._step.execution.device)
 
         def run() -> None:
@@ -174,7 +175,7 @@ class CapturedWay:
         def rehearse() -> None:
             with self._tables.unchanged():
                 self._micro(wide, padded=True)
-            self._forget_gradients()  # a recording would add to them
+            self._forget_gradients()  # a recording would add to them, or adds to their places
 
         recorded = self._record(run, rehearse)
         self._forget_gradients()
@@ -234,13 +235,6 @@ class CapturedWay:
             if "capturable" in group:
                 group["capturable"] = capturable
 
-    def _keep_gradients(self) -> None:
-        """Recorded micro-steps add to gradients that stay where they are."""
-        self._step.keep_gradients = True
-        for parameter in self._trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-
     def _forget_gradients(self) -> None:
         """Between two updates, where recordings are made, they are 0. A recording of a whole
         update has gradients of its own, which nobody else sees."""
@@ -248,8 +242,8 @@ class CapturedWay:
 
     def _compile(self) -> None:
         if self._compiler is not None:
-            model, execution = self._step.model, self._step.execution
-            self._compiled = self._compiler.offer(model, execution, self._expected())
+            offered = self._compiler.offer(self._step.model, self._execution, self._expected())
+            self._compiled = offered
 
     def _expected(self) -> float:
         """Seconds that the whole training takes, about."""
@@ -269,7 +263,7 @@ class CapturedWay:
         if self._compiled is None or self._compiler is None:
             self._give_up(error)
             return
-        self._compiler.failed(self._compiled.keys, error)
+        self._compiler.failed(self._compiled.culprits, error)
         self._compiled.drop()
         self._compiled = None
 

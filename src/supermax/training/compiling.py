@@ -15,7 +15,7 @@ import os
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,18 +44,35 @@ class Compiled:
     is done too seldom to be compiled as well."""
 
     def __init__(
-        self,
-        layers: Sequence[nn.Module],
-        backend: str | Callable[..., Any],
-        keys: Sequence[str] = (),
+        self, layers: Mapping[str, Sequence[nn.Module]], backend: str | Callable[..., Any]
     ) -> None:
-        self._layers = layers
-        self.keys = keys
-        """What they are known by."""
-        self._tighten = loosened(layers)
-        fast = {kind: _compiled(kind, backend) for kind in {type(layer) for layer in layers}}
-        for layer in layers:
-            layer.forward = _forward(weakref.ref(layer), fast[type(layer)])
+        """`layers`: by what they are known by."""
+        self.keys = [*layers]
+        self._layers = [layer for some in layers.values() for layer in some]
+        self._failed: list[str] = []
+        self._tighten = loosened(self._layers)
+        fast = {kind: _compiled(kind, backend) for kind in {type(one) for one in self._layers}}
+        for key, some in layers.items():
+            for layer in some:
+                run = self._noticed(fast[type(layer)], key)
+                layer.forward = _forward(weakref.ref(layer), run)
+
+    @property
+    def culprits(self) -> list[str]:
+        """After an error: those in which it was raised, or all, where that is not known."""
+        return self._failed or self.keys
+
+    def _noticed(self, fast: Callable[..., Any], key: str) -> Callable[..., Any]:
+        failed = self._failed
+
+        def run(*args: Any, **named: Any) -> Any:
+            try:
+                return fast(*args, **named)
+            except Exception:
+                failed.append(key)
+                raise
+
+        return run
 
     def drop(self) -> None:
         for layer in self._layers:
@@ -112,8 +129,7 @@ class Compiler:
             return None
         try:
             _get_ready(self.folder)
-            layers = [layer for some in chosen.values() for layer in some]
-            return Compiled(layers, self._backend, [*chosen])
+            return Compiled(chosen, self._backend)
         except Exception as error:
             self.failed(chosen, error)
             return None

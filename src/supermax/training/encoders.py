@@ -98,10 +98,6 @@ def know_width(encoder: Any, width: int, device: str) -> None:
         stack.get_rel_pos(torch.empty((1, width, 1), device=device))
 
 
-def drops_attention(encoder: Any) -> bool:
-    return any(getattr(encoder.config, key, 0) for key in _ATTENTION)
-
-
 def untrained(config: PretrainedConfig) -> Any:
     """An encoder that is made from its configuration."""
     with _hushed():

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from supermax.training.attention import unplanned
 from supermax.training.batches import Indices, by_length, collate
 from supermax.training.costs import cost_of
 from supermax.training.encoders import know_width
@@ -35,7 +36,7 @@ def look(model: Model, data: Data, pads: tuple[int, ...], execution: Execution) 
     """One batch after the other, as PyTorch runs them."""
     model.eval()
     found: Looks = []
-    with torch.inference_mode():
+    with torch.inference_mode(), unplanned():
         for indices in by_length(data.views[-1].lengths, size_of(data, execution)):
             batch = on(collate(data.views, pads, indices), execution.device)
             with autocast(execution):
@@ -140,6 +141,6 @@ class RecordedLook:
     def _outputs(self, wide: tuple[int, ...], *, padded: bool = False) -> list[Tensor | None]:
         rows = self._rows.index_select(0, self._next)[0]
         self._next += 1
-        with autocast(self._execution):
+        with unplanned(), autocast(self._execution):
             found = self._model(*self._resident.batch(rows, wide, padded=padded).inputs)
         return [found.classes, found.starts, found.ends]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from supermax.training.attention import unplanned
 from supermax.training.batches import collate
 from supermax.training.config import Config
 from supermax.training.encoders import load
@@ -71,7 +72,7 @@ def _look(step: EagerStep, data: Data) -> None:
     """Evaluation does not share its memory with recordings: one sequence, as the least."""
     step.model.eval()
     some = on(collate(data.views, (0,) * len(data.views), data.chosen[:1]), step.execution.device)
-    with torch.inference_mode(), autocast(step.execution):
+    with torch.inference_mode(), unplanned(), autocast(step.execution):
         step.model(*some.inputs)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from supermax.training.attention import kernels
+from supermax.training.attention import unplanned
 from supermax.training.batches import Batch
 from supermax.training.config import Config
 from supermax.training.losses import class_loss, class_normaliser, span_loss, span_normaliser
@@ -106,8 +106,7 @@ class EagerStep:
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Add this micro-batch's gradients up; returns its part of the loss."""
-        encoders = [encoder.model for encoder in self.model.encoders]
-        with kernels(encoders, self.execution.device):
+        with unplanned():
             with autocast(self.execution):
                 outputs = self.model(*batch.inputs)
             loss = loss_of(outputs, batch, share, self.config, self.weights)
