@@ -21,23 +21,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from datetime import date
 from pathlib import Path
 
 from common import machine
+from speed_options import ON_A_GPU, check, options_of
 from speed_tables import tables
-from speed_tasks import DEVICE, HERE, REFERENCE, TASKS, Line, cells_of, device_name
-from speed_trials import BARE, OLD, contenders_of, how_many, trials
+from speed_tasks import TASKS, Line, device_name
+from speed_trials import SHORT, contenders_of, how_many, trials
 
-PARTS = ("steady", "trials", "parts", "widths", "attention", "start", "same", "table",
-         "chart")  # fmt: skip
-SEARCHES = "bare,cells"
+SEARCHES = ["bare", "cells"]
 
 
 def main() -> int:
-    options = _options()
+    options = options_of(__doc__)
     path: Path = options.results
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = _read(path) if path.exists() or options.part not in ("table", "chart") else []
 
     here = {"device": device_name(), "machine": machine(("torch", "transformers"))}
 
@@ -45,7 +43,6 @@ def main() -> int:
         line |= here
         lines.append(line)
         print(json.dumps(line), file=sys.stderr, flush=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -53,19 +50,16 @@ def main() -> int:
     if options.part == "steady":
         from speed_steady import CONTENDERS, SINGLE, steady
 
-        chosen = options.contenders.split(",") if options.contenders else CONTENDERS
-        _check(chosen, [*SINGLE])
+        chosen = options.contenders or CONTENDERS
+        check(chosen, SINGLE, shown=SINGLE)
         steady(options.tasks or [name for name in TASKS if name != "tiny"], chosen, keep)
     elif options.part == "trials":
         names = _searches(options)
-        _check(names, [REFERENCE, BARE, OLD])
+        check(names, SHORT.values(), shown=SHORT)
         counts = options.trials, options.reference_trials, options.old_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
         trials(first, names, numbers, keep)
-    elif options.part in ("parts", "widths", "attention"):
-        if DEVICE == "cpu":
-            print("Recorded steps can only be seen on a GPU: there is none here.", file=sys.stderr)
-            return 1
+    elif options.part in ON_A_GPU:
         from speed_attention import attention
         from speed_parts import parts
         from speed_widths import widths
@@ -97,57 +91,21 @@ def main() -> int:
     return int(missed)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=PARTS)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument(
-        "--contenders",
-        help="with commas; of steady: bare loop, eager, captured, compiled, 4 cells, 4 cells MPS, "
-        "4 cells MPS compiled, 4 cells MPS 70%% compiled; of trials: bare, old, cells (see "
-        "--cells, --mps, --compiled), or names as of steady. Trainer always is one.",
-    )
-    parser.add_argument("--cells", type=_counts, default="1,4,8", help="of trials, at a time")
-    parser.add_argument("--mps", action="store_true", help="several cells also with MPS")
-    parser.add_argument("--compiled", action="store_true", help="cells also with compiled steps")
-    parser.add_argument("--trials", type=int, default=8)
-    parser.add_argument("--reference-trials", type=int, default=5, help="of the others' searches")
-    parser.add_argument("--old-trials", type=int, default=3, help="of the old way")
-    parser.add_argument("--seeds", type=int, default=8, help="of same, at least 2")
-    parser.add_argument("--short", metavar="TASK", help="whose encoder many short trials have")
-    parser.add_argument("--repeat", type=int, default=200, help="short trials of start")
-    parser.add_argument("--seconds", type=float, default=400, help="they may take at most")
-    name = f"speed-{date.today().isoformat()}.jsonl"
-    parser.add_argument("--results", type=Path, default=HERE / "results" / name)
-    options = parser.parse_args()
-    if options.seeds < 2:
-        parser.error("of one seed there is no noise to see: --seeds 2 at least")
-    if unknown := {*options.tasks, options.short or "tiny"} - set(TASKS):
-        parser.error(
-            f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
-        )
-    return options
-
-
-def _counts(words: str) -> list[int]:
-    found = [int(word) if word.strip().isdecimal() else 0 for word in words.split(",")]
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"write numbers with commas, 1,4,8 say, not {words!r}")
-    return found
-
-
-def _check(names: list[str], known: list[str]) -> None:
-    """Before minutes are spent on the others."""
-    for name in names:
-        if name not in known and cells_of(name) is None:
-            raise SystemExit(f"There is no contender {name!r}; there are {', '.join(known)}, and "
-                             f"cells, such as '4 cells MPS compiled'.")  # fmt: skip
+def _read(path: Path) -> list[Line]:
+    """The lines that are there; more can be written behind them."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+") as file:
+            file.seek(0)
+            return [json.loads(line) for line in file.read().splitlines()]
+    except OSError as error:
+        raise SystemExit(f"{path} cannot be written: {error.strerror}.") from None
+    except ValueError:
+        raise SystemExit(f"{path} cannot be read: not every line of it is JSON.") from None
 
 
 def _searches(options: argparse.Namespace) -> list[str]:
-    words = (options.contenders or SEARCHES).split(",")
+    words = options.contenders or SEARCHES
     return contenders_of(words, options.cells, mps=options.mps, compiled=options.compiled)
 
 

@@ -112,7 +112,7 @@ def _first_times(name: str, contender: str) -> Line:
     run(0.5)
     rates = [random.uniform(0.05, 0.3) for _ in range(NEW)]
     took = []
-    _together[0].wait()
+    _together[0].wait(120)
     for number, rate in enumerate(rates):
         started = time.perf_counter()
         run(rate)

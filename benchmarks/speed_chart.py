@@ -14,11 +14,12 @@ from matplotlib import pyplot
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from speed_tables import latest, ratio
 from speed_tasks import REFERENCE, TASKS, Line, cells_of
+from speed_trials import SHORT
 
 OURS, THEIRS = "#2a6f97", "#a9b4bd"
 _WIDE, _BAR, _AROUND = 8.0, 0.27, 0.4  # inches
 _BELOW = "Blue: Supermax. ×: how many times as fast as Trainer in the same run."
-_OTHERS = ("Trainer", "bare loop", "Optuna, bare loop", "old way")
+_OTHERS = ("bare loop", *SHORT.values())
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from speed_tasks import (
     TASKS,
     Keep,
     Line,
+    NotAvailable,
     Task,
     check_compiled,
     config_of,
@@ -61,6 +62,8 @@ def _reached(what: Task, how: Execution, seeds: int, folder: Path) -> Line:
         config = config_of(what, EPOCHS, rate=RATE, seed=seed)
         prepared = prepare(config, rest, held_out, cache=folder, execution=how)
         result = train(prepared, Quiet())
+        if how.captured and prepared.way.why_eager is not None:
+            raise NotAvailable(prepared.way.how)
         check_compiled(prepared)
         values.append(result.value)
         losses.append(result.curve[-1]["train_loss"])

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
-from speed_tasks import REFERENCE, TASKS, Line, NotAvailable, Task, cells_of
-from speed_trials import BARE, OLD
+from speed_tasks import TASKS, Line, NotAvailable, Task, cells_of
+from speed_trials import BARE, OLD, UNPLANNED
+
+from supermax.training.attention import unplanned
 
 
 def _search(contender: str, what: Task, number: int, since: float, folder: Path) -> Line:
@@ -18,8 +21,10 @@ def _search(contender: str, what: Task, number: int, since: float, folder: Path)
         return our_search(what, cells, number, since, folder)
     from speed_search_others import bare_search, old_search, trainer_search
 
-    others = {REFERENCE: trainer_search, BARE: bare_search, OLD: old_search}
-    return others[contender](what, number, since, folder)
+    others = {BARE: bare_search, OLD: old_search}
+    with unplanned() if contender == UNPLANNED else nullcontext():
+        search = others.get(contender, trainer_search)
+        return search(what, number, since, folder)
 
 
 def main() -> None:

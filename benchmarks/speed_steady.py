@@ -37,6 +37,7 @@ from speed_tasks import (
 )
 from transformers import Trainer, TrainerCallback
 
+from supermax.training.attention import unplanned
 from supermax.training.loop import train_blind
 from supermax.training.prepare import prepare
 from supermax.training.steps import Execution
@@ -148,13 +149,14 @@ CONTENDERS = [*SINGLE, *TOGETHER]
 
 
 def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
-    """Trainer first, whoever else was asked for."""
+    """Trainer first, whoever else was asked for. All of them without cuDNN's attention, which
+    would be made for new widths while it is measured."""
     run = f"{time.time():.0f}"
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, unplanned():
         for name in names:
             line = {"part": "steady", "run": run, "task": name}
             for contender, found in _found(name, contenders, Path(folder) / name):
-                keep(line | {"contender": contender} | found)
+                keep(line | {"contender": contender, "attention": "no cuDNN"} | found)
 
 
 def _found(name: str, contenders: list[str], folder: Path) -> Iterator[tuple[str, Line]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.table import Table
 from speed_tasks import ONE_BY_ONE, REFERENCE, TASKS, Line, cells_of
-from speed_trials import OLD
+from speed_trials import OLD, UNPLANNED
 
 BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
 WARM, GROWTH = 1.0, 0.05
@@ -21,6 +21,14 @@ NOISE = 2.5
 """Standard errors by which metrics may be apart that differ by chance alone."""
 MANY = 24
 """Trials of which the time end to end is shown."""
+
+
+_OVER = {
+    REFERENCE: ("Trainer's search", BEST_TRIALS),
+    UNPLANNED: ("Trainer's search without cuDNN", BEST_TRIALS),
+    OLD: ("the old way", BEST_OVER_OLD),
+}
+"""Whose trials ours are held against, and by how much they must be quicker."""
 
 
 @dataclass
@@ -59,11 +67,12 @@ def latest(lines: Iterable[Line]) -> list[Line]:
     return sorted(found.values(), key=lambda line: order.index(line["task"]))
 
 
-def ratio(line: Line, lines: Iterable[Line], key: str) -> float | None:
-    """Times Trainer, within one run. Of "samples_per_second" more is better, of others less."""
+def ratio(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
+    """Times Trainer, or whoever, within one run. Of "samples_per_second" more is better, of others
+    less."""
     for one in lines:
         same = all(one[k] == line[k] for k in ("part", "run", "task"))
-        if same and one["contender"] == REFERENCE and key in one and key in line:
+        if same and one["contender"] == over and key in one and key in line:
             quotient = float(line[key]) / float(one[key])
             return quotient if key == "samples_per_second" else 1 / quotient
     return None
@@ -73,7 +82,8 @@ def tables(lines: list[Line]) -> bool:
     """Print them all. True when a bar that was measured is missed."""
     console, bars, chosen = Console(width=170), Bars(), latest(lines)
     makers = {
-        "steady": _steady, "trials": _trials, "parts": _parts, "start": _start, "same": _same,
+        "steady": _steady, "trials": _trials, "parts": _parts, "widths": _widths,
+        "attention": _attention, "start": _start, "same": _same,
     }  # fmt: skip
     for part, make in makers.items():
         if some := [line for line in chosen if line["part"] == part]:
@@ -125,21 +135,18 @@ def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     )  # fmt: skip
     for task in dict.fromkeys(line["task"] for line in some):
         here = [line for line in some if line["task"] == task]
-        old = next((ratio(o, lines, "per_trial") for o in here if o["contender"] == OLD), None)
-        reached = [0.0]
+        reached: dict[str, list[float]] = {over: [] for over in _OVER}
         for line in here:
-            times = ratio(line, lines, "per_trial")
-            if line["contender"] not in (REFERENCE, OLD):
-                reached.append(times or 0.0)
-            over_old = times / old if times and old else None
-            shown.add_row(
-                TASKS[task].title, line["contender"], *_trial_cells(line, times, over_old)
-            )
-        if len(reached) > 1 and TASKS[task].best is not None:
-            title = f"{TASKS[task].title}, trials: best over"
-            bars.at_least(f"{title} Trainer's search", max(reached), BEST_TRIALS)
-            if old:
-                bars.at_least(f"{title} the old way", max(reached) / old, BEST_OVER_OLD)
+            times = {over: ratio(line, lines, "per_trial", over) for over in _OVER}
+            if cells_of(line["contender"]) is not None:
+                for over, found in times.items():
+                    reached[over] += [found] if found is not None else []
+            cells = _trial_cells(line, times[REFERENCE], times[OLD])
+            shown.add_row(TASKS[task].title, line["contender"], *cells)
+        for over, (name, bar) in _OVER.items():
+            if reached[over] and TASKS[task].best is not None:
+                title = f"{TASKS[task].title}, trials: best over"
+                bars.at_least(f"{title} {name}", max(reached[over]), bar)
     return [shown]
 
 
@@ -183,6 +190,41 @@ def _parts_of(line: Line) -> Table:
         f"{line['share_useful']:.1%} without padding."
     )
     return shown
+
+
+def _widths(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    """All trainings of the last run, not only its last."""
+    last = max(float(line["run"]) for line in some)
+    shown = Table("task", "steps", "process", "training", "getting ready", "ms a step, by width",
+                  title="recorded steps by width")  # fmt: skip
+    for line in lines:
+        if line["part"] == "widths" and float(line["run"]) == last:
+            title, steps = TASKS[line["task"]].title, line["contender"]
+            if "failed" in line:
+                shown.add_row(title, steps, line["process"], "", "failed", line["failed"][:60])
+                continue
+            by_width = ", ".join(f"{w}: {ms:.2f}" for w, ms in line["step_ms"].items())
+            seconds = f"{line['getting_ready']:.2f} s"
+            shown.add_row(title, steps, line["process"], str(line["training"]), seconds, by_width)
+    return [shown]
+
+
+def _attention(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
+    shown = Table("task", "kernels", "cells", "first time with a dropout", "again", "host keeps",
+                  "device keeps", "ms replayed, by width", title="attention")  # fmt: skip
+    for line in some:
+        names = TASKS[line["task"]].title, line["contender"]
+        if "failed" in line:
+            shown.add_row(*names, "", "failed", *[""] * 3, line["failed"][:60])
+            continue
+        by_width = ", ".join(f"{w}: {ms:.2f}" for w, ms in line["replayed_ms"].items())
+        for cells in (key.removeprefix("of ") for key in line if key.startswith("of ")):
+            found = line[f"of {cells}"]
+            kept = [f"{found[key] / 1e6:.1f} MB" for key in ("host_bytes", "device_bytes")]
+            times = [f"{found[key]:.1f} ms" for key in ("new_ms", "again_ms")]
+            shown.add_row(*names, cells, *times, *kept, by_width)
+            names, by_width = ("", ""), ""
+    return [shown]
 
 
 def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:

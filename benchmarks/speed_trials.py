@@ -16,6 +16,10 @@ from typing import Any
 from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
 
 BARE, OLD = "Optuna, bare loop", "old way"
+UNPLANNED = "Trainer without cuDNN"
+"""Whose kernels of attention are made for one dropout, batch and width: it makes many of them."""
+SHORT = {"Trainer": REFERENCE, "bare": BARE, "old": OLD, UNPLANNED: UNPLANNED}
+"""How they are asked for."""
 OLD_WORKERS = 3
 OLD_SECONDS = 200.0
 """That a worker of the old way may train; how long a trial takes is then reckoned."""
@@ -35,20 +39,19 @@ def contenders_of(
     words: Sequence[str], cells: Sequence[int], *, mps: bool, compiled: bool
 ) -> list[str]:
     """By name; "cells" are ours, so many at a time, and with what was asked for on top."""
-    short = {"Trainer": REFERENCE, "bare": BARE, "old": OLD}
     ours = [Cells(many) for many in cells]
     ours += [Cells(many, mps=True) for many in cells if mps and many > 1]
     ours += [Cells(many, mps and many > 1, compiled=True) for many in cells if compiled]
     found: list[str] = []
     for word in words:
-        found += [one.name for one in ours] if word == "cells" else [short.get(word, word)]
+        found += [one.name for one in ours] if word == "cells" else [SHORT.get(word, word)]
     return found
 
 
 def how_many(contender: str, trials: int, reference: int, old: int) -> int:
     """Trials of a contender; whole rounds where several go at a time, and three at least, of the
     old way one: its workers are warm before."""
-    if contender in (REFERENCE, BARE, OLD):
+    if contender in SHORT.values():
         each, wanted = (OLD_WORKERS, old) if contender == OLD else (1, reference)
     else:
         cells = cells_of(contender)
@@ -81,7 +84,7 @@ def summed_up(
         "trials": len(ends),
         "whole": time.time() - since,
         "before_first": ends[0] - since,
-        "per_trial": (ends[-1] - ends[before - 1]) / rest if rest else None,
+        "per_trial": (ends[-1] - ends[before - 1]) / rest,
         "metric": statistics.median(values),
         "best": max(values),
         "together": together,

@@ -17,6 +17,7 @@ from supermax.errors import UserError
 from supermax.records import StudyRecord, TrialRecord, read
 from supermax.settings import Resolved, Settings, resolve
 from supermax.settings.resolving import Value, flattened
+from supermax.settings.units import workers
 from supermax.space.presets import presets
 from supermax.space.versions import find_versions
 from supermax.study import existing, without_password
@@ -61,6 +62,11 @@ class Study:
 
     def run(self, **options: Any) -> Study:
         """Search to the settings' number of trials. `options` go to supermax.optimize."""
+        if "workers" in options:
+            try:
+                options["workers"] = workers(options["workers"])
+            except ValueError as error:
+                raise UserError(f"workers of run(): {error}.") from None
         prepared = self._prepared()
         self._tuned = prepared.tuning.run(**{**prepared.options, **options})
         return self

@@ -216,3 +216,14 @@ def test_a_study_is_not_refitted_on_other_data(playground: Path) -> None:
     )
     with pytest.raises(UserError, match="is not what it was"):
         other.refit("elsewhere", seeds=[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2.5, 600, "many", True])
+def test_workers_of_run_are_those_of_the_settings(workers: object) -> None:
+    study = supermax.Study.from_config(agent="criteria")
+    with pytest.raises(supermax.UserError, match=r"workers of run.*write 1 to 512, or auto"):
+        study.run(workers=workers)
+
+
+def test_the_version_is_said() -> None:
+    assert sm("--version") == f"supermax {supermax.__version__}\n"

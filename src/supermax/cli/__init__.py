@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import sys
+from typing import Annotated
 
 import typer
 
+import supermax
 from supermax import supervise
 from supermax.cli import study
 from supermax.cli.arguments import Command, Interrupted, Root
@@ -46,8 +48,18 @@ for registered in (*app.registered_commands, *study.app.registered_commands):
     registered.cls = Command
 
 
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"supermax {supermax.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Say it.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
     """Hyperparameter search that runs for days without a person."""
 
 
