@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import optuna
 import psutil
 import pytest
@@ -18,6 +19,8 @@ from supermax.engine import crew, policy, watch
 from supermax.engine.fleet import TAG
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then
+hypothesis.settings.load_profile("any machine")
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this file as well
     os.environ["SUPERMAX_TEST_WORKER"] = _WORKER

@@ -27,6 +27,7 @@ from supermax.report.serving import make_site, server
 from supermax.study import all_studies, existing, file_of, make_storage, refuse_while_running
 from supermax.tracking.source import opened, source_of
 from tests.cli.helping import sm
+from tests.few import a_few
 
 SPACE = "name: plain\nparameters: {x: {type: float, low: 0, high: 1}}"
 WIDER = SPACE.replace("high: 1", "high: 2")
@@ -50,7 +51,9 @@ def searched(storage: str, trials: int = 2) -> optuna.Study:
     return study
 
 
-@pytest.mark.parametrize("name", ["a.journal", "runs/a.log", "journal:///runs/a", "A.LOG"])
+@pytest.mark.parametrize(
+    "name", a_few(["a.journal", "runs/a.log", "journal:///runs/a", "A.LOG"], 2)
+)
 def test_a_storage_named_as_a_journal_is_one(name: str, here: Path) -> None:
     study = searched(name)
     file = here / name.removeprefix("journal:///")

@@ -135,6 +135,7 @@ def test_a_killed_trial_ends_with_the_bits_of_one_that_was_not(tmp_path: Path) -
     assert killed[:2] == whole[:2]
 
 
+@pytest.mark.slow
 def test_several_objectives(tmp_path: Path) -> None:
     names = ["macro_f1", "model_size", "latency", "peak_memory"]
     tuned = tuning(tmp_path, trials=2, objectives=names).run(progress=False)

@@ -33,15 +33,12 @@ LONG = (
     "supermax track criteria",
     "supermax dashboard",  # tests/report has it served
 )
+LINES = [(name, line) for name, command in commands().items() for line in examples(command)]
 EXAMPLES = [
     pytest.param(
-        name,
-        line,
-        id=line,
-        marks=[pytest.mark.slow] if line.startswith(LONG) else [],
+        name, line, id=line, marks=[pytest.mark.slow] * (place % 2 or line.startswith(LONG))
     )
-    for name, command in commands().items()
-    for line in examples(command)
+    for place, (name, line) in enumerate(LINES)
 ]
 
 

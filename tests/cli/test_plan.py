@@ -54,6 +54,7 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
     assert done.stderr.count("Starting.") == 1
 
 
+@pytest.mark.slow
 def test_what_was_too_large_is_remembered_when_there_is_more_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

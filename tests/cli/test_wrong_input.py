@@ -106,6 +106,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk(made: Path, small_disk: Path) -> None:
     """The run ends with a sentence; with room again the same command goes on."""
     folder = small_disk / "here"

@@ -26,6 +26,7 @@ from supermax.engine.admission import Admission
 from supermax.engine.job import decision_on, out_of_memory
 from supermax.engine.provision import Occupied, Provision, Refused
 from supermax.records import read
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 HELD: list[Any] = []
@@ -261,7 +262,7 @@ EIGHT = Provision(8, {"size": 8})
 
 
 @pytest.mark.parametrize(
-    ("violation", "told"), [(0.5, 0.5), (float("nan"), 1.0), ("much", 1.0), (-3, 1.0)]
+    ("violation", "told"), a_few([(0.5, 0.5), (float("nan"), 1.0), ("much", 1.0), (-3, 1.0)])
 )
 def test_a_refusal_after_a_shortage_is_told_like_one_before(
     study: optuna.Study, violation: Any, told: float

@@ -24,6 +24,7 @@ import supermax
 from supermax.engine import events, kernel
 from supermax.engine.fleet import thread_limits
 from tests.conftest import eventually
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 SEEN: list[int] = []
@@ -138,7 +139,7 @@ def test_a_gpu_that_is_not_there_is_named(
     assert not study.trials
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("fresh", a_few([True, False]))
 def test_what_torch_imports_late_is_there_in_fresh_cells(study: optuna.Study, fresh: bool) -> None:
     import torch
 

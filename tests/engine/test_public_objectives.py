@@ -17,6 +17,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -111,10 +112,12 @@ def test_torch_imported_at_module_level(url: str) -> None:
 
 @pytest.mark.parametrize(
     "pruner",
-    [
-        SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
-        HyperbandPruner(min_resource=1, max_resource=4, reduction_factor=4),
-    ],
+    a_few(
+        [
+            SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
+            HyperbandPruner(min_resource=1, max_resource=4, reduction_factor=4),
+        ]
+    ),
     ids=lambda pruner: type(pruner).__name__,
 )
 def test_torch_imported_within_the_objective(pruner: Any) -> None:

@@ -23,6 +23,7 @@ from supermax.engine.home import find_home
 from supermax.engine.outcome import Outcome
 from supermax.naming import CLAIM
 from tests.conftest import eventually
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 ROOT = Path(__file__).parent.parent.parent
@@ -78,7 +79,7 @@ def test_running_trials_go_on_after_kill_9_of_everything(url: str, marks: Path) 
         assert (marks / f"{trial.number}-2-2").exists()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", a_few([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_ctrl_c_term_and_a_hang_up_end_cleanly_and_the_trial_goes_on(
     url: str, marks: Path, signum: signal.Signals
 ) -> None:

@@ -14,7 +14,7 @@ from optuna import pruners, samplers
 from optuna.trial import Trial, TrialState
 
 import supermax
-from tests.some import some
+from tests.few import a_few
 
 pytestmark = [
     pytest.mark.usefixtures("quick"),
@@ -80,7 +80,7 @@ SAMPLERS: dict[str, tuple[Callable[[], Any], Any, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", some([*SAMPLERS]))
+@pytest.mark.parametrize("name", a_few([*SAMPLERS]))
 def test_every_sampler_runs(url: str, name: str) -> None:
     make, objective, directions = SAMPLERS[name]
     study = optuna.create_study(storage=url, sampler=make(), directions=["minimize"] * directions)
@@ -130,7 +130,7 @@ def curve(trial: Trial) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), some([(name, workers) for name in PRUNERS for workers in (1, 2)])
+    ("name", "workers"), a_few([(name, workers) for name in PRUNERS for workers in (1, 2)])
 )
 def test_every_pruner_runs(url: str, name: str, workers: int) -> None:
     study = optuna.create_study(

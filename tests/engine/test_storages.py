@@ -21,6 +21,7 @@ from optuna.trial import Trial, TrialState
 import supermax
 from supermax.engine import storage as engine_storage
 from supermax.engine.events import Event, Notice, TrialStarted
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -57,7 +58,7 @@ def seen_by_plain_optuna(make_storage: str, study_name: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal", "journal, open lock", "memory"])
+@pytest.mark.parametrize("kind", a_few(["sqlite", "journal", "journal, open lock", "memory"], 2))
 def test_every_storage_holds_the_study(tmp_path: Path, kind: str) -> None:
     journal = str(tmp_path / "study.log")
     storage: Any = {
@@ -226,7 +227,7 @@ def tear(path: Path) -> None:
 TORN = b'{"op_code":4,"worker_id":"x","study_id":0,"datetime_st'
 
 
-@pytest.mark.parametrize("when", ["load_study", "create_study", "during the run"])
+@pytest.mark.parametrize("when", a_few(["load_study", "create_study", "during the run"]))
 def test_a_torn_journal_is_mended(tmp_path: Path, when: str) -> None:
     """Before the study is opened, in either way a program may open it, or while it is used."""
     path = tmp_path / "study.log"

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 import supermax
 from supermax.engine.faults import Kind
 from supermax.testing import MOMENTS, VILLAINS, mischief
-from tests.some import some
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 BEFORE, BETWEEN, RETURNING, AFTER, CHILD = MOMENTS
@@ -60,7 +60,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("villain", "moment"), some(CASES), ids=lambda value: value)
+@pytest.mark.parametrize(("villain", "moment"), a_few(CASES), ids=lambda value: value)
 def test_only_its_own_trial_notices(study: optuna.Study, villain: str, moment: str) -> None:
     kind, state, attempts = expected(villain, moment)
     summary = supermax.optimize(

@@ -20,7 +20,7 @@ from supermax import EnvironmentFault, RunHalted, SupermaxError, UserError
 from supermax.engine.events import Event, FaultSeen
 from supermax.engine.provision import Provision
 from tests.conftest import eventually
-from tests.some import some
+from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 PACKAGE = str(Path(supermax.__file__).parent)
@@ -356,7 +356,7 @@ def starving(trial: Trial) -> float:
     raise MemoryError
 
 
-@pytest.mark.parametrize("case", some([*ANSWERS]))
+@pytest.mark.parametrize("case", a_few([*ANSWERS]))
 def test_a_planner_that_answers_nonsense_is_named_and_the_next_run_goes_on(
     study: optuna.Study, case: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_a_run_at_work_is_not_migrated_under_its_feet(tmp_path: Path) -> None:
     assert again.study_name == f"{study.study_name}@2"
 
 
+@pytest.mark.slow
 def test_two_openers_with_two_spaces_get_two_versions(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     filled(opened(Space(**BASE), url).study, Space(**BASE), 30)

@@ -21,6 +21,7 @@ from supermax.naming import DRAWN
 from supermax.space import enqueue, flatten, sampler_for, sampling
 from supermax.space.feasible import TooLarge
 from supermax.space.sampling import _MAKERS
+from tests.few import a_few
 from tests.space.strategies import feasible_spaces
 
 # Known-harmless words of Optuna about its own samplers.
@@ -221,7 +222,8 @@ def test_parameters_of_one_condition_are_drawn_jointly(monkeypatch: pytest.Monke
     assert sum(t.params["branch"] == "p" for t in study.trials[20:]) >= 15
 
 
-def test_a_needle_in_a_haystack_is_found_and_the_draws_are_counted() -> None:
+@pytest.mark.parametrize("name", a_few(["tpe", "random", "cmaes"]))
+def test_a_needle_in_a_haystack_is_found_and_the_draws_are_counted(name: str) -> None:
     """One point in a million; every sampler ends, by search."""
     space = Space(
         parameters={f"p{i}": {"type": "int", "low": 0, "high": 9} for i in range(6)},
@@ -233,12 +235,11 @@ def test_a_needle_in_a_haystack_is_found_and_the_draws_are_counted() -> None:
             },
         ],
     )
-    for name in ("tpe", "random", "cmaes"):
-        study, configs = run(space, name, 2)
-        assert configs == [{f"p{i}": 7 for i in range(6)}] * 2
-        note = study.trials[0].system_attrs[DRAWN]
-        assert note["from"] == "search"
-        assert note["draws"] > 1000
+    study, configs = run(space, name, 2)
+    assert configs == [{f"p{i}": 7 for i in range(6)}] * 2
+    note = study.trials[0].system_attrs[DRAWN]
+    assert note["from"] == "search"
+    assert note["draws"] > 1000
 
 
 def test_a_needle_among_real_numbers_is_the_known_point() -> None:

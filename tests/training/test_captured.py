@@ -30,6 +30,7 @@ from supermax.training.steps import Execution, shares, why_eager
 from supermax.training.timetable import chosen, timetable, widened
 from supermax.training.tokens import NONE
 from supermax.training.ways import EagerWay
+from tests.few import a_few
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 from tests.training.draws import drawn
 
@@ -207,7 +208,7 @@ def test_what_is_never_reached_again_is_not_recorded() -> None:
     assert chosen(Counter({8: 9999, 512: 9}), lambda width: 1e-4 * width, 0.3) == [8, 512]
 
 
-@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("agent", a_few(AGENTS, 2))
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_recorded_steps_train_as_those_taken_one_by_one(
     tmp_path: Path, agent: str, micro_batch: int | None
@@ -304,7 +305,7 @@ def test_the_adafactor_of_gpus_trains_as_that_of_cpus(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("stop_at", [3, 6])
+@pytest.mark.parametrize("stop_at", a_few([3, 6]))
 def test_a_state_goes_on_either_way(
     tmp_path: Path, optimizer: str, first: bool, stop_at: int
 ) -> None:

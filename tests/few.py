@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 
-def some(cases: Sequence[Any], every: int = 3) -> list[Any]:
-    """Cases, of which all but every third are slow; a third of the neighbours is not always of
-    the same kind."""
+def a_few(cases: Sequence[Any], every: int = 3) -> list[Any]:
+    """Cases, of which all but every so many are slow. Where a few of a kind stand together, it is
+    not always the same one of them."""
     chosen = [(place + place // every) % every == 0 for place in range(len(cases))]
     return [
         pytest.param(
