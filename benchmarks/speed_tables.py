@@ -22,7 +22,6 @@ NOISE = 2.5
 MANY = 24
 """Trials of which the time end to end is shown."""
 
-
 _OVER = {
     REFERENCE: ("Trainer's search", BEST_TRIALS),
     UNPLANNED: ("Trainer's search without cuDNN", BEST_TRIALS),
@@ -155,6 +154,7 @@ def _trial_cells(line: Line, times: float | None, over_old: float | None) -> lis
         return ["failed", *[""] * 9, line["failed"][:50]]
     many = line["before_first"] + (MANY - line.get("together", 1)) * line["per_trial"]
     faults = ", ".join(f"{count} {kind}" for kind, count in line.get("faults", {}).items())
+    reckoned = "reckoned" if line.get("reckoned") else ""
     return [
         f"{line['per_trial']:.2f}",
         _times(times),
@@ -166,7 +166,7 @@ def _trial_cells(line: Line, times: float | None, over_old: float | None) -> lis
         f"{line['metric']:.3f}" if "metric" in line else "",
         f"{line['best']:.3f}" if "best" in line else "",
         str(line.get("cells", "")),
-        " ".join([*line.get("steps", []), faults, *["reckoned"] * ("reckoned" in line)])[:50],
+        " ".join(filter(None, [*line.get("steps", []), faults, reckoned]))[:50],
     ]
 
 

@@ -57,7 +57,8 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", help="Say it.", callback=_say_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Say which this is.", callback=_say_version, is_eager=True),
     ] = False,
 ) -> None:
     """Hyperparameter search that runs for days without a person."""

@@ -56,6 +56,7 @@ class CapturedWay:
         self._compiled: Compiled | None = None
         self._size = execution.micro_batch or config.train.effective_batch
         self._execution = replace(execution, micro_batch=self._size)
+        """As the compiler is to know it: with the size that there is."""
         self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
         self._both = self._records_updates and self._size >= config.train.effective_batch
         """A micro-step and its update are one recording."""
@@ -175,7 +176,7 @@ class CapturedWay:
         def rehearse() -> None:
             with self._tables.unchanged():
                 self._micro(wide, padded=True)
-            self._forget_gradients()  # a recording would add to them, or adds to their places
+            self._forget_gradients()  # micro-steps add to those that the loss reached
 
         recorded = self._record(run, rehearse)
         self._forget_gradients()

@@ -16,6 +16,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,14 @@ class Compiled:
         self._tighten = loosened(self._layers)
         fast = {kind: _compiled(kind, backend) for kind in {type(one) for one in self._layers}}
         for key, some in layers.items():
+            failed = partial(self._failed.append, key)
             for layer in some:
-                run = self._noticed(fast[type(layer)], key)
-                layer.forward = _forward(weakref.ref(layer), run)
+                layer.forward = _forward(weakref.ref(layer), fast[type(layer)], failed)
 
     @property
     def culprits(self) -> list[str]:
         """After an error: those in which it was raised, or all, where that is not known."""
         return self._failed or self.keys
-
-    def _noticed(self, fast: Callable[..., Any], key: str) -> Callable[..., Any]:
-        failed = self._failed
-
-        def run(*args: Any, **named: Any) -> Any:
-            try:
-                return fast(*args, **named)
-            except Exception:
-                failed.append(key)
-                raise
-
-        return run
 
     def drop(self) -> None:
         for layer in self._layers:
@@ -84,13 +73,21 @@ def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Calla
     return torch.compile(kind.forward, dynamic=True, backend=backend)
 
 
-def _forward(of: weakref.ref[nn.Module], fast: Callable[..., Any]) -> Callable[..., Any]:
+def _forward(
+    of: weakref.ref[nn.Module], fast: Callable[..., Any], failed: Callable[[], None]
+) -> Callable[..., Any]:
     """A layer that held itself would outlive its trial."""
 
     def forward(*args: Any, **named: Any) -> Any:
         layer = of()
         assert layer is not None
-        return (fast if layer.training else type(layer).forward)(layer, *args, **named)
+        if not layer.training:
+            return type(layer).forward(layer, *args, **named)
+        try:
+            return fast(layer, *args, **named)
+        except Exception:
+            failed()
+            raise
 
     return forward
 
