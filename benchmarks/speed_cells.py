@@ -12,10 +12,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import torch
 from speed_tasks import (
     TASKS,
     Cells,
@@ -37,8 +39,18 @@ _LIMIT = 240.0
 _FROM = multiprocessing.get_context("forkserver")
 """What is imported there before cells are made of it must leave the GPU alone."""
 _FROM.set_forkserver_preload(
-    ["supermax.training.loop", "supermax.training.prepare", "torch._inductor.compile_fx"]
+    [
+        "supermax.training.loop",
+        "supermax.training.prepare",
+        "torch._inductor.compile_fx",
+        "transformers.modeling_layers",
+    ]
 )
+
+
+def get_ready() -> None:
+    """Let imports begin, beside what else is done first."""
+    forkserver.ensure_running()
 
 
 def several(name: str, alike: Sequence[Cells], folder: Path) -> Iterator[Line]:
@@ -91,7 +103,8 @@ def _running(name: str, cells: Cells, folder: Path) -> Iterator[list[Connection]
     try:
         for _ in range(cells.count):
             here, there = _FROM.Pipe()
-            what = _Cell(name, cells.compiled, folder, dict(os.environ))
+            threads = max(1, (os.cpu_count() or 1) // cells.count)
+            what = _Cell(name, cells.compiled, folder, dict(os.environ), threads)
             one = _FROM.Process(target=_train, args=(what, there), daemon=True)
             one.start()
             there.close()
@@ -127,11 +140,14 @@ class _Cell:
     folder: Path
     environment: dict[str, str]
     """Which says whether the GPU is shared."""
+    threads: int
+    """Cores are shared out, as among a run's cells."""
 
 
 def _train(cell: _Cell, ask: Connection) -> None:
     os.environ.clear()  # it came from a process that was started for others
     os.environ.update(cell.environment)
+    torch.set_num_threads(cell.threads)
     try:
         _trained(cell, ask)
     except Exception as error:

@@ -8,13 +8,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from itertools import groupby, pairwise
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
-from speed_cells import several
+from speed_cells import get_ready, several
 from speed_peers import BareLoop, Peer, training_arguments
 from speed_tasks import (
     DEVICE,
@@ -151,24 +151,27 @@ CONTENDERS = [*SINGLE, *TOGETHER]
 def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
     """Trainer first, whoever else was asked for. All of them without cuDNN's attention, which
     would be made for new widths while it is measured."""
-    run = f"{time.time():.0f}"
+    run, wanted = f"{time.time():.0f}", dict.fromkeys([REFERENCE, *contenders])
+    if any(map(cells_of, wanted)):
+        get_ready()
     with tempfile.TemporaryDirectory() as folder, unplanned():
-        for name in names:
-            line = {"part": "steady", "run": run, "task": name}
-            for contender, found in _found(name, contenders, Path(folder) / name):
-                keep(line | {"contender": contender, "attention": "no cuDNN"} | found)
+        for sharing, some in groupby(wanted, _shares):
+            groups = [list(alike) for _, alike in groupby(some, _alike)]
+            with _service(sharing):
+                for name, alike in product(names, groups):
+                    line = {"part": "steady", "run": run, "task": name}
+                    for contender, found in _measured(name, alike, Path(folder) / name):
+                        keep(line | {"contender": contender, "attention": "no cuDNN"} | found)
 
 
-def _found(name: str, contenders: list[str], folder: Path) -> Iterator[tuple[str, Line]]:
-    """Their figures, or why there are none."""
-    wanted = dict.fromkeys([REFERENCE, *contenders])
-    for sharing, some in groupby(wanted, _shares):
-        with ExitStack() as stack:
-            if sharing:  # to start the service and end it takes longer than to measure
-                with suppress(NotAvailable):  # each of them says so
-                    stack.enter_context(service())
-            for _, alike in groupby(some, _alike):
-                yield from _measured(name, list(alike), folder)
+@contextmanager
+def _service(sharing: bool) -> Iterator[None]:
+    """Once for all tasks: to start it and end it takes longer than to measure."""
+    with ExitStack() as stack:
+        if sharing:
+            with suppress(NotAvailable):  # each contender says so
+                stack.enter_context(service())
+        yield
 
 
 def _shares(contender: str) -> bool:
@@ -183,6 +186,7 @@ def _alike(contender: str) -> tuple[Any, ...]:
 
 
 def _measured(name: str, alike: list[str], folder: Path) -> Iterator[tuple[str, Line]]:
+    """Their figures, or why there are none."""
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
