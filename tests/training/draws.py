@@ -8,8 +8,8 @@ from supermax.agents.objective import configured
 from supermax.space import sampler_for
 from supermax.space.presets import preset
 from supermax.training.architectures import TINY
-from supermax.training.captured import RECORDED_OPTIMIZERS
 from supermax.training.config import Config
+from supermax.training.updates import RECORDED_OPTIMIZERS
 
 ENCODERS = sorted(set(TINY) - {"tiny"})
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from supermax.errors import Infeasible
 from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.batches import collate, order
-from supermax.training.captured import RECORDED_OPTIMIZERS, CapturedWay
+from supermax.training.captured import CapturedWay
 from supermax.training.evaluate import evaluate
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared, prepare
@@ -29,6 +29,7 @@ from supermax.training.resident import NOBODY, Resident
 from supermax.training.steps import Execution, shares, why_eager
 from supermax.training.timetable import chosen, timetable, widened
 from supermax.training.tokens import NONE
+from supermax.training.updates import RECORDED_OPTIMIZERS
 from supermax.training.ways import EagerWay
 from tests.few import a_few
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready

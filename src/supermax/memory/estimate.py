@@ -170,13 +170,16 @@ def _saved(spec: Spec, split: Split) -> int:
 def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     """How far the highest moment lies from the start of the backward pass with all gradients
     there, as they are where micro-batches add up. A whole parameter's gradient then stands beside
-    the sum it is added to."""
+    the sum it is added to; where steps are recorded, the gradients of all halves do, and halves
+    stay."""
     moving = found.half_copies + found.varying
     several = micro < spec.effective_batch
     backward = moving + (found.gradients if several else 0)
-    adding = found.gradients + (4 * spec.largest if several else 0)
     recorded = spec.captured and not split.checkpointing
-    stepping = found.gradients + _stepping(spec, recorded)
+    halves = found.half_copies if recorded else 0
+    beside = max(2 * halves, 4 * spec.largest if several else 0)
+    adding = found.gradients + beside
+    stepping = found.gradients + halves + _stepping(spec, recorded)
     tokens = max(split.evaluated, spec.length)
     looking = sum(kept.looking(e, spec, tokens, spec.length) for e in spec.encoders)
     evaluating = _copies(spec) + looking

@@ -28,17 +28,14 @@ from supermax.training.costs import cost_of
 from supermax.training.looking import Looks, RecordedLook, know_widths, laid_out
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
-from supermax.training.schedules import apply
 from supermax.training.steps import Shares
 from supermax.training.timetable import Timetable, chosen, rounded, timetable, widened
+from supermax.training.updates import Updates
 from supermax.training.ways import EagerWay, Epoch
 from supermax.words import in_short
 
 if TYPE_CHECKING:
     from supermax.training.prepare import Data
-
-RECORDED_OPTIMIZERS = ("adamw", "adafactor", "lion")
-"""Whose updates take their rate from the device, and whose states begin at 0."""
 
 
 class CapturedWay:
@@ -57,21 +54,17 @@ class CapturedWay:
         self._size = execution.micro_batch or config.train.effective_batch
         self._execution = replace(execution, micro_batch=self._size)
         """As the compiler is to know it: with the size that there is."""
-        self._records_updates = config.optim.name in RECORDED_OPTIMIZERS
-        self._both = self._records_updates and self._size >= config.train.effective_batch
-        """A micro-step and its update are one recording."""
+        self._updates = Updates(step, whole=self._size >= config.train.effective_batch)
         self._epochs = config.train.epochs
         self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]  # type: ignore[arg-type]
         self._resident = Resident(data, eager.pads, execution.device)
         self._weights = None if step.weights is None else step.weights.cpu().numpy()
-        self._trained = [p for p in step.model.parameters() if p.requires_grad]
         self._widths: list[list[int]] | None = None
         self._table: Timetable | None = None
         self._epoch = Epoch((), ())
         self._tables = _Tables(execution.device)
         self._steps: dict[tuple[int, ...], Work] = {}
         self._update: Work | None = None
-        self._rates: list[Tensor] = []
         self._looks: tuple[Data, RecordedLook | None] | None = None
 
     # What the loop asks for.
@@ -97,8 +90,7 @@ class CapturedWay:
             self._widths = self._chosen(self._table)
             self._compile()
         self._tables.load(self._table, epoch.factors, int(self._table.first[done]), done)
-        if self._records_updates:
-            self._take_rates_from_the_device()
+        self._updates.begin(self._size * max(widths[-1] for widths in self._widths))
 
     def take(self, update: int) -> None:
         while self.why_eager is None:
@@ -120,9 +112,8 @@ class CapturedWay:
             self._steps[wide]()
         if self._update is not None:
             self._update()
-        elif not self._both:
-            apply(self._step.optimizer, self._step.base_rates, self._epoch.factors[update])
-            self._step.update()
+        elif not self._updates.whole:
+            self._updates.update_now(self._epoch.factors[update])
 
     def loss(self) -> float:
         return float(self._tables.loss) + self._eager.loss()
@@ -159,27 +150,25 @@ class CapturedWay:
         for wide in self._widths_of(update):
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
-        if self._records_updates and not self._both and self._update is None:
+        if self._updates.recorded and not self._updates.whole and self._update is None:
             self._update = self._record(self._updated, lambda: None)
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
-        if self._records_updates:
-            self._make_state()
-        self._step.keep_gradients = not self._both
+        self._updates.get_ready()
         know_widths(self._step.model, wide, self._step.execution.device)
 
         def run() -> None:
             self._micro(wide)
-            if self._both:
+            if self._updates.whole:
                 self._updated()
 
         def rehearse() -> None:
             with self._tables.unchanged():
                 self._micro(wide, padded=True)
-            self._forget_gradients()  # micro-steps add to those that the loss reached
+            self._updates.forget()  # micro-steps add to those that the loss reached
 
         recorded = self._record(run, rehearse)
-        self._forget_gradients()
+        self._updates.forget()
         if self._compiler is not None and self._compiled is not None:
             self._compiler.worked(self._compiled.keys)
         return recorded
@@ -195,51 +184,10 @@ class CapturedWay:
     def _micro(self, wide: tuple[int, ...], *, padded: bool = False) -> None:
         rows, share = self._tables.next_rows()
         batch = self._resident.batch(rows, wide, padded=padded)
-        self._tables.add(self._step.micro(batch, share))
+        self._tables.add(self._updates.micro(batch, share))
 
     def _updated(self) -> None:
-        factor = self._tables.next_factor()
-        for rate, base in zip(self._rates, self._step.base_rates, strict=True):
-            rate.copy_(factor * base)
-        self._step.update()
-
-    def _make_state(self) -> None:
-        """Of the optimizer, for parameters that have none yet: a recording would make it anew
-        each time. A step of nothing at a rate of 0 makes it; nothing else changes."""
-        optimizer = self._step.optimizer
-        without = [parameter for parameter in self._trained if not optimizer.state.get(parameter)]
-        if not without:
-            return
-        with _groups_unchanged(optimizer):
-            for parameter in without:
-                parameter.grad = torch.zeros_like(parameter)
-            for rate in self._rates:
-                rate.zero_()
-            optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        for parameter in without:
-            for value in optimizer.state[parameter].values():
-                value.zero_()
-
-    def _take_rates_from_the_device(self) -> None:
-        if self._rates:
-            return
-        for group in self._step.optimizer.param_groups:
-            rate = torch.zeros((), device=self._step.execution.device)
-            group["lr"] = rate
-            self._rates.append(rate)
-        self._say_capturable(True)
-
-    def _say_capturable(self, capturable: bool) -> None:
-        """To an optimizer that asks."""
-        for group in self._step.optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = capturable
-
-    def _forget_gradients(self) -> None:
-        """Between two updates, where recordings are made, they are 0. A recording of a whole
-        update has gradients of its own, which nobody else sees."""
-        self._step.optimizer.zero_grad(set_to_none=self._both)
+        self._updates.update(self._tables.next_factor())
 
     def _compile(self) -> None:
         if self._compiler is not None:
@@ -258,7 +206,7 @@ class CapturedWay:
     def _do_without(self, error: Exception) -> None:
         """Without compiled layers, if there are any; then without recordings. Nothing of the
         current update was done yet."""
-        self._forget_gradients()  # of what failed half way
+        self._updates.forget()  # gradients of what failed half way
         self._steps.clear()
         self._update = None
         if self._compiled is None or self._compiler is None:
@@ -271,9 +219,7 @@ class CapturedWay:
     def _give_up(self, error: Exception) -> None:
         """From here on, one by one."""
         self.why_eager = f"it cannot be recorded ({in_short(error)})"
-        self._step.keep_gradients = False
-        self._step.optimizer.zero_grad(set_to_none=True)
-        self._say_capturable(False)
+        self._updates.give_up()
 
     # Widths.
 
@@ -295,18 +241,6 @@ class CapturedWay:
             step = partial(cost.step, self._size)
             found.append(chosen(counts, step, cost.recording))
         return found
-
-
-@contextlib.contextmanager
-def _groups_unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Some count their steps there."""
-    kept = [dict(group) for group in optimizer.param_groups]
-    try:
-        yield
-    finally:
-        for group, before in zip(optimizer.param_groups, kept, strict=True):
-            group.clear()
-            group.update(before)
 
 
 class _Tables:
