@@ -14,7 +14,6 @@ import torch
 from speed_kernels import (
     ATTENTION,
     CLIPPING,
-    COPIES,
     MATRIX,
     OPTIMIZER,
     PARTS,
@@ -206,9 +205,10 @@ def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dic
     )
     in_products = sum(p.numel() for p in trained if p.ndim == 2) - tables
     moved = {
-        OPTIMIZER: 28 * numbers,  # reads weight, gradient and both moments; writes all but one
-        CLIPPING: 4 * numbers,  # reads gradients for their norm; the optimizer scales them
-        COPIES: 12 * in_products,  # weights to bf16, and their gradients back
+        # Reads weight, gradient and both moments; writes all but the gradient. Of a matrix the
+        # gradient is a half, and so is what is written beside the weight: as many bytes.
+        OPTIMIZER: 28 * numbers,
+        CLIPPING: 4 * numbers - 2 * in_products,  # reads gradients for their norm
     }
     floors = {part: 1000 * size / best["bandwidth"] for part, size in moved.items()}
     floors[MATRIX] = 1000 * done.products / best["matrix_rate"]

@@ -126,13 +126,13 @@ def _faster() -> Iterator[Finding]:
         yield Finding("device", GOOD, f"cells take turns on a GPU: there is no {mps.CONTROL}")
     compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
     if any(map(shutil.which, compilers)):
-        yield Finding("device", GOOD, "layers can be compiled: a C compiler is here")
+        yield Finding("device", GOOD, "layers and updates can be compiled: a C compiler is here")
     else:
         yield Finding(
             "device",
             WARNING,
-            f"layers are not compiled, which costs about a seventh of the speed: there is no C "
-            f"compiler ({' or '.join(compilers)})",
+            f"neither layers nor updates are compiled, which costs a tenth of the speed: there is "
+            f"no C compiler ({' or '.join(compilers)})",
             "install gcc or clang, or set CC to a compiler that is here",
         )
 

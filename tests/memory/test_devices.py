@@ -182,7 +182,7 @@ def test_the_doctor_says_what_would_be_faster(
     assert shared.text == "several cells can share a GPU: mps: true, or --mps"
     assert (compiles.state, compiles.text) == (
         doctor.GOOD,
-        "layers can be compiled: a C compiler is here",
+        "layers and updates can be compiled: a C compiler is here",
     )
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert [one.state for one in doctor._faster()] == [doctor.GOOD, doctor.WARNING]

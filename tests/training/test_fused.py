@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from supermax.training import fused as module
 from supermax.training.fused import BLOCK, fused
@@ -57,6 +59,17 @@ def gradients(net: Net, step: int) -> list[torch.Tensor]:
     return [
         (10.0**-step * torch.randn(p.shape)).to(p.device, torch.bfloat16) for p in net.parameters()
     ]
+
+
+@given(st.lists(st.integers(1, 5 * BLOCK), min_size=1, max_size=8))
+def test_every_number_is_in_one_piece(sizes: list[int]) -> None:
+    seen = [set[int]() for _ in sizes]
+    for which, begin in module._pieces(sizes).tolist():
+        numbers = set(range(begin, min(begin + BLOCK, sizes[which])))
+        assert numbers
+        assert not numbers & seen[which]
+        seen[which] |= numbers
+    assert [len(some) for some in seen] == sizes
 
 
 @runs

@@ -31,7 +31,7 @@ from supermax.words import in_short
 
 _COST = 20.0  # seconds that compiling takes, with importing the compiler
 _FOUND = 10.0  # where another process has done it before
-_GAIN = 0.14  # of the time of recorded steps
+_GAIN = 0.04  # of the time of recorded steps
 _CACHE = "TORCHINDUCTOR_CACHE_DIR"
 _SOMEBODY_S_OWN = _CACHE in os.environ
 """Known now: with its first step torch names a folder of its own there."""

@@ -13,7 +13,9 @@ import os
 import sys
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.training.halves import Halves
@@ -70,10 +72,7 @@ class FusedAdamW:
             raise ValueError("weights are in places that are not even")
         self._table = torch.tensor(rows, device=device)
         self._decays = torch.tensor([float(g["weight_decay"]) for g in groups], device=device)
-        pieces = [
-            (i, at) for i, w in enumerate(self._weights) for at in range(0, w.numel(), BLOCK)
-        ]
-        self._pieces = torch.tensor(pieces, device=device)
+        self._pieces = torch.from_numpy(_pieces([w.numel() for w in self._weights])).to(device)
         self._places: list[tuple[Tensor, Tensor]] = []
 
     def get_ready(self) -> None:
@@ -123,6 +122,14 @@ class FusedAdamW:
             self._beta1, 1 - self._beta1, self._beta2, 1 - self._beta2, self._eps,
             HALVES=halves, BLOCK=BLOCK, num_warps=WARPS,
         )  # fmt: skip
+
+
+def _pieces(sizes: list[int]) -> NDArray[np.int64]:
+    """Which tensor each is of, and where in it it begins."""
+    counts = -(-np.array(sizes) // BLOCK)
+    which = np.repeat(np.arange(len(sizes)), counts)
+    place = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([which, BLOCK * place], axis=1)
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
