@@ -167,7 +167,7 @@ class Quiet:
 def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
     """Short trials in one process, one after the other: do they get slower, or larger? Hosts get
     slower and faster by themselves, so beside each trial stands what the same plain work took
-    there, and then."""
+    there, and then: to be looked at where trials got slower."""
     corpus = corpus_of(replace(what, pairs=SHORT))
     gc.collect()
     gc.freeze()  # as cells do
@@ -194,7 +194,6 @@ def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
         "wanted": repeat,
         "seconds": _edges(seconds),
         "pace": _edges(paces),
-        "paced": _edges([one / pace for one, pace in zip(seconds, paces, strict=True)]),
         "device_memory": _edges(device),
         "host_memory": _edges(host),
         "why_eager": why,

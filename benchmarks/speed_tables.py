@@ -237,11 +237,8 @@ def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
         if line["contender"] == "warm":
             bars.at_most(f"{title}: warm first step", line["first_step"], WARM, "s")
         if line["contender"] == "growth":
-            for kind in ("seconds", "paced", "device_memory", "host_memory"):
-                if kind not in line:  # it was not taken yet
-                    continue
-                named = {"paced": "seconds, at the host's pace,"}.get(kind, kind.replace("_", " "))
-                words = f"{named} over {line['trials']} trials"
+            for kind in ("seconds", "device_memory", "host_memory"):
+                words = f"{kind.replace('_', ' ')} over {line['trials']} trials"
                 what = f"{title}: growth of {words}"
                 bars.at_most(what, line[kind]["growth"], GROWTH, "%")
     return [shown]
