@@ -179,3 +179,26 @@ def test_a_rate_that_stays_a_number_is_known() -> None:
 def test_who_reads_a_loose_rate_as_a_number_fails() -> None:
     with pytest.raises(ValueError, match="between 0 and 1"):
         functional.dropout(torch.ones(3), p=LooseDropout(0.1, CPU).p)
+
+
+def test_what_goes_to_attention_and_comes_back_is_not_copied() -> None:
+    """Pieces that are compiled meet in the order that memory has."""
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+
+    copied: list[str] = []
+
+    def looks(graph: torch.fx.GraphModule, _: Any) -> Any:
+        copied.extend(str(n.target) for n in graph.graph.nodes if "clone" in str(n.target))
+        return make_boxed_func(graph.forward)
+
+    torch.compiler.reset()
+    model = encoder("tiny-bert").train()
+    backend = aot_autograd(fw_compiler=looks, bw_compiler=looks)
+    compiling._get_ready(None)
+    made = compiling.Compiled({"layers": list(layer_list(model)[1])}, backend)
+    ids = torch.randint(5, 50, (4, 24))
+    model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state.sum().backward()
+    made.drop()
+    torch.compiler.reset()
+    assert not copied

@@ -106,12 +106,25 @@ def _know_loose_rates() -> None:
         return
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def outside(module: nn.Module, *args: Any, dropout: float = 0.0, **named: Any) -> Any:
+    def outside(
+        module: nn.Module, states: list[Tensor], *args: Any, dropout: float = 0.0, **named: Any
+    ) -> Any:
         rate = getattr(module, _RATE) if dropout == _LOOSE else dropout
-        return attend(module, *args, dropout=rate, **named)
+        return attend(module, *_turned(states), *args, dropout=rate, **named)
 
-    def attention(module: nn.Module, *args: Any, **named: Any) -> Any:
-        return (outside if hasattr(module, _RATE) else attend)(module, *args, **named)
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
+    ) -> Any:
+        states = [query, key, value]
+        if not hasattr(module, _RATE):
+            return attend(module, *states, *args, **named)
+        # In the order that they have in memory: else their gradients would be copied on the way.
+        return outside(module, _turned(states), *args, **named)
 
     attention.knows_loose_rates = True  # type: ignore[attr-defined]
     AttentionInterface.register(_SDPA, attention)
+
+
+def _turned(states: list[Tensor]) -> list[Tensor]:
+    """Heads before tokens, or tokens before heads."""
+    return [one.transpose(1, 2) for one in states]
