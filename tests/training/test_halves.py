@@ -9,15 +9,34 @@ import torch
 from torch import nn
 
 from supermax.training import halves as module
-from supermax.training.halves import Halves
+from supermax.training.architectures import TINY
+from supermax.training.halves import HalfLinear, Halves
 from supermax.training.loop import train
 from supermax.training.optimizers import unavailable
+from tests.few import a_few
 from tests.training.corpora import Quiet, config, ready
 from tests.training.test_captured import OPTIMIZERS, SILENT, captured
 
+FAMILIES = sorted(set(TINY) - {"tiny"})
+
+
+class Attention(nn.Module):
+    """Three layers that see the same states, or, `crosswise`, others."""
+
+    def __init__(self, crosswise: bool = False) -> None:
+        super().__init__()
+        self.crosswise = crosswise
+        self.query, self.key, self.value = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        others = torch.tanh(states) if self.crosswise else states
+        scores = self.query(states) @ self.key(others).mT
+        return torch.softmax(scores, -1).to(torch.bfloat16) @ self.value(states)
+
 
 class Net(nn.Module):
-    """One layer twice, one without a bias, one that is not trained, one that nothing reaches."""
+    """One layer twice, one without a bias, one that is not trained, one that nothing reaches, two
+    that share their weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,12 +44,16 @@ class Net(nn.Module):
         self.table, self.norm = nn.Embedding(7, 8), nn.LayerNorm(8)
         self.twice, self.plain = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
         self.still, self.unreached = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+        self.attention = nn.Sequential(Attention(), Attention(crosswise=True))
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.other.weight = self.one.weight
         self.head = nn.Linear(8, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         states = self.norm(self.table(ids))
         states = self.twice(torch.tanh(self.twice(states)))
-        states = states + self.still(self.plain(states))
+        states = self.attention(states + self.still(self.plain(states)))
+        states = self.other(self.one(states))
         return self.head(states[:, 0])
 
 
@@ -53,7 +76,7 @@ def by_autocast(times: int = 1) -> tuple[Net, torch.Tensor]:
 
 @pytest.mark.parametrize("rows", [0, 5, 100])
 def test_losses_and_gradients_are_those_of_autocast(rows: int) -> None:
-    """To the bit, but for the sums of biases, which come in another order."""
+    """But for the order in which they are added up."""
     theirs, expected = by_autocast()
     net = Net()
     halves = Halves(net, rows)
@@ -61,16 +84,25 @@ def test_losses_and_gradients_are_those_of_autocast(rows: int) -> None:
         loss = loss_of(net)
         loss.backward()
     halves.give()
-    assert torch.equal(loss, expected)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
     for (name, one), (_, other) in zip(
         net.named_parameters(), theirs.named_parameters(), strict=True
     ):
-        if other.grad is None:
-            assert one.grad is None, name
-            continue
-        assert one.grad is not None
-        assert one.grad.dtype == torch.float32
-        torch.testing.assert_close(one.grad, other.grad, rtol=0.01 if one.ndim == 1 else 0, atol=0)
+        assert (one.grad is None) == (other.grad is None), name
+        if one.grad is not None and other.grad is not None:
+            assert one.grad.dtype == torch.float32
+            size = float(other.grad.abs().max())
+            torch.testing.assert_close(one.grad, other.grad, rtol=0.02, atol=0.02 * size, msg=name)
+
+
+def test_which_layers_have_halves() -> None:
+    net = Net()
+    halves = Halves(net, 100)
+    with halves.in_use():
+        found = {name for name, one in net.named_modules() if type(one) is HalfLinear}
+    three = {f"attention.{i}.{name}" for i in (0, 1) for name in ("query", "key", "value")}
+    assert found == {"twice", "plain", "unreached", "head"} | three
+    assert len({half.whole for half in halves.of.values()}) == 7 + 4  # three are one
 
 
 def test_gradients_of_micro_batches_add_up_in_full_precision() -> None:
@@ -82,7 +114,7 @@ def test_gradients_of_micro_batches_add_up_in_full_precision() -> None:
             loss_of(net).backward()
         halves.give()
     gradient, expected = net.head.weight.grad, theirs.head.weight.grad
-    assert torch.equal(gradient, expected)
+    torch.testing.assert_close(gradient, expected, rtol=0.02, atol=1e-3)
     assert not torch.equal(gradient, gradient.to(torch.bfloat16).float())
 
 
@@ -93,8 +125,8 @@ def test_outside_of_their_use_nothing_is_changed() -> None:
 
     def fails() -> None:
         with halves.in_use():
-            assert net.head.weight.dtype == torch.bfloat16
-            assert net.still.weight.dtype == torch.float32  # not trained: left to autocast
+            assert type(net.head) is HalfLinear
+            assert type(net.still) is nn.Linear  # not trained: left to autocast
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -103,18 +135,19 @@ def test_outside_of_their_use_nothing_is_changed() -> None:
         name: id(p) for name, p in before.items()
     }
     assert type(net.head) is nn.Linear
-    assert "ones" not in vars(net.head)
+    assert "together" not in vars(net.head)
 
 
 def test_new_weights_are_known_when_asked_for() -> None:
     net = Net()
     halves = Halves(net, 100)
     with torch.no_grad():
-        net.head.weight += 1
+        net.head.weight *= 3
     halves.refresh()
-    expected = net.head.weight.to(torch.bfloat16)
     with halves.in_use():
-        assert torch.equal(net.head.weight, expected)
+        found = loss_of(net)
+    assert found.item() == pytest.approx(loss_of(net).item(), rel=1e-3)
+    assert found.item() != pytest.approx(loss_of(Net()).item(), rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adamw_8bit"])
@@ -140,3 +173,18 @@ def test_recorded_steps_in_half_precision_train_as_those_one_by_one(
     losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     assert losses[1][-1] != losses[1][0]
+
+
+@pytest.mark.parametrize("family", a_few(FAMILIES, 2))
+@pytest.mark.parametrize("agent", ["share", pytest.param("joint", marks=pytest.mark.slow)])
+def test_every_family_trains_the_same_with_halves(tmp_path: Path, family: str, agent: str) -> None:
+    wanted = config(
+        agent, encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        head={"dropout": 0.0}, train={"epochs": 2, "clip": 1.0},
+    )  # fmt: skip
+    one_by_one = train(ready(tmp_path, wanted, precision="bf16"), Quiet())
+    prepared = captured(ready(tmp_path, wanted, precision="bf16"))
+    recorded = train(prepared, Quiet())
+    assert prepared.way.why_eager is None
+    losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)

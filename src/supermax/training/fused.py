@@ -65,7 +65,7 @@ class FusedAdamW:
         halved = [halves.of.get(weight) for weight in self._weights]
         rows = [
             [w.data_ptr(), s["exp_avg"].data_ptr(), s["exp_avg_sq"].data_ptr(),
-             0 if half is None else half.data_ptr(), g["lr"].data_ptr(), w.numel()]
+             0 if half is None else half.value.data_ptr(), g["lr"].data_ptr(), w.numel()]
             for w, s, half, g in zip(self._weights, states, halved, groups, strict=True)
         ]  # fmt: skip
         if any(place % _EVEN for row in rows for place in row[:4]):
@@ -93,10 +93,11 @@ class FusedAdamW:
     @torch.no_grad()
     def __call__(self, clip: float | None) -> None:
         halves = [self._halves.of.get(weight) for weight in self._weights]
-        in_half = any(half is not None and half.grad is not None for half in halves)
+        found = [half.gradient if half is not None else None for half in halves]
+        in_half = any(gradient is not None for gradient in found)
         gradients = [
-            half.grad if in_half and half is not None else weight.grad
-            for weight, half in zip(self._weights, halves, strict=True)
+            gradient if in_half and half is not None else weight.grad
+            for weight, half, gradient in zip(self._weights, halves, found, strict=True)
         ]
         gradients = [g if g is None or g.data_ptr() % _EVEN == 0 else g.clone() for g in gradients]
         there = [gradient for gradient in gradients if gradient is not None]

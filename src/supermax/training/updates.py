@@ -66,7 +66,8 @@ class Updates:
             return self._step.micro(batch, share)
         with self._halves.in_use():
             loss = self._step.micro(batch, share)
-        if not (self.whole and self._fused is not None):
+        passed_by = any(weight.grad is not None for weight in self._halves.of)
+        if self._fused is None or not self.whole or passed_by:
             self._halves.give()
         return loss
 
