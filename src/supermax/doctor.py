@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import resource
 import shutil
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -62,7 +63,7 @@ def python() -> Iterator[Finding]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{name} {importlib.metadata.version(name)}")
     yield Finding("python", GOOD, f"{platform.python_version()} with {', '.join(versions)}")
-    if importlib.util.find_spec("torch") is None:
+    if find_spec("torch") is None:
         yield Finding(
             "python", BAD, "torch is not installed", "pip install 'supermax[training]' for agents"
         )
@@ -86,7 +87,7 @@ def machine() -> Iterator[Finding]:
 
 
 def device() -> Iterator[Finding]:
-    if importlib.util.find_spec("torch") is None:
+    if find_spec("torch") is None:
         return
     import torch
 
@@ -124,17 +125,32 @@ def _faster() -> Iterator[Finding]:
         yield Finding("device", GOOD, "several cells can share a GPU: mps: true, or --mps")
     else:
         yield Finding("device", GOOD, f"cells take turns on a GPU: there is no {mps.CONTROL}")
+    lacks = _lacks_to_compile()
+    if not lacks:
+        yield Finding("device", GOOD, "layers and updates can be compiled")
+        return
+    missing, advice = zip(*lacks, strict=True)
+    yield Finding(
+        "device",
+        WARNING,
+        f"neither layers nor updates are compiled, which costs a tenth of the speed: there is no "
+        f"{', and no '.join(missing)}",
+        "; ".join(advice),
+    )
+
+
+def _lacks_to_compile() -> list[tuple[str, str]]:
+    """What is not here, and what to do about it."""
     compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-    if any(map(shutil.which, compilers)):
-        yield Finding("device", GOOD, "layers and updates can be compiled: a C compiler is here")
-    else:
-        yield Finding(
-            "device",
-            WARNING,
-            f"neither layers nor updates are compiled, which costs a tenth of the speed: there is "
-            f"no C compiler ({' or '.join(compilers)})",
-            "install gcc or clang, or set CC to a compiler that is here",
-        )
+    lacks = []
+    if not any(map(shutil.which, compilers)):
+        said = "install gcc or clang, or set CC to a compiler that is here"
+        lacks.append((f"C compiler ({' or '.join(compilers)})", said))
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        lacks.append(("Python.h", "install the headers of Python (python3-dev)"))
+    if find_spec("triton") is None:
+        lacks.append(("Triton", "pip install triton"))
+    return lacks
 
 
 def _gpu(gpu: Gpu, cuda: str) -> Iterator[Finding]:
@@ -203,7 +219,7 @@ def folder(about: str, path: Path) -> Iterator[Finding]:
 
 
 def models(names: list[str]) -> Iterator[Finding]:
-    if importlib.util.find_spec("torch") is None:
+    if find_spec("torch") is None:
         return
     from supermax.training.sources import find_all
 

@@ -172,6 +172,9 @@ def test_the_doctor_says_what_would_be_faster(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(doctor, "find_spec", lambda _: object())
+    (tmp_path / "Python.h").touch()
     turns, missing = doctor._faster()
     assert turns.text == "cells take turns on a GPU: there is no nvidia-cuda-mps-control"
     assert missing.state == doctor.WARNING
@@ -182,7 +185,11 @@ def test_the_doctor_says_what_would_be_faster(
     assert shared.text == "several cells can share a GPU: mps: true, or --mps"
     assert (compiles.state, compiles.text) == (
         doctor.GOOD,
-        "layers and updates can be compiled: a C compiler is here",
+        "layers and updates can be compiled",
     )
     monkeypatch.setenv("CC", "/nowhere/cc")
     assert [one.state for one in doctor._faster()] == [doctor.GOOD, doctor.WARNING]
+    monkeypatch.delenv("CC")
+    (tmp_path / "Python.h").unlink()
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    assert [*doctor._faster()][1].text.endswith("there is no Python.h, and no Triton")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from supermax.agents import shapes
 from supermax.agents.specs import spec_of
-from supermax.memory.estimate import Correction, Split, need
+from supermax.memory.estimate import _STATE, UNRECORDED, Correction, Split, need
 from supermax.memory.facts import Spec
 from supermax.training import architectures
 from supermax.training.config import read_config
@@ -22,6 +22,7 @@ from supermax.training.encoders import load, prepared
 from supermax.training.models import Model, count
 from supermax.training.sources import find
 from supermax.training.steps import Execution
+from supermax.training.updates import RECORDED_OPTIMIZERS
 from tests.memory.specs import BERT_LARGE, GIB, specs
 
 TINY = sorted(set(architectures.TINY) - {"tiny"})
@@ -94,6 +95,17 @@ def test_items_add_up_and_corrections_only_touch_what_varies(
     for name in ("weights", "gradients", "optimizer", "half_copies", "saved", "context"):
         assert getattr(found, name) == getattr(plain, name)
     assert all(size >= 0 for name, size in found.items().items() if name != "other_moments")
+
+
+def test_what_waits_for_an_update_stands_beside_activations() -> None:
+    """Where the update is recorded too, gradients take the place of activations as these go."""
+    spec = Spec((BERT_LARGE,), effective_batch=16, length=256, captured=True)
+    found = {
+        name: need(replace(spec, optimizer=name), Split(16)) for name in ("adamw", "adamw_8bit")
+    }
+    more = found["adamw_8bit"].other_moments - found["adamw"].other_moments
+    assert more == pytest.approx(4 * spec.trained, rel=0.1)
+    assert set(UNRECORDED) == set(_STATE) - set(RECORDED_OPTIMIZERS)
 
 
 def test_known_figures() -> None:

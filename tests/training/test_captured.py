@@ -223,8 +223,8 @@ def test_recorded_steps_train_as_those_taken_one_by_one(
     losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     # Where a gradient is all but 0, its rounding decides which way the optimizer steps.
-    apart = _distance(recorded.weights, one_by_one.weights)
-    assert apart < 0.02 * _distance(one_by_one.weights, first)
+    apart = distance(recorded.weights, one_by_one.weights)
+    assert apart < 0.02 * distance(one_by_one.weights, first)
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
@@ -247,7 +247,7 @@ def test_what_the_loss_does_not_reach_stays_as_it_is(
         assert all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-def _distance(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> float:
+def distance(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor]) -> float:
     """Between the weights of a model at two moments."""
     squares = [((here[name] - there[name]).double() ** 2).sum() for name in here]
     return float(sum(squares)) ** 0.5
@@ -337,6 +337,16 @@ def test_recording_does_not_count_as_training(tmp_path: Path) -> None:
     assert prepared.way.getting_ready >= took
     assert result.samples_per_second is not None
     assert samples / result.samples_per_second <= result.seconds - took
+
+
+def test_nor_does_what_comes_before_a_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    took = 0.4
+    monkeypatch.setattr("supermax.training.updates.fused", lambda *_: time.sleep(took))
+    prepared = captured(ready(tmp_path, config(**SILENT, train={"epochs": 1}), precision="bf16"))
+    train(prepared, Quiet())
+    assert prepared.way.getting_ready >= took
 
 
 def many_widths(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,17 +3,24 @@ its kernel is interpreted: `TRITON_INTERPRET=1 pytest tests/training/test_fused.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from supermax.training import fused as module
-from supermax.training.fused import BLOCK, fused
+from supermax.training.fused import BLOCK, FusedAdamW, fused
 from supermax.training.halves import Halves
+from supermax.training.loop import train
+from tests.training.corpora import Quiet, config, ready
+from tests.training.test_captured import SILENT, captured, distance
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 runs = pytest.mark.skipif(
@@ -84,7 +91,7 @@ def test_it_steps_as_torch_does(clip: float | None, in_half: bool, unreached: bo
     halves.refresh()
     made = fused(by_us, halves)
     assert made is not None
-    made.get_ready()
+    made.find_place()
     skipped = ours.matrices[1].weight if unreached else None
     for step in range(4):
         found = gradients(theirs, step)
@@ -116,20 +123,117 @@ def test_it_steps_as_torch_does(clip: float | None, in_half: bool, unreached: bo
         torch.testing.assert_close(half.value, expected, rtol=exactly, atol=0.0)
 
 
-@runs
-def test_where_it_cannot_be_had_it_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class StandIn:
+    """What the kernel does, in NumPy: on the same tables and addresses."""
+
+    def __init__(self) -> None:
+        self.launches: list[bool] = []
+        """Of each that had gradients, whether they were halves."""
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __call__(
+        self, table: Any, places: Any, decays: Any, pieces: Any, scale: Any, corrections: Any,
+        roots: Any, old: float, new: float, old_squares: float, new_squares: float, eps: float,
+        *, HALVES: bool, **_: Any,  # noqa: N803 (Triton's own)
+    ) -> None:  # fmt: skip
+        self.launches += [HALVES] if places.any() else []
+        for one, ((*where, size), place) in enumerate(
+            zip(table.tolist(), places.tolist(), strict=True)
+        ):
+            weight, mean, square, half, rate = where
+            if not place:
+                continue
+            slope = _at(place, size, half=HALVES and half) / float(scale)
+            weights, means, squares = (_at(where, size) for where in (weight, mean, square))
+            lr = float(_at(rate, 1)[0])
+            means[:] = old * means + new * slope
+            squares[:] = old_squares * squares + new_squares * slope**2
+            weights *= 1 - lr * float(decays[one])
+            weights -= (
+                lr / float(corrections[one]) * means / (np.sqrt(squares) / float(roots[one]) + eps)
+            )
+            if half:
+                kind = torch.from_numpy(weights).to(torch.bfloat16).view(torch.int16)
+                _raw(half, size, ctypes.c_int16)[:] = kind.numpy()
+
+
+def _raw(place: int, size: int, kind: Any) -> Any:
+    return np.ctypeslib.as_array((kind * size).from_address(place))
+
+
+def _at(place: int, size: int, half: Any = False) -> Any:
+    if not half:
+        return _raw(place, size, ctypes.c_float)
+    read = torch.from_numpy(_raw(place, size, ctypes.c_int16).copy())
+    return read.view(torch.bfloat16).float().numpy()
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("agent", ["share", "joint"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_recorded_steps_train_with_it_as_those_one_by_one(
+    tmp_path: Path,
+    agent: str,
+    micro_batch: int | None,
+    clip: float | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_broken", False)
+    """So that what is clipped matters, `eps` is large."""
+    kernel = StandIn()
+    monkeypatch.setattr("supermax.training.updates.fused", lambda *args: FusedAdamW(*args, kernel))
+    wanted = config(
+        agent, **SILENT, train={"epochs": 2, "clip": clip},
+        optim={"eps": 1e-3, "weight_decay": 0.1, "layer_decay": 0.8, "lr": 3e-3},
+        loss={"evidence_weight": 0.5 if clip is None else 0.0},
+    )  # fmt: skip
+    how = {"micro_batch": micro_batch, "precision": "bf16"}
+    first = ready(tmp_path, wanted, **how).model.state_dict()
+    one_by_one = train(ready(tmp_path, wanted, **how), Quiet())
+    assert not kernel.launches
+    prepared = captured(ready(tmp_path, wanted, **how))
+    recorded = train(prepared, Quiet())
+    assert prepared.way.how == "recorded"
+    assert set(kernel.launches) == {micro_batch is None}
+    moved = distance(one_by_one.weights, first)
+    assert moved > 0
+    assert distance(recorded.weights, one_by_one.weights) < 0.05 * moved
+
+
+@runs
+def test_where_it_cannot_be_had_it_is_said_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_why", None)
 
     def fails(*_: Any) -> None:
-        raise RuntimeError("Failed to find C compiler")
+        raise RuntimeError("Failed to find C compiler. Please specify via CC")
 
     monkeypatch.setattr(module.FusedAdamW, "rehearse", fails)
-    net = Net()
-    for _ in range(2):
-        assert fused(optimizer_of(net), Halves(net, 1)) is None
-    assert capsys.readouterr().err.count("Failed to find C compiler") == 1
+    wanted = config(**SILENT)
+    prepared = captured(ready(tmp_path, wanted, precision="bf16"))
+    train(prepared, Quiet())
+    assert prepared.way.how == (
+        "recorded; updates by torch alone: it takes a C compiler and the headers of Python "
+        "(gcc and python3-dev)"
+    )
+    other = captured(ready(tmp_path, config(**SILENT, optim={"name": "adafactor"})))
+    train(other, Quiet())
+    assert other.way.how == "recorded"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ModuleNotFoundError("No module named 'triton'"), "pip install triton"),
+        (PermissionError(13, "Permission denied", "/nowhere"), "TRITON_CACHE_DIR"),
+        (subprocess.CalledProcessError(1, ["gcc", "a.c"]), "python3-dev"),
+        (RuntimeError("out of registers"), "out of registers"),
+    ],
+)
+def test_the_reason_says_what_to_do(error: Exception, said: str) -> None:
+    assert said in module._in_words(error)
 
 
 def test_without_a_gpu_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,8 +221,15 @@ def test_like_lengths_come_together() -> None:
                                                strict=True) if len(a) == len(b))  # fmt: skip
 
 
-def test_precision_follows_the_device() -> None:
+def test_precision_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best_precision("cpu") == "fp32"
+    for native, best in ((True, "bf16"), (False, "fp16")):
+        monkeypatch.setattr(
+            torch.cuda,
+            "is_bf16_supported",
+            lambda including_emulation=True, native=native: native or including_emulation,
+        )
+        assert best_precision("cuda") == best
 
 
 # Wrong input.

@@ -17,6 +17,8 @@ CONTEXT = {"cuda": 800 * MIB, "cpu": 64 * MIB}
 """What a process takes beside its tensors."""
 _STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
 """Bytes an optimizer keeps for each number that is trained."""
+UNRECORDED = ("adamw_8bit",)
+"""Whose updates are no part of recorded steps."""
 _TOKEN = 8  # bytes: its number, and its share of what is known and found of a sequence
 EVALUATED = 1 << 14
 """Tokens that are evaluated at a time, where memory allows."""
@@ -173,12 +175,12 @@ def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     the sum it is added to; where steps are recorded, the gradients of all halves do, and halves
     stay."""
     moving = found.half_copies + found.varying
-    several = micro < spec.effective_batch
-    backward = moving + (found.gradients if several else 0)
     recorded = spec.captured and not split.checkpointing
+    stays = recorded and spec.optimizer in UNRECORDED  # gradients wait where they are
+    several = micro < spec.effective_batch or stays
+    backward = moving + (found.gradients if several else 0)
     halves = found.half_copies if recorded else 0
-    beside = max(2 * halves, 4 * spec.largest if several else 0)
-    adding = found.gradients + beside
+    adding = found.gradients + 2 * halves + (4 * spec.largest if several else 0)
     stepping = found.gradients + halves + _stepping(spec, recorded)
     tokens = max(split.evaluated, spec.length)
     looking = sum(kept.looking(e, spec, tokens, spec.length) for e in spec.encoders)

@@ -73,6 +73,11 @@ class CapturedWay:
     def how(self) -> str:
         if self.why_eager is not None:
             return f"one by one: {self.why_eager}"
+        plain = self._updates.why_plain
+        return self._how_steps + ("" if plain is None else f"; updates by torch alone: {plain}")
+
+    @property
+    def _how_steps(self) -> str:
         if self._compiled is not None:
             return "compiled and recorded"
         model, compiler = self._step.model, self._compiler
@@ -151,12 +156,11 @@ class CapturedWay:
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
         if self._updates.recorded and not self._updates.whole and self._update is None:
-            self._update = self._record(self._updated, lambda: None)
+            with self._getting_ready():
+                self._updates.find_place()
+                self._update = self._recorder.record(self._updated, lambda: None, "step")
 
     def _recorded(self, wide: tuple[int, ...]) -> Work:
-        self._updates.get_ready()
-        know_widths(self._step.model, wide, self._step.execution.device)
-
         def run() -> None:
             self._micro(wide)
             if self._updates.whole:
@@ -167,17 +171,23 @@ class CapturedWay:
                 self._micro(wide, padded=True)
             self._updates.forget()  # micro-steps add to those that the loss reached
 
-        recorded = self._record(run, rehearse)
+        with self._getting_ready():
+            self._updates.get_ready()
+            if self._updates.whole:
+                self._updates.find_place()
+            know_widths(self._step.model, wide, self._step.execution.device)
+            recorded = self._recorder.record(run, rehearse, "step")
         self._updates.forget()
         if self._compiler is not None and self._compiled is not None:
             self._compiler.worked(self._compiled.keys)
         return recorded
 
-    def _record(self, run: Work, rehearse: Work) -> Work:
+    @contextlib.contextmanager
+    def _getting_ready(self) -> Iterator[None]:
         self._recorder.settle()
         started = time.perf_counter()
         try:
-            return self._recorder.record(run, rehearse, "step")
+            yield
         finally:
             self.getting_ready += time.perf_counter() - started
 
@@ -206,6 +216,7 @@ class CapturedWay:
     def _do_without(self, error: Exception) -> None:
         """Without compiled layers, if there are any; then without recordings. Nothing of the
         current update was done yet."""
+        self._recorder.settle()  # what is replayed reads what is dropped now
         self._updates.forget()  # gradients of what failed half way
         self._steps.clear()
         self._update = None

@@ -3,14 +3,17 @@
     gradients (halves or not), state of torch.optim.AdamW ──FusedAdamW()──▶ weights, state, halves
 
 Torch's own step reads gradients in full precision, which somebody has to make of halves before,
-and halves of the weights after it: 46 bytes are moved for each number, here 32. The state is
-torch's, step for step, so that any other way may go on from it.
+and halves of the weights after it: from the product that makes a gradient on, 46 bytes are moved
+for each number, here 32. The state is torch's, step for step, so that any other way may go on from
+it.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+import subprocess
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,26 +31,47 @@ _EVEN = 16
 
 
 def fused(optimizer: torch.optim.Optimizer, halves: Halves) -> FusedAdamW | None:
-    """None where it cannot be had: without a GPU, Triton or a C compiler."""
-    global _broken
-    if _broken or not (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
+    """None where it cannot be had; `why_not` then says why, unless it is for this optimizer's
+    tensors alone."""
+    global _why
+    if _why is not None or not (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
         return None
     try:
         from supermax.training.fused_kernel import adamw
 
         made = FusedAdamW(optimizer, halves, adamw)
+        if not made.even:
+            return None
         made.rehearse()
         return made
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        _broken = True
-        print(f"Updates are made by torch alone: {in_short(error)}", file=sys.stderr)
+        _why = _in_words(error)
         return None
 
 
-_broken = False
-"""It was tried in this process, and failed."""
+_why: str | None = None
+
+
+def why_not() -> str | None:
+    """Why it cannot be had in this process, after it was tried; None where it can."""
+    return _why
+
+
+def keep_in(folder: Path) -> None:
+    """The kernel, for other processes, unless somebody has named another folder."""
+    os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return "Triton is not installed (pip install triton)"
+    if isinstance(error, PermissionError):
+        return f"{in_short(error)} (TRITON_CACHE_DIR may name a folder that can be written)"
+    if isinstance(error, subprocess.CalledProcessError) or "C compiler" in str(error):
+        return "it takes a C compiler and the headers of Python (gcc and python3-dev)"
+    return in_short(error)
 
 
 class FusedAdamW:
@@ -68,14 +92,14 @@ class FusedAdamW:
              0 if half is None else half.value.data_ptr(), g["lr"].data_ptr(), w.numel()]
             for w, s, half, g in zip(self._weights, states, halved, groups, strict=True)
         ]  # fmt: skip
-        if any(place % _EVEN for row in rows for place in row[:4]):
-            raise ValueError("weights are in places that are not even")
+        self.even = not any(place % _EVEN for row in rows for place in row[:4])
+        """All is where the kernel can read it."""
         self._table = torch.tensor(rows, device=device)
         self._decays = torch.tensor([float(g["weight_decay"]) for g in groups], device=device)
         self._pieces = torch.from_numpy(_pieces([w.numel() for w in self._weights])).to(device)
         self._places: list[tuple[Tensor, Tensor]] = []
 
-    def get_ready(self) -> None:
+    def find_place(self) -> None:
         """For a recording: where its gradients are is told through a place of its own, which is
         read whenever it is replayed."""
         there = torch.zeros(len(self._weights), dtype=torch.int64, device=self._table.device)
@@ -84,7 +108,7 @@ class FusedAdamW:
 
     def rehearse(self) -> None:
         """Load the kernel; with no gradients it does nothing."""
-        self.get_ready()
+        self.find_place()
         ones = torch.ones(len(self._weights), device=self._table.device)
         for halves in (False, True):
             self._launch(ones[0], ones, ones, halves=halves)
@@ -118,11 +142,13 @@ class FusedAdamW:
     def _launch(self, scale: Tensor, first: Tensor, second: Tensor, *, halves: bool) -> None:
         here, there = self._places[-1]
         there.copy_(here, non_blocking=True)
-        self._kernel[(len(self._pieces),)](
-            self._table, there, self._decays, self._pieces, scale, first, second,
-            self._beta1, 1 - self._beta1, self._beta2, 1 - self._beta2, self._eps,
-            HALVES=halves, BLOCK=BLOCK, num_warps=WARPS,
-        )  # fmt: skip
+        run = self._kernel[(len(self._pieces),)]
+        with torch.cuda.device(there.device) if there.is_cuda else nullcontext():
+            run(
+                self._table, there, self._decays, self._pieces, scale, first, second,
+                self._beta1, 1 - self._beta1, self._beta2, 1 - self._beta2, self._eps,
+                HALVES=halves, BLOCK=BLOCK, num_warps=WARPS,
+            )  # fmt: skip
 
 
 def _pieces(sizes: list[int]) -> NDArray[np.int64]:
@@ -136,7 +162,7 @@ def _pieces(sizes: list[int]) -> NDArray[np.int64]:
 def _norm(gradients: list[Tensor]) -> Tensor:
     """Of all together, added up in full precision."""
     norms: list[Tensor] = []
-    for kind in {gradient.dtype for gradient in gradients}:
+    for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
         some = [gradient for gradient in gradients if gradient.dtype == kind]
         norms += torch._foreach_norm(some, 2, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))

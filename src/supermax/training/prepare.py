@@ -24,6 +24,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.encoders import load
 from supermax.training.encoders import prepared as prepared_config
 from supermax.training.first_weights import FirstWeights
+from supermax.training.fused import keep_in
 from supermax.training.losses import class_weights
 from supermax.training.metrics import check_metric
 from supermax.training.models import Model
@@ -143,6 +144,8 @@ def prepare(
     updates = -(-len(data[0].chosen) // config.train.effective_batch) * config.train.epochs
     step = EagerStep(model, optimizer, config, weights, execution)
     COMPILER.folder = cache / "compiled"
+    if execution.device.startswith("cuda"):
+        keep_in(COMPILER.folder / "triton")
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Prepared(
         config=config,

@@ -177,4 +177,4 @@ def best_precision(device: str) -> str:
     """bf16 where the device computes in it, fp16 on older GPUs, fp32 on CPUs."""
     if not device.startswith("cuda"):
         return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"

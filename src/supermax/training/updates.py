@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from supermax.training.batches import Batch
-from supermax.training.fused import FusedAdamW, fused
+from supermax.training.fused import FusedAdamW, fused, why_not
 from supermax.training.halves import Halves
 from supermax.training.schedules import apply
 from supermax.training.steps import EagerStep, Shares
 
 RECORDED_OPTIMIZERS = ("adamw", "adafactor", "lion")
 """Whose updates take their rate from the device, and whose states begin at 0."""
+_ROWS = 4096
+"""That layers may see at least: DeBERTa's see their positions too, however small a batch is."""
 
 
 class Updates:
@@ -30,6 +32,7 @@ class Updates:
         self.recorded = step.config.optim.name in RECORDED_OPTIMIZERS
         self.whole = whole and self.recorded
         """A micro-step and its update are one recording."""
+        self._is_adamw = step.config.optim.name == "adamw"
         self._step = step
         self._trained = [p for p in step.model.parameters() if p.requires_grad]
         self._halves: Halves | None = None
@@ -40,7 +43,7 @@ class Updates:
         """Of an epoch: weights may be others than they were. `rows`: that layers see at a time,
         at most, in any of them."""
         if self._halves is None and self._step.execution.precision == "bf16":
-            self._halves = Halves(self._step.model, rows)
+            self._halves = Halves(self._step.model, max(rows, _ROWS))
         if self.recorded and not self._rates:
             for group in self._step.optimizer.param_groups:
                 rate = torch.zeros((), device=self._step.execution.device)
@@ -54,11 +57,18 @@ class Updates:
         self._step.keep_gradients = not self.whole
         if self.recorded:
             self._make_state()
-        if self._halves is not None and self._step.config.optim.name == "adamw":
-            if self._fused is None:
-                self._fused = fused(self._step.optimizer, self._halves)
-            if self._fused is not None:
-                self._fused.get_ready()
+        if self._halves is not None and self._is_adamw and self._fused is None:
+            self._fused = fused(self._step.optimizer, self._halves)
+
+    def find_place(self) -> None:
+        """For a recording that has an update in it."""
+        if self._fused is not None:
+            self._fused.find_place()
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why updates take longer than they could."""
+        return why_not() if self._is_adamw and self._fused is None else None
 
     def micro(self, batch: Batch, share: Shares) -> Tensor:
         """Gradients of a micro-batch, and its part of the loss."""
