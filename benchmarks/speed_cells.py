@@ -32,7 +32,7 @@ from speed_tasks import (
 from supermax.training.loop import train_blind
 from supermax.training.prepare import prepare
 
-LEAST = 4.0
+LEAST = 3.0
 """Seconds that all of them train."""
 _LIMIT = 240.0
 """Seconds after which cells that still are not done are ended."""

@@ -44,7 +44,7 @@ from supermax.training.steps import Execution
 
 MEASURED = 2
 """Epochs, of which the first does not count."""
-LEAST = 4.0
+LEAST = 3.0
 """Seconds that are measured, where epochs are short."""
 
 

@@ -99,11 +99,12 @@ def test_the_columns_of_a_space_are_explained() -> None:
 
 
 def test_the_highest_moment_is_put_so_that_a_person_understands() -> None:
-    base = ("plan", "--model", "bert-base-uncased", "--gpu-memory", "24GiB", "--batch")
-    less = sm(*base, "4", "--length", "64")
+    plan = ("plan", "--gpu-memory", "24GiB", "--model")
+    less = sm(*plan, "bert-large-uncased", "--batch", "16", "--length", "128")
     assert "less, as not all of this is there at once" in less
     assert "gradients take the place of activations" in less
-    more = sm(*base, "1", "--length", "8", "--optimizer", "lion")
+    small = ("--batch", "1", "--length", "8", "--optimizer", "lion")
+    more = sm(*plan, "bert-base-uncased", *small)
     assert "more for the optimizer's step or evaluation" in more
     assert "less, as" not in more
     assert "take the place" not in more
