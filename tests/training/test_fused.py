@@ -171,8 +171,12 @@ def _at(place: int, size: int, half: Any = False) -> Any:
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])
-@pytest.mark.parametrize("agent", ["share", "joint"])
-@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize(
+    ("agent", "clip"),
+    [("share", 0.05), ("joint", None),
+     pytest.param("share", None, marks=pytest.mark.slow),
+     pytest.param("joint", 0.05, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_recorded_steps_train_with_it_as_those_one_by_one(
     tmp_path: Path,
     agent: str,
