@@ -138,6 +138,17 @@ def test_outside_of_their_use_nothing_is_changed() -> None:
     assert "together" not in vars(net.head)
 
 
+def test_a_model_without_such_layers_has_none() -> None:
+    net = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.LayerNorm(4))
+    halves = Halves(net, 100)
+    halves.refresh()
+    with halves.in_use():
+        net(torch.ones(2, 4)).sum().backward()
+    halves.give()
+    assert not halves.of
+    assert net[1].weight.grad is not None
+
+
 def test_new_weights_are_known_when_asked_for() -> None:
     net = Net()
     halves = Halves(net, 100)

@@ -86,7 +86,8 @@ class Halves:
     @torch.no_grad()
     def refresh(self) -> None:
         """After the weights have changed."""
-        torch._foreach_copy_([half.value for half in self.of.values()], [*self.of])
+        if self.of:
+            torch._foreach_copy_([half.value for half in self.of.values()], [*self.of])
 
     @torch.no_grad()
     def give(self) -> None:
