@@ -133,7 +133,7 @@ def _faster() -> Iterator[Finding]:
     yield Finding(
         "device",
         WARNING,
-        f"neither layers nor updates are compiled, which costs a tenth of the speed: there is no "
+        f"neither layers nor updates are compiled, so trials take longer: there is no "
         f"{', and no '.join(missing)}",
         "; ".join(advice),
     )

@@ -180,8 +180,8 @@ def _key(encoder: Any, execution: Execution) -> str:
         for layer in _layers(encoder)
     }  # fmt: skip
     single = execution.micro_batch == 1  # torch takes a size of 1 for a constant
-    facts = [config, execution.precision, execution.device, sorted(map(str, layers)), single,
-             "halves"]  # fmt: skip
+    facts = [config, execution.precision, execution.device, sorted(map(str, layers)), single]
+    facts += ["halves"]  # what lies on disk from before there were any is another
     words = json.dumps([facts, torch.__version__], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 

@@ -21,13 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from supermax.training.halves import Halves
+from supermax.training.halves import EVEN, Halves
 from supermax.words import in_short
 
 BLOCK, WARPS = 1024, 8
 """Numbers of one tensor that are moved at a time, and by how many times 32 threads."""
-_EVEN = 16
-"""Bytes of which a multiple is an address that the kernel can read many numbers from at once."""
 
 
 def fused(optimizer: torch.optim.Optimizer, halves: Halves) -> FusedAdamW | None:
@@ -75,7 +73,7 @@ def _in_words(error: Exception) -> str:
 
 
 class FusedAdamW:
-    """`kernel` as in fused_kernel.py. The state has to be there."""
+    """`kernel` as in fused_kernel.py. The optimizer's state has to be there."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, halves: Halves, kernel: Any) -> None:
         self._kernel, self._halves = kernel, halves
@@ -92,7 +90,7 @@ class FusedAdamW:
              0 if half is None else half.value.data_ptr(), g["lr"].data_ptr(), w.numel()]
             for w, s, half, g in zip(self._weights, states, halved, groups, strict=True)
         ]  # fmt: skip
-        self.even = not any(place % _EVEN for row in rows for place in row[:4])
+        self.even = not any(place % EVEN for row in rows for place in row[:4])
         """All is where the kernel can read it."""
         self._table = torch.tensor(rows, device=device)
         self._decays = torch.tensor([float(g["weight_decay"]) for g in groups], device=device)
@@ -123,7 +121,7 @@ class FusedAdamW:
             gradient if in_half and half is not None else weight.grad
             for weight, half, gradient in zip(self._weights, halves, found, strict=True)
         ]
-        gradients = [g if g is None or g.data_ptr() % _EVEN == 0 else g.clone() for g in gradients]
+        gradients = [g if g is None or g.data_ptr() % EVEN == 0 else g.clone() for g in gradients]
         there = [gradient for gradient in gradients if gradient is not None]
         scale = (
             _norm(there).add(1e-6).div(clip).clamp(min=1.0)
@@ -160,7 +158,7 @@ def _pieces(sizes: list[int]) -> NDArray[np.int64]:
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
-    """Of all together, added up in full precision."""
+    """Of all together, added up in full precision, which torch's own does not do for halves."""
     norms: list[Tensor] = []
     for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
         some = [gradient for gradient in gradients if gradient.dtype == kind]

@@ -23,8 +23,8 @@ from torch.nn.functional import linear
 
 _TOGETHER = ("query", "key", "value")
 """Layers of one module that see the same states, in families that name them so."""
-_EVEN = 8
-"""Numbers of which a multiple begins where many can be read at once."""
+EVEN = 16
+"""Bytes of which a multiple is an address that many numbers can be read from at once."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _grouped(model: nn.Module) -> Iterator[list[nn.Linear]]:
 
 def _alike(layers: Sequence[Any]) -> bool:
     kinds = {(layer.in_features, layer.bias is None) for layer in layers}
-    even = all(layer.out_features % _EVEN == 0 for layer in layers)
+    even = all(2 * layer.out_features % EVEN == 0 for layer in layers)  # of halves
     return len(layers) == 1 or (len({*layers}) == len(layers) and len(kinds) == 1 and even)
 
 

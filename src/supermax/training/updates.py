@@ -27,6 +27,8 @@ _ROWS = 4096
 
 
 class Updates:
+    """Of one training: micro-steps and updates as they are recorded, and what they work on."""
+
     def __init__(self, step: EagerStep, *, whole: bool) -> None:
         """`whole`: an effective batch is one micro-step."""
         self.recorded = step.config.optim.name in RECORDED_OPTIMIZERS
