@@ -21,7 +21,7 @@ UNPLANNED = "Trainer without cuDNN"
 SHORT = {"Trainer": REFERENCE, "bare": BARE, "old": OLD, UNPLANNED: UNPLANNED}
 """How they are asked for."""
 OLD_WORKERS = 3
-OLD_SECONDS = 200.0
+OLD_SECONDS = 300.0
 """That a worker of the old way may train; how long a trial takes is then reckoned."""
 BETWEEN = 2
 """Trials before those that count, so that nobody's first start does."""

@@ -274,6 +274,17 @@ def test_short_trials_are_compiled_once_there_are_enough_of_them(
     assert compiler.offer(prepared.model, asked_not_to, seconds) is None
 
 
+def test_a_family_with_more_to_gain_is_compiled_sooner(tmp_path: Path) -> None:
+    found = []
+    for name in ("tiny", "tiny-deberta"):
+        compiler = Compiler(Backend())
+        wanted = config(encoder={"name": name}, train={"epochs": 1})
+        prepared = compiled(ready(tmp_path / name, wanted), compiler, asked=None)
+        offered = compiler.offer(prepared.model, prepared.step.execution, 0.5 * COST / GAIN)
+        found.append(offered is not None)
+    assert found == [False, True]
+
+
 def test_what_another_process_has_compiled_pays_sooner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +309,7 @@ def test_what_another_process_has_compiled_pays_sooner(
 def test_no_more_is_lost_than_compiling_costs(trials: list[float]) -> None:
     taken, before, cost = 0.0, 0.0, COST
     for seconds in trials:
-        if pays(seconds, before, cost):
+        if pays(GAIN * seconds, GAIN * before, cost):
             taken += cost + (1 - GAIN) * seconds
             cost = 0.0
         else:
