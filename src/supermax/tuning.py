@@ -188,6 +188,7 @@ class Tuning:
         options["workers"] = self.workers(options.get("workers", 1), options.get("devices"))
         check_room(run_dir, bytes_needed(fit.sources, self.top, options["workers"]))
         keeper = Keeper(run_dir, self.top, self.budget)
+        keeper.begin(study)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         planner = self.planner(objective)
         if planner is not None:

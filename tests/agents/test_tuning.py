@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,19 +13,23 @@ from typing import Any
 
 import optuna
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from optuna.trial import create_trial
 
 import supermax
 from supermax.agents import fitting
-from supermax.agents.keeping import Keeper, check_room
+from supermax.agents.keeping import LEAST, Keeper, check_room, worth_keeping
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
 from supermax.errors import EnvironmentFault, UserError
 from supermax.naming import RESULT, STATE, WEIGHTS, plain_params
+from supermax.ranking import ranked
 from supermax.records import read
 from supermax.space import load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
+from supermax.training.steps import Execution
 from supermax.tuning import Tuning
 from tests.training.corpora import corpus
 
@@ -204,6 +209,70 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     (running / WEIGHTS).write_bytes(b"x")
     Keeper(tmp_path, top=1)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12),
+    st.integers(1, 3),
+    st.sampled_from(["maximize", "minimize"]),
+)
+@example([(1, 3, 0), (1, 0, 0)], 1, "maximize")  # equal, and the one that began first ends last
+def test_what_is_never_written_would_not_have_stayed(
+    tmp_path_factory: pytest.TempPathFactory,
+    trials: list[tuple[int, int, int]],
+    top: int,
+    direction: str,
+) -> None:
+    """Each trial's value, how many others begin before it looks at the least that is kept, and
+    how many more before it ends."""
+    folder = tmp_path_factory.mktemp("run")
+    study = optuna.create_study(direction=direction)
+    keeper = Keeper(folder, top)
+    keeper.begin(study)
+    moments = []
+    for number, (value, look, end) in enumerate(trials):
+        study.ask()
+        moments += [
+            (number + look, number, value, False),
+            (number + look + end, number, value, True),
+        ]
+    for _, number, value, over in sorted(moments, key=lambda moment: (moment[0], moment[3])):
+        place = folder / "trials" / f"{number:05}"
+        if over:
+            study.tell(number, value)
+            keeper(study, study.trials[number])
+        elif worth_keeping([value], folder):
+            place.mkdir(parents=True)
+            (place / WEIGHTS).write_bytes(b"x")
+    best = [trial.number for trial in ranked(study.trials, study.directions)[:top]]
+    assert sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS)) == sorted(best)
+
+
+def test_what_is_kept_is_said_anew_for_each_run(tmp_path: Path) -> None:
+    study = study_of([0.1, 0.9, 0.5, 0.8])
+    Keeper(tmp_path, top=2).begin(study)
+    assert [worth_keeping([value], tmp_path) for value in (0.79, 0.8, 0.81)] == [False, True, True]
+    assert worth_keeping([0.1, 0.1], tmp_path)  # of several objectives none is the least
+    Keeper(tmp_path, top=5).begin(study)
+    assert worth_keeping([0.01], tmp_path)
+    (tmp_path / LEAST).write_text("torn {")
+    assert worth_keeping([0.01], tmp_path)
+
+
+def test_a_trial_that_cannot_be_kept_writes_no_weights(tmp_path: Path) -> None:
+    space = small()
+    objective = AgentObjective(
+        "criteria", space, corpus(24, 1), corpus(12, 2), tmp_path / "cache", ["macro_f1"],
+        {"epochs": 1, "patience": None}, Execution(),
+    )  # fmt: skip
+    (tmp_path / LEAST).write_text(json.dumps({"value": 2.0, "direction": "MAXIMIZE"}))
+    for number in range(2):
+        trial: Any = optuna.create_study().ask()
+        trial.checkpoint_dir = tmp_path / "trials" / f"{number:05}" / "checkpoint"
+        trial.checkpoint_dir.mkdir(parents=True)
+        objective(trial)
+        (tmp_path / LEAST).unlink(missing_ok=True)
+    assert [path.parent.name for path in tmp_path.rglob(WEIGHTS)] == ["00001"]
 
 
 def kept_of(study: optuna.Study, folder: Path, top: int) -> list[int]:

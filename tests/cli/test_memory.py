@@ -89,6 +89,7 @@ def test_more_at_a_time_than_was_asked_for_is_explained() -> None:
     some = sm(*base, "--accum", "64", "--gpu-memory", "12GiB")
     assert "More than 16 fit at once, which is faster" in some
     assert "4 such trials fit side by side." in sm(*base, "--gpu-memory", "24GiB")
+    assert data(*base, "--gpu-memory", "24GiB")["side_by_side"] == 4
     for asked in ((*base, "--gpu-memory", "24GiB"), (*base, "--gpu-memory", "4GiB")):
         assert "which is faster" not in sm(*asked)
 

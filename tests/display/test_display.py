@@ -72,6 +72,11 @@ class TestState:
             trials = [finish(0, 1.0), finish(1, -2.0), finish(2, 5.0), finish(3, math.nan)]
             assert state_after(started(directions=(direction,)), *trials).best == expected
 
+    def test_of_equal_ones_the_first_is_the_best(self) -> None:
+        """Whichever ended first: that is how they are ranked."""
+        state = state_after(started(), finish(1, 0.5), finish(0, 0.5), finish(2, 0.5))
+        assert state.best == (0, 0.5)
+
     def test_only_complete_trials_can_be_the_best(self) -> None:
         pruned = finish(1, -9.0, state="PRUNED")
         assert state_after(started(best=(7, 1.0)), pruned, finish(2, 2.0)).best == (7, 1.0)

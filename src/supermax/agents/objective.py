@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from supermax.agents.calibrating import probed
+from supermax.agents.keeping import worth_keeping
 from supermax.agents.measures import values_of
 from supermax.agents.measuring import measured
 from supermax.agents.specs import spec_of
@@ -97,7 +98,9 @@ class AgentObjective:
             gauge.result = result
         values = values_of(self.objectives, prepared, result)
         trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
-        keep(result, trial.checkpoint_dir.parent / WEIGHTS)
+        folder = trial.checkpoint_dir.parent
+        if worth_keeping(values, run_dir=folder.parent.parent):
+            keep(result, folder / WEIGHTS)
         return values[0] if len(values) == 1 else tuple(values)
 
     def preload(self) -> None:

@@ -223,10 +223,14 @@ def _print_need(
         )
     if isinstance(found, Plan):
         screen.print(literal(f"Plan: {found}.{_reason(found, batch)}"))
-        if (beside := budget // found.need.total) > 1:
+        if (beside := _side_by_side(found, budget)) > 1:
             screen.print(f"{beside} such trials fit side by side.")
     else:
         screen.print(literal(f"No plan: {found}"))
+
+
+def _side_by_side(found: Plan, budget: int) -> int:
+    return budget // found.need.total
 
 
 def _reason(found: Plan, batch: int) -> str:
@@ -257,6 +261,7 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
             "plan": vars(found.split) | {"micro_batches": found.micro_batches},
             "why": found.why,
             "planned": found.need.items() | {"total": found.need.total},
+            "side_by_side": _side_by_side(found, budget),
         }
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}
 

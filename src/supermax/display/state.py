@@ -173,7 +173,9 @@ class RunState:
         if math.isnan(value):
             return
         sign = -1.0 if self.directions[0] == "maximize" else 1.0
-        if self.best is None or sign * value < sign * self.best[1]:
+        if self.best is not None and value == self.best[1]:
+            self.best = (min(number, self.best[0]), value)  # as it will be ranked
+        elif self.best is None or sign * value < sign * self.best[1]:
             self.best = (number, value)
             self._happen("best", f"trial {number} is the best so far: {value:.6g}")
 
