@@ -104,6 +104,7 @@ class Compiler:
         self._broken: dict[str, str] = {}
         """What cannot be compiled, and why."""
         self._without: dict[str, float] = defaultdict(float)
+        """Seconds that trainings without would have gained."""
 
     @property
     def size(self) -> int:
@@ -121,8 +122,8 @@ class Compiler:
         chosen: dict[str, list[nn.Module]] = defaultdict(list)
         for encoder in model.encoders:
             key = _key(encoder.model, execution)
-            gain = _GAINS.get(encoder.model.config.model_type, _GAIN)
-            if self._wanted(key, execution, seconds / len(model.encoders), gain):
+            gained = _gain(encoder.model) * seconds / len(model.encoders)
+            if self._wanted(key, execution, gained):
                 chosen[key] += _layers(encoder.model)
         if not chosen:
             return None
@@ -133,15 +134,15 @@ class Compiler:
             self.failed(chosen, error)
             return None
 
-    def _wanted(self, key: str, execution: Execution, seconds: float, gain: float) -> bool:
+    def _wanted(self, key: str, execution: Execution, gained: float) -> bool:
         if key in self._broken or execution.compiled is False:
             return False
         mark = self._mark(key)
         cost = _FOUND if mark is not None and mark.exists() else _COST
         cost = 0.0 if key in self._compiled else cost
-        if execution.compiled or pays(gain * seconds, gain * self._without[key], cost):
+        if execution.compiled or pays(gained, self._without[key], cost):
             return True
-        self._without[key] += seconds
+        self._without[key] += gained
         return False
 
     def _mark(self, key: str) -> Path | None:
@@ -170,6 +171,10 @@ def pays(gained: float, before: float, cost: float) -> bool:
     kind would have gained so many `before`: as soon as that is together what it costs. So never
     more than that cost is lost against the best choice, which only who knows the future makes."""
     return gained + before >= cost
+
+
+def _gain(encoder: Any) -> float:
+    return _GAINS.get(encoder.config.model_type, _GAIN)
 
 
 def _key(encoder: Any, execution: Execution) -> str:
