@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# On all cores, where pip takes one. Some packages have files that are no Python, which is no harm.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 
@@ -83,11 +85,13 @@ $(BIN)/pip:
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[training]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[training]'
+	@$(COMPILE)
 	@touch $@
 
 # What the demo needs is part of this, so one stamp vouches for both.
 $(DEV): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax and its development tools into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@$(COMPILE)
 	@touch $(DEMO) $@

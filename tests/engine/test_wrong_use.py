@@ -356,7 +356,7 @@ def starving(trial: Trial) -> float:
     raise MemoryError
 
 
-@pytest.mark.parametrize("case", a_few([*ANSWERS]))
+@pytest.mark.parametrize("case", a_few([*ANSWERS], 5))
 def test_a_planner_that_answers_nonsense_is_named_and_the_next_run_goes_on(
     study: optuna.Study, case: str
 ) -> None:

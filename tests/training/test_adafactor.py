@@ -15,8 +15,6 @@ from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.config import OptimConfig
 from supermax.training.optimizers import make_optimizer
 
-torch.set_num_threads(1)
-
 SHAPES = [(), (1,), (7,), (64,), (5, 3), (48, 80), (1, 6), (2, 4, 9)]
 THEIRS, OURS = torch.optim.Adafactor, DeviceAdafactor
 KINDS: list[type[torch.optim.Adafactor]] = [THEIRS, OURS]

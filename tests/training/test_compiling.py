@@ -222,7 +222,7 @@ def test_what_cannot_be_compiled_is_recorded_all_the_same(
         assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
 
 
-@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("micro_batch", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_what_failed_half_way_leaves_no_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from supermax.training import fused as module
 from supermax.training.fused import BLOCK, FusedAdamW, fused
 from supermax.training.halves import Halves
 from supermax.training.loop import train
+from tests.few import a_few
 from tests.training.corpora import Quiet, config, ready
 from tests.training.test_captured import SILENT, captured, distance
 
@@ -170,13 +172,10 @@ def _at(place: int, size: int, half: Any = False) -> Any:
     return read.view(torch.bfloat16).float().numpy()
 
 
-@pytest.mark.parametrize("micro_batch", [None, 3])
 @pytest.mark.parametrize(
-    ("agent", "clip"),
-    [("share", 0.05), ("joint", None),
-     pytest.param("share", None, marks=pytest.mark.slow),
-     pytest.param("joint", 0.05, marks=pytest.mark.slow)],
-)  # fmt: skip
+    ("agent", "clip", "micro_batch"),
+    a_few([*product(["share", "joint"], [0.05, None], [None, 3])]),
+)
 def test_recorded_steps_train_with_it_as_those_one_by_one(
     tmp_path: Path,
     agent: str,

@@ -26,11 +26,6 @@ from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.1}, "head": {"dropout": 0.3}}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def same(one: Result, other: Result) -> bool:
     weights = all(torch.equal(one.weights[n], other.weights[n]) for n in one.weights)
     return weights and one.curve == other.curve and one.metrics == other.metrics

@@ -20,8 +20,6 @@ from supermax.training.losses import (
     span_normaliser,
 )
 
-torch.set_num_threads(1)
-
 NAMES = ("cross_entropy", "label_smoothing", "focal")
 BALANCES = ("none", "weighted", "effective_number")
 COUNTS = [40, 9, 3]

@@ -28,11 +28,6 @@ ROOT = Path(__file__).parent.parent.parent
 AGENTS = ["criteria", "evidence", "share", "joint"]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:
     """The gradients of one effective batch, taken in micro-batches of this size, in float64."""
     torch.manual_seed(0)

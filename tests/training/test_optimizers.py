@@ -17,8 +17,6 @@ from supermax.training.config import OptimConfig
 from supermax.training.optimizers import make_optimizer, parameter_groups, unavailable
 from supermax.training.schedules import apply
 
-torch.set_num_threads(1)
-
 CPU = torch.device("cpu")
 MISSING = unavailable("cpu")
 NAMES = [

@@ -26,11 +26,6 @@ from tests.training.corpora import Quiet, config, corpus, ready
 COLUMNS = Columns(text="post", question="asked", id="name")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def put(folder: Path, prepared: Prepared, threshold: float | None = None) -> Path:
     export(folder, prepared, prepared.model.state_dict(), label_names=("no", "yes"),
            threshold=threshold, metrics={}, fingerprint="f", untrained=True)  # fmt: skip

@@ -40,7 +40,6 @@ from tests.training.corpora import Quiet, config, corpus
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
     monkeypatch.setattr(module, "estimates", partial(estimates, rounds=40))
 
 

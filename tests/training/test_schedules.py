@@ -13,8 +13,6 @@ from transformers import optimization as theirs
 from supermax.training.config import ScheduleConfig
 from supermax.training.schedules import apply, make_schedule
 
-torch.set_num_threads(1)
-
 NAMES = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
 
 
