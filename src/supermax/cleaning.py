@@ -17,7 +17,7 @@ from optuna.study import Study
 
 from supermax.engine.home import find_home
 from supermax.engine.logs import tail_of
-from supermax.naming import STATE, WEIGHTS
+from supermax.naming import HALF_WRITTEN, STATE, WEIGHTS
 from supermax.records import StudyRecord, read
 
 MADE_ANEW = ("tokens", "tokenizers")
@@ -56,6 +56,8 @@ def _of_study(record: StudyRecord, top: int) -> Iterator[Leftover]:
         folder, ended = trial.folder.path, trial.trial.state.is_finished()
         if ended and trial.number not in best and (folder / WEIGHTS).exists():
             yield _leftover(f"weights that are not among the best {top}", folder / WEIGHTS)
+        if ended and (folder / HALF_WRITTEN).exists():
+            yield _leftover("weights that were not written to their end", folder / HALF_WRITTEN)
         state = trial.folder.checkpoint / STATE
         if ended and state.exists():
             yield _leftover("states of trials that have ended", state)

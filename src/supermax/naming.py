@@ -30,6 +30,8 @@ CACHE = "supermax-cache"
 """Beside it: what is only there to save time."""
 WEIGHTS = "weights.safetensors"
 """In a trial's folder: its best epoch."""
+HALF_WRITTEN = "weights.tmp"
+"""Beside it, until it is whole."""
 STATE = "state.pt"
 """In a trial's checkpoint folder: what it would go on from."""
 

@@ -16,8 +16,15 @@ def ranked(
     front come before all others; within both the first objective decides."""
     candidates = [t for t in trials if t.state is TrialState.COMPLETE and not broken(t)]
     ahead = _front(candidates, directions) if len(directions) > 1 else set()
-    sign = -1.0 if directions[0] is StudyDirection.MAXIMIZE else 1.0
-    return sorted(candidates, key=lambda t: (t.number not in ahead, sign * t.values[0], t.number))
+    return sorted(
+        candidates,
+        key=lambda t: (t.number not in ahead, place(t.values[0], t.number, directions[0])),
+    )
+
+
+def place(value: float, number: int, direction: StudyDirection) -> tuple[float, int]:
+    """Where a trial stands by one objective: the lower, the better. Of equals the first."""
+    return (-value if direction is StudyDirection.MAXIMIZE else value), number
 
 
 def front(order: list[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:

@@ -183,12 +183,14 @@ class Tuning:
             limits,
             self.execution,
             book=self.book(),
+            top=self.top,
         )
         run_dir = find_home(study).run_dir
+        if isinstance(elsewhere := options.get("run_dir"), (str, os.PathLike)):
+            run_dir = Path(elsewhere)
         options["workers"] = self.workers(options.get("workers", 1), options.get("devices"))
         check_room(run_dir, bytes_needed(fit.sources, self.top, options["workers"]))
         keeper = Keeper(run_dir, self.top, self.budget)
-        keeper.begin(study)
         callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         planner = self.planner(objective)
         if planner is not None:

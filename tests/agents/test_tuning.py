@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -19,11 +18,14 @@ from optuna.trial import create_trial
 
 import supermax
 from supermax.agents import fitting
-from supermax.agents.keeping import LEAST, Keeper, check_room, worth_keeping
+from supermax.agents.keeping import BAR, Keeper, check_room, worth_keeping
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
+from supermax.cleaning import leftovers
+from supermax.engine.home import find_home
+from supermax.engine.optimize import Summary
 from supermax.errors import EnvironmentFault, UserError
-from supermax.naming import RESULT, STATE, WEIGHTS, plain_params
+from supermax.naming import HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
 from supermax.ranking import ranked
 from supermax.records import read
 from supermax.space import load, narrowed
@@ -223,56 +225,98 @@ def test_what_is_never_written_would_not_have_stayed(
     top: int,
     direction: str,
 ) -> None:
-    """Each trial's value, how many others begin before it looks at the least that is kept, and
-    how many more before it ends."""
+    """Each trial's value, how many others begin before it looks at the bar, and how many more
+    before it ends."""
     folder = tmp_path_factory.mktemp("run")
-    study = optuna.create_study(direction=direction)
-    keeper = Keeper(folder, top)
-    keeper.begin(study)
+    places = folder / "trials"
+    places.mkdir()
+    study, keeper = optuna.create_study(direction=direction), Keeper(folder, top)
     moments = []
     for number, (value, look, end) in enumerate(trials):
         study.ask()
-        moments += [
-            (number + look, number, value, False),
-            (number + look + end, number, value, True),
-        ]
-    for _, number, value, over in sorted(moments, key=lambda moment: (moment[0], moment[3])):
-        place = folder / "trials" / f"{number:05}"
+        looks, ends = number + look, number + look + end
+        moments += [(looks, False, number, value), (ends, True, number, value)]
+    for _, over, number, value in sorted(moments):
         if over:
             study.tell(number, value)
             keeper(study, study.trials[number])
-        elif worth_keeping([value], folder):
-            place.mkdir(parents=True)
-            (place / WEIGHTS).write_bytes(b"x")
+        elif worth_keeping(places, top, value, number):
+            (places / f"{number:05}").mkdir()
+            (places / f"{number:05}" / WEIGHTS).write_bytes(b"x")
     best = [trial.number for trial in ranked(study.trials, study.directions)[:top]]
     assert sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS)) == sorted(best)
 
 
-def test_what_is_kept_is_said_anew_for_each_run(tmp_path: Path) -> None:
-    study = study_of([0.1, 0.9, 0.5, 0.8])
-    Keeper(tmp_path, top=2).begin(study)
-    assert [worth_keeping([value], tmp_path) for value in (0.79, 0.8, 0.81)] == [False, True, True]
-    assert worth_keeping([0.1, 0.1], tmp_path)  # of several objectives none is the least
-    Keeper(tmp_path, top=5).begin(study)
-    assert worth_keeping([0.01], tmp_path)
-    (tmp_path / LEAST).write_text("torn {")
-    assert worth_keeping([0.01], tmp_path)
+def test_weights_are_written_where_they_may_be_among_the_best(tmp_path: Path) -> None:
+    places, study = tmp_path / "trials", study_of([0.1, 0.9, 0.5, 0.8])
+    places.mkdir()
+    keeper = Keeper(tmp_path, top=2)
+    keeper(study, study.trials[0])
+    looks = [worth_keeping(places, 2, value, 9) for value in (0.7, 0.8, 0.81, float("inf"))]
+    assert looks == [False, False, True, True]
+    assert worth_keeping(places, 2, 0.8, 0)  # the first of equals
+    assert worth_keeping(places, 3, 0.01, 9)  # of another run, which keeps more
+    written = (places / BAR).stat().st_mtime_ns
+    keeper(study, study.trials[0])
+    assert (places / BAR).stat().st_mtime_ns == written  # nothing new to say
+    (places / BAR).write_text("torn {")
+    assert worth_keeping(places, 2, 0.01, 9)
+    Keeper(tmp_path, top=0)(study, study.trials[0])
+    several = optuna.create_study(directions=["maximize", "minimize"])
+    several.add_trial(create_trial(values=[0.5, 1.0]))
+    (places / BAR).unlink()
+    Keeper(tmp_path, top=1)(several, several.trials[0])
+    assert worth_keeping(places, 1, 0.01, 9)
 
 
 def test_a_trial_that_cannot_be_kept_writes_no_weights(tmp_path: Path) -> None:
-    space = small()
     objective = AgentObjective(
-        "criteria", space, corpus(24, 1), corpus(12, 2), tmp_path / "cache", ["macro_f1"],
-        {"epochs": 1, "patience": None}, Execution(),
+        "criteria", small(), corpus(24, 1), corpus(12, 2), tmp_path / "cache", ["macro_f1"],
+        {"epochs": 1, "patience": None}, Execution(), top=1,
     )  # fmt: skip
-    (tmp_path / LEAST).write_text(json.dumps({"value": 2.0, "direction": "MAXIMIZE"}))
-    for number in range(2):
-        trial: Any = optuna.create_study().ask()
-        trial.checkpoint_dir = tmp_path / "trials" / f"{number:05}" / "checkpoint"
+    study = optuna.create_study(direction="maximize")
+    study.add_trial(create_trial(value=2.0))
+    (tmp_path / "trials").mkdir()
+    Keeper(tmp_path, top=1)(study, study.trials[0])
+    for _ in range(2):
+        trial: Any = study.ask()
+        trial.checkpoint_dir = tmp_path / "trials" / f"{trial.number:05}" / "checkpoint"
         trial.checkpoint_dir.mkdir(parents=True)
         objective(trial)
-        (tmp_path / LEAST).unlink(missing_ok=True)
-    assert [path.parent.name for path in tmp_path.rglob(WEIGHTS)] == ["00001"]
+        objective = replace(objective, top=None)  # each its own
+    assert [path.parent.name for path in tmp_path.rglob(WEIGHTS)] == ["00002"]
+
+
+def test_weights_are_kept_where_the_run_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def started(*_: Any, callbacks: list[Any], **options: Any) -> Summary:
+        seen.extend((callbacks[0].run_dir, options.get("run_dir")))
+        return Summary({}, {})
+
+    monkeypatch.setattr("supermax.tuning.optimize", started)
+    tuning(tmp_path, trials=1).run(run_dir=str(tmp_path / "elsewhere"))
+    assert seen == [tmp_path / "elsewhere", str(tmp_path / "elsewhere")]
+
+
+def test_what_an_attempt_did_not_write_to_its_end_goes(tmp_path: Path) -> None:
+    study, torn = study_of([0.5]), tmp_path / "trials" / "00000" / HALF_WRITTEN
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(b"x")
+    Keeper(tmp_path, top=1)(study, study.trials[0])
+    assert not torn.exists()
+
+
+def test_what_nobody_finished_or_keeps_can_be_cleaned_away(tmp_path: Path) -> None:
+    tuned = supermax.open_study(small(), storage=str(tmp_path / "s.db"), quiet=True)
+    tuned.add_trial(create_trial(value=0.5))
+    place = find_home(tuned).run_dir / "trials" / "00000"
+    place.mkdir(parents=True)
+    (place / HALF_WRITTEN).write_bytes(b"x")
+    (found,) = leftovers([tuned], top=1, cache=None)
+    assert found.path == place / HALF_WRITTEN
 
 
 def kept_of(study: optuna.Study, folder: Path, top: int) -> list[int]:

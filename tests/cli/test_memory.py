@@ -90,6 +90,7 @@ def test_more_at_a_time_than_was_asked_for_is_explained() -> None:
     assert "More than 16 fit at once, which is faster" in some
     assert "4 such trials fit side by side." in sm(*base, "--gpu-memory", "24GiB")
     assert data(*base, "--gpu-memory", "24GiB")["side_by_side"] == 4
+    assert data(*base, "--gpu-memory", "1GiB", code=1)["side_by_side"] == 0
     for asked in ((*base, "--gpu-memory", "24GiB"), (*base, "--gpu-memory", "4GiB")):
         assert "which is faster" not in sm(*asked)
 

@@ -83,7 +83,7 @@ def run_under_fire(
             others = kin()
             if len(others) < 2:
                 continue
-            if dice.random() < 0.1:
+            if sum(killed.values()) == 4 or dice.random() < 0.1:  # the fifth always
                 program.kill()
                 killed["coordinator"] += program.wait() == -signal.SIGKILL
             else:

@@ -1,7 +1,7 @@
 """What of a run stays on disk: the weights of the best trials, within a budget; no resume state of
 trials that have ended.
 
-    study ──Keeper, after each trial──▶ the least that is kept, a file ──worth_keeping()──▶ weights
+    study ──Keeper, after each trial──▶ the bar, a file ──worth_keeping(), in a cell──▶ weights
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from optuna.trial import FrozenTrial
 from supermax.engine.folder import StudyFolder, TrialFolder
 from supermax.errors import EnvironmentFault
 from supermax.files import write_whole
-from supermax.naming import STATE, WEIGHTS
-from supermax.ranking import ranked
+from supermax.naming import HALF_WRITTEN, STATE, WEIGHTS
+from supermax.ranking import place, ranked
 
-LEAST = "kept.json"
-"""In a run's folder: the worst value whose weights are kept, once there are as many as may be."""
+BAR = "bar.json"
+"""Beside the folders of a run's trials: the place of the worst that is kept, once there are as
+many as may be."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class Keeper:
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         folder = StudyFolder(self.run_dir)
-        forget_state(folder.trial(trial.number))
+        forget_attempts(folder.trial(trial.number))
         trials = study.get_trials(deepcopy=False)
         kept = ranked(trials, study.directions)[: self.top]
-        self._say(study, kept)
+        self._raise_bar(folder.trials / BAR, kept, study.directions)
         best, room = [trial.number for trial in kept], self.budget
         for number in best + self._others(trials, set(best)):
             path = folder.trial(number).path / WEIGHTS
@@ -52,20 +53,18 @@ class Keeper:
             else:
                 path.unlink(missing_ok=True)
 
-    def begin(self, study: Study) -> None:
-        """Before a run: what an earlier one said may be of another `top`."""
-        kept = ranked(study.get_trials(deepcopy=False), study.directions)[: self.top]
-        (self.run_dir / LEAST).unlink(missing_ok=True)
-        self._say(study, kept)
-
-    def _say(self, study: Study, kept: list[FrozenTrial]) -> None:
-        """What a trial must come to from now on. Of several objectives nothing is said: who is on
-        the front is nobody's value alone."""
-        if len(study.directions) > 1 or len(kept) < self.top:
+    def _raise_bar(
+        self, path: Path, kept: list[FrozenTrial], directions: Sequence[StudyDirection]
+    ) -> None:
+        """Of several objectives there is none: no value alone says who is on the front."""
+        if len(directions) > 1 or not kept or len(kept) < self.top:
             return
-        facts = {"value": kept[-1].value, "direction": study.direction.name}
+        worst, direction = kept[-1], directions[0]
+        bar = place(worst.values[0], worst.number, direction)
+        words = json.dumps({"top": self.top, "direction": direction.name, "bar": bar})
         with contextlib.suppress(OSError):  # more is written, then, and removed again
-            write_whole(self.run_dir / LEAST, json.dumps(facts))
+            if not path.exists() or path.read_text() != words:
+                write_whole(path, words)
 
     def _others(self, trials: list[FrozenTrial], best: set[int]) -> list[int]:
         """All that are not among the best and have ended. One that still runs may have written
@@ -75,21 +74,24 @@ class Keeper:
         return [number for number in found if number not in kept]
 
 
-def worth_keeping(values: Sequence[float], run_dir: Path) -> bool:
-    """Whether a trial's weights may stay. One that is worse than all that are kept never will:
-    the least that is kept only gets better. Where nothing is said they may."""
+def worth_keeping(trials: Path, top: int, value: float, number: int) -> bool:
+    """Whether the weights of a trial that has come to this value may be among the `top`. Below the
+    bar they never will: it only rises. Where there is none yet, or one for another `top`, they
+    may. `trials`: the folder of a run's."""
     try:
-        facts = json.loads((run_dir / LEAST).read_text())
-        least, up = float(facts["value"]), facts["direction"] == StudyDirection.MAXIMIZE.name
+        facts = json.loads((trials / BAR).read_text())
+        bar, direction = tuple(facts["bar"]), StudyDirection[facts["direction"]]
+        return bool(facts["top"] != top or place(value, number, direction) <= bar)
     except (OSError, ValueError, KeyError, TypeError):
         return True
-    return len(values) > 1 or (values[0] >= least if up else values[0] <= least)
 
 
-def forget_state(folder: TrialFolder) -> None:
-    """The state a trial would have gone on from; it has ended."""
+def forget_attempts(folder: TrialFolder) -> None:
+    """The state a trial would have gone on from, and weights that an attempt did not finish: it
+    has ended."""
     with contextlib.suppress(OSError):
         (folder.checkpoint / STATE).unlink(missing_ok=True)
+        (folder.path / HALF_WRITTEN).unlink(missing_ok=True)
 
 
 def check_room(run_dir: Path, needed: int) -> None:

@@ -23,7 +23,7 @@ from supermax.agents.specs import spec_of
 from supermax.engine.remote_trial import TrialInterrupted
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Book
-from supermax.naming import RESULT, WEIGHTS
+from supermax.naming import HALF_WRITTEN, RESULT, WEIGHTS
 from supermax.space import Space, choices
 from supermax.training.compiling import COMPILER
 from supermax.training.config import Config, read_config
@@ -82,6 +82,8 @@ class AgentObjective:
     save_every: float = SAVE_EVERY
     book: Book | None = None
     """Where what trials take is noted."""
+    top: int | None = None
+    """Trials whose weights a Keeper keeps; None: each writes its own."""
 
     def __call__(self, trial: Any) -> float | tuple[float, ...]:
         config = self.config(self.space.sample(trial))
@@ -99,8 +101,8 @@ class AgentObjective:
         values = values_of(self.objectives, prepared, result)
         trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
         folder = trial.checkpoint_dir.parent
-        if worth_keeping(values, run_dir=folder.parent.parent):
-            keep(result, folder / WEIGHTS)
+        if self.top is None or worth_keeping(folder.parent, self.top, values[0], trial.number):
+            keep(result, folder)
         return values[0] if len(values) == 1 else tuple(values)
 
     def preload(self) -> None:
@@ -209,8 +211,7 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
     }
 
 
-def keep(result: Result, path: Path) -> None:
+def keep(result: Result, folder: Path) -> None:
     """The best epoch's weights, whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    save_file({name: w.contiguous() for name, w in result.weights.items()}, temporary)
-    temporary.replace(path)
+    save_file({name: w.contiguous() for name, w in result.weights.items()}, folder / HALF_WRITTEN)
+    (folder / HALF_WRITTEN).replace(folder / WEIGHTS)

@@ -255,13 +255,13 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
         "length": spec.length,
         "budget": budget,
         "asked": asked.items() | {"total": asked.total},
+        "side_by_side": _side_by_side(found, budget) if isinstance(found, Plan) else 0,
     }
     if isinstance(found, Plan):
         return data | {
             "plan": vars(found.split) | {"micro_batches": found.micro_batches},
             "why": found.why,
             "planned": found.need.items() | {"total": found.need.total},
-            "side_by_side": _side_by_side(found, budget),
         }
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}
 
