@@ -226,5 +226,13 @@ def test_workers_of_run_are_those_of_the_settings(workers: object) -> None:
         study.run(workers=workers)
 
 
+def test_a_mistake_in_python_names_its_keyword_once() -> None:
+    with pytest.raises(UserError) as caught:
+        supermax.Study.from_config(agent="criteria", epochs="x", tirals=3)
+    said = str(caught.value)
+    assert "epochs of from_config: it must be a whole number ('x')." in said
+    assert "tirals of from_config: there is no such key; did you mean 'trials'?" in said
+
+
 def test_the_version_is_said() -> None:
     assert sm("--version") == f"supermax {supermax.__version__}\n"

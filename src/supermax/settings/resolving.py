@@ -240,7 +240,7 @@ def _wrong(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
         said = f"it must be at {'least' if least else 'most'} {limit}"
     given = layers[key].value if key in layers else detail["input"]
     shown = "" if detail["type"] == "value_error" else f" ({given!r:.60})"
-    named = "" if source.startswith("--") else f"{key}: "
+    named = "" if source.startswith(("--", f"{key} of ")) else f"{key}: "
     return f"{source}{named}{said[:1].lower()}{said[1:]}{shown}."
 
 
