@@ -18,7 +18,7 @@ ALLOWED = {
     "trees": {"errors"},
     "memory": {"files", "words"},
     "settings": {"errors", "naming", "trees", "words"},
-    "engine": {"errors", "files", "naming", "words"},
+    "engine": {"errors", "files", "naming", "ranking", "words"},
     "space": {"errors", "naming", "trees", "words"},
     "training": {"errors", "files", "naming", "words"},
     "agents": {
@@ -126,6 +126,7 @@ ALLOWED = {
         "space",
         "errors",
         "naming",
+        "ranking",
         "trees",
         "words",
     },

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture
 def playground(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy to do anything in."""
+    """A copy to do anything in, with a cache of its own: the study has where it is."""
     folder = tmp_path / "here"
     shutil.copytree(made, folder)
+    with contextlib.closing(sqlite3.connect(folder / "supermax.db")) as db, db:
+        change = "UPDATE study_user_attributes SET value_json = replace(value_json, ?, ?)"
+        db.execute(change, (f'"{made}/', f'"{folder}/'))
     monkeypatch.chdir(folder)
     return folder

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from optuna.storages import BaseStorage
 from optuna.study import Study
-from optuna.trial import TrialState
 from rich.table import Table
 from rich.text import Text
 
@@ -29,6 +28,7 @@ from supermax.engine.folder import holder
 from supermax.engine.home import find_home
 from supermax.errors import UserError
 from supermax.naming import STORAGE
+from supermax.ranking import ranked
 from supermax.study import all_studies, existing, without_password
 from supermax.words import clock, one_line
 
@@ -154,12 +154,8 @@ def _from_study(study: Study) -> RunState:
         finished=sum(trial.state.is_finished() for trial in trials),
     )
     state.states.update(trial.state.name for trial in trials)
-    if len(study.directions) == 1 and state.states[TrialState.COMPLETE.name]:
-        try:
-            best = study.best_trial
-            state.best = (best.number, best.values[0])
-        except ValueError:  # none of them is feasible
-            pass
+    if len(study.directions) == 1 and (order := ranked(trials, study.directions)):
+        state.best = (order[0].number, order[0].values[0])
     return state
 
 

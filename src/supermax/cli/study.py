@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from typing import Annotated, Any
 
@@ -26,6 +25,7 @@ from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
 from supermax.naming import FROM, ORIGIN, STORAGE, plain_params
+from supermax.ranking import ranked
 from supermax.space import Space, changes, load, space_of
 from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
@@ -280,11 +280,9 @@ def _facts(study: Study) -> dict[str, Any]:
     trials = study.get_trials(deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
     best = None
-    complete = [trial for trial in trials if trial.state is TrialState.COMPLETE]
-    if len(study.directions) == 1 and complete:
-        with contextlib.suppress(ValueError):  # none of them is feasible
-            trial = study.best_trial
-            best = {"number": trial.number, "value": trial.value, "params": plain_params(trial)}
+    if len(study.directions) == 1 and (order := ranked(trials, study.directions)):
+        first = order[0]
+        best = {"number": first.number, "value": first.value, "params": plain_params(first)}
     space = space_of(study)
     origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]
     attributes = study._storage.get_study_system_attrs(study._study_id)
