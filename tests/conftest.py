@@ -52,20 +52,14 @@ def nothing_left_running() -> Iterator[None]:
 
 
 def engine_processes() -> list[tuple[int, str]]:
-    """Asked after every test: most processes are told apart by one read."""
-    session, found = f"SUPERMAX_TEST_SESSION={os.getpid()}".encode(), []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (place / "environ").read_bytes().split(b"\0")  # of a zombie nothing
-        except OSError:
+    found = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
             continue
-        if session not in environment or int(place.name) == os.getpid():
-            continue
-        if any(entry.startswith(f"{TAG}=".encode()) for entry in environment):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.append(
-                    (int(place.name), " ".join(psutil.Process(int(place.name)).cmdline())[:80])
-                )
+        with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or somebody else's
+            environment = process.environ()
+            if TAG in environment and environment.get("SUPERMAX_TEST_SESSION") == str(os.getpid()):
+                found.append((process.pid, " ".join(process.cmdline())[:80]))
     return found
 
 

@@ -22,6 +22,14 @@ def ranked(
     )
 
 
+def best_of(
+    trials: Iterable[FrozenTrial], directions: Sequence[StudyDirection]
+) -> FrozenTrial | None:
+    """The first of them; None where none counts, and of several objectives."""
+    order = ranked(trials, directions) if len(directions) == 1 else []
+    return order[0] if order else None
+
+
 def place(value: float, number: int, direction: StudyDirection) -> tuple[float, int]:
     """Where a trial stands by one objective: the lower, the better. Of equals the first."""
     return (-value if direction is StudyDirection.MAXIMIZE else value), number

@@ -28,7 +28,7 @@ from supermax.engine.folder import holder
 from supermax.engine.home import find_home
 from supermax.errors import UserError
 from supermax.naming import STORAGE
-from supermax.ranking import ranked
+from supermax.ranking import best_of
 from supermax.study import all_studies, existing, without_password
 from supermax.words import clock, one_line
 
@@ -154,8 +154,8 @@ def _from_study(study: Study) -> RunState:
         finished=sum(trial.state.is_finished() for trial in trials),
     )
     state.states.update(trial.state.name for trial in trials)
-    if len(study.directions) == 1 and (order := ranked(trials, study.directions)):
-        state.best = (order[0].number, order[0].values[0])
+    if (best := best_of(trials, study.directions)) is not None:
+        state.best = (best.number, best.values[0])
     return state
 
 

@@ -25,7 +25,7 @@ from supermax.engine.home import find_home
 from supermax.engine.repeat import retry as queue_again
 from supermax.errors import UserError
 from supermax.naming import FROM, ORIGIN, STORAGE, plain_params
-from supermax.ranking import ranked
+from supermax.ranking import best_of
 from supermax.space import Space, changes, load, space_of
 from supermax.space.carrying import root
 from supermax.space.versions import ON_CHANGE, base_name, find_versions, version_of
@@ -280,8 +280,7 @@ def _facts(study: Study) -> dict[str, Any]:
     trials = study.get_trials(deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
     best = None
-    if len(study.directions) == 1 and (order := ranked(trials, study.directions)):
-        first = order[0]
+    if (first := best_of(trials, study.directions)) is not None:
         best = {"number": first.number, "value": first.value, "params": plain_params(first)}
     space = space_of(study)
     origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]

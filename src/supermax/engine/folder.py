@@ -11,6 +11,7 @@ run_dir/
     outcome.json           what the last attempt came to; the cell writes it, atomically
     log.txt                output of all attempts, bounded
     checkpoint/            the objective's own
+  trials/bar.json, trials/00042/weights.safetensors: the agents', see agents/keeping.py
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from supermax.engine.sqlite import SameFile
 from supermax.engine.storage import PatientStorage, reason
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault
-from supermax.ranking import ranked
+from supermax.ranking import best_of
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
@@ -250,7 +250,7 @@ def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
 
 def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) -> say.RunStarted:
     study, options = coordinator.study, coordinator.options
-    order = ranked(trials, study.directions) if len(study.directions) == 1 else []
+    best = best_of(trials, study.directions)
     return say.RunStarted(
         study_name=study.study_name,
         directions=tuple(direction.name.lower() for direction in study.directions),
@@ -259,7 +259,7 @@ def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) 
         resumed=resumed,
         workers=options.workers,
         run_dir=str(coordinator.folder.path),
-        best=(order[0].number, order[0].values[0]) if order else None,
+        best=(best.number, best.values[0]) if best is not None else None,
     )
 
 
