@@ -66,9 +66,11 @@ def main() -> int:
 
         {"parts": parts, "widths": widths, "attention": attention}[options.part](first, keep)
     elif options.part == "start":
+        from speed_growth import growth
         from speed_start import start
 
-        start(first, options.short or first, options.repeat, options.seconds, keep)
+        start(first, keep)
+        growth(options.short or first, options.repeat, options.seconds, keep)
     elif options.part == "same":
         from speed_same import same
 

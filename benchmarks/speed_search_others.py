@@ -19,7 +19,7 @@ import optuna
 from speed_old import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
 from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
-from speed_trials import OLD_SECONDS, OLD_WORKERS, summed_up
+from speed_trials import OLD_SECONDS, OLD_WORKERS, Ended, summed_up
 from transformers import Trainer
 
 
@@ -56,8 +56,12 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
     )
     assert len(ends) == EPOCHS * number  # it is asked every epoch
     last = slice(EPOCHS - 1, None, EPOCHS)
-    tried = [[choice(i).rate, choice(i).dropout] for i in range(number)]
-    return summed_up(ends[last], values[last], since, 1, tried=sorted(tried))
+    reached = zip(ends[last], values[last], strict=True)
+    trials = [
+        Ended(choice(i).rate, choice(i).dropout, value, at)
+        for i, (at, value) in enumerate(reached)
+    ]
+    return summed_up(trials, since, 1)
 
 
 def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
@@ -78,7 +82,7 @@ def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
 
     study = open_study(None, number)
     study.optimize(objective, n_trials=number)
-    return _of(study, since, 1)
+    return summed_up(_ended(study), since, 1)
 
 
 def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
@@ -101,22 +105,25 @@ def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
         raise RuntimeError(f"workers ended with the codes {[w.returncode for w in workers]}")
     came = [json.loads(words.splitlines()[-1]) for words in said]
     rate = sum(one["steps"] / one["seconds"] for one in came)
-    found = {"per_trial": came[0]["steps_of_a_trial"] / rate, "came": came}
-    done = [t for t in study.trials if t.state.name == "COMPLETE"]
-    if len(done) < number:
-        begun = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
-        first = begun - since + OLD_WORKERS * found["per_trial"]
-        reckoned = {"trials": len(done), "reckoned": True, "before_first": first}
-        return reckoned | {"whole": time.time() - since, "together": OLD_WORKERS} | found
-    return _of(study, since, OLD_WORKERS) | found
+    per_trial = came[0]["steps_of_a_trial"] / rate
+    ended = _ended(study)
+    if len(ended) == number:
+        return summed_up(ended, since, OLD_WORKERS, per_trial, came=came)
+    begun = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
+    return {
+        "trials": len(ended),
+        "reckoned": True,
+        "before_first": begun - since + OLD_WORKERS * per_trial,
+        "whole": time.time() - since,
+        "together": OLD_WORKERS,
+        "per_trial": per_trial,
+        "came": came,
+    }
 
 
-def _of(study: optuna.Study, since: float, together: int) -> Line:
-    done = [t for t in study.trials if t.state.name == "COMPLETE"]
-    return summed_up(
-        [t.datetime_complete.timestamp() for t in done if t.datetime_complete],
-        [t.value for t in done if t.value is not None],
-        since,
-        together,
-        tried=sorted([t.params["rate"], t.params["dropout"]] for t in done),
-    )
+def _ended(study: optuna.Study) -> list[Ended]:
+    return [
+        Ended(t.params["rate"], t.params["dropout"], t.value, t.datetime_complete.timestamp())
+        for t in study.trials
+        if t.state.name == "COMPLETE" and t.value is not None and t.datetime_complete
+    ]

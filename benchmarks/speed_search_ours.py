@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from optuna.pruners import NopPruner
 from optuna.study import Study
-from speed_tasks import EPOCHS, Cells, Line, Task, choice, corpus_of, validation_of
-from speed_trials import summed_up
+from speed_tasks import EPOCHS, Cells, Line, NotAvailable, Task, choice, corpus_of, validation_of
+from speed_trials import Ended, summed_up
 
 from supermax.space import loads
 from supermax.training.data.splits import Splits
@@ -43,6 +44,7 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
         space=loads(SPACE.format(encoder=what.encoder, length=what.length, batch=what.batch)),
         trials=number,
         sampler="random",
+        pruner=NopPruner(),
         limits={"epochs": EPOCHS, "patience": None},
         splits=Splits(corpus, validation_of(corpus), validation_of(corpus)),
         top=1,
@@ -53,19 +55,30 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
     )
     tuned = tuning.run(workers=cells.count, progress=False)
     done = [t for t in tuned.study.trials if t.state.name == "COMPLETE"]
+    if len(done) < number:
+        raise NotAvailable(f"{len(done)} of {number} trials ended: {tuned.summary.faults}")
     results = [t.user_attrs["result"] for t in done]
+    trials = [
+        Ended(
+            t.params["optim.lr"],
+            t.params["encoder.dropout"],
+            t.value,
+            t.datetime_complete.timestamp(),
+        )
+        for t in done
+        if t.value is not None and t.datetime_complete
+    ]
     return summed_up(
-        [t.datetime_complete.timestamp() for t in done if t.datetime_complete],
-        [t.value for t in done if t.value is not None],
+        trials,
         since,
         cells.count,
         training=statistics.median(r["seconds"] for r in results),
         recording=statistics.median(r["recording"] for r in results),
         rate=statistics.median(r["samples_per_second"] or 0 for r in results),
-        tried=sorted([t.params["optim.lr"], t.params["encoder.dropout"]] for t in done),
         cells=tuned.summary.cells,
         faults=tuned.summary.faults,
         steps=sorted({str(r.get("steps")) for r in results}),
+        micro_batches=sorted({r["micro_batch"] for r in results}),
     )
 
 

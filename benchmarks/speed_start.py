@@ -1,7 +1,7 @@
-"""What comes before and between trials: a cold process, a warm cell, and 200 trials in one cell.
+"""What comes before and between trials: a cold process, and a warm cell.
 
     start() ──▶ cold processes ──▶ seconds to the first step
-            └─▶ one cell ──▶ warm first steps, overhead of a trial, growth over many
+            └─▶ one cell ──▶ warm first steps, overhead of a trial
 
 As a program this is the process, cold when it starts.
 """
@@ -16,12 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
 import torch
 from speed_tasks import (
     DEVICE,
@@ -45,22 +42,15 @@ from supermax.training.ways import Epoch
 
 WARM = 5
 """Warm starts, of which the median counts."""
-SHORT = 64
-"""Pairs of a short trial."""
-EDGE = 20
-"""Trials early and late that are held against each other; before them come half as many."""
 
 
-def start(name: str, short: str, repeat: int, seconds: float, keep: Keep) -> None:
-    """`short`: the task of which `repeat` short trials are made, for so many seconds at most."""
+def start(name: str, keep: Keep) -> None:
     line = {"part": "start", "run": f"{time.time():.0f}", "task": name}
     with tempfile.TemporaryDirectory() as folder:
         for contender in ("cold, nothing kept", "cold, tokens kept"):
             keep(line | {"contender": contender} | _cold(name, Path(folder)))
         keep(line | {"contender": "warm"} | warm(TASKS[name], Path(folder)))
         keep(line | {"contender": "overhead"} | overhead(TASKS[name], Path(folder)))
-        found = growth(TASKS[short], repeat, seconds, Path(folder))
-        keep(line | {"contender": "growth", "task": short} | found)
 
 
 # A cold process.
@@ -111,7 +101,7 @@ def warm(what: Task, folder: Path) -> Line:
     first_step(made(what, corpus, folder))
     prepared, stepped = [], []
     for _ in range(WARM):
-        _tidy()
+        tidy()
         started = time.perf_counter()
         trial = made(what, corpus, folder)
         prepared.append(time.perf_counter() - started)
@@ -130,7 +120,7 @@ def overhead(what: Task, folder: Path) -> Line:
     the second one: a process imports what it evaluates with in its first."""
     corpus = corpus_of(what)
     for _ in range(2):
-        _tidy()
+        tidy()
         started = time.perf_counter()
         trial = made(what, corpus, folder)
         train(trial, Quiet())
@@ -161,67 +151,7 @@ class Quiet:
         raise NotImplementedError
 
 
-# Many trials.
-
-
-def growth(what: Task, repeat: int, limit: float, folder: Path) -> Line:
-    """Short trials in one process, one after the other: do they get slower, or larger? Hosts get
-    slower and faster by themselves, so beside each trial stands what the same plain work took
-    there, and then: to be looked at where trials got slower."""
-    corpus = corpus_of(replace(what, pairs=SHORT))
-    gc.collect()
-    gc.freeze()  # as cells do
-    began = time.perf_counter()
-    seconds: list[float] = []
-    paces: list[float] = []
-    device: list[int] = []
-    host: list[int] = []
-    while len(seconds) < repeat and time.perf_counter() - began < limit:
-        started = time.perf_counter()
-        dropout = 0.05 + 0.0005 * len(seconds)  # another in each, as in a search
-        trial = made(what, corpus, folder, epochs=1, dropout=dropout)
-        train(trial, Quiet())
-        settled()
-        seconds.append(time.perf_counter() - started)
-        paces.append(_pace())
-        why = trial.way.why_eager
-        del trial
-        _tidy()
-        device.append(torch.cuda.memory_reserved() if DEVICE == "cuda" else 0)
-        host.append(psutil.Process().memory_info().rss)
-    return {
-        "trials": len(seconds),
-        "wanted": repeat,
-        "seconds": _edges(seconds),
-        "pace": _edges(paces),
-        "device_memory": _edges(device),
-        "host_memory": _edges(host),
-        "why_eager": why,
-        "all_seconds": [round(one, 4) for one in seconds],
-    }
-
-
-def _pace() -> float:
-    """Seconds of work for the host that is always the same, the quickest of a few."""
-    taken = []
-    for _ in range(5):
-        started = time.perf_counter()
-        total = 0
-        for number in range(100_000):
-            total += number % 7
-        taken.append(time.perf_counter() - started)
-    return min(taken)
-
-
-def _edges(values: Sequence[float]) -> Line:
-    """Medians early and late, and by which share it grew."""
-    edge = min(EDGE, max(1, len(values) // 3))
-    early = statistics.median(values[edge // 2 : edge // 2 + edge])
-    late = statistics.median(values[-edge:])
-    return {"early": early, "late": late, "growth": late / early - 1 if early else 0.0}
-
-
-def _tidy() -> None:
+def tidy() -> None:
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from numpy import percentile as percentiles
 from rich.console import Console
 from rich.table import Table
 from speed_tasks import ONE_BY_ONE, REFERENCE, TASKS, Line, cells_of
@@ -19,6 +20,11 @@ BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
 WARM, GROWTH = 1.0, 0.05
 NOISE = 2.5
 """Standard errors by which metrics may be apart that differ by chance alone."""
+QUICKEST = 10
+"""Percent of trials that say whether they get slower. Hosts get slower and faster by themselves,
+by more than is looked for, and only ever add to what a trial takes."""
+FIRST = 10
+"""Trials of a cell that do not count there."""
 MANY = 24
 """Trials of which the time end to end is shown."""
 
@@ -28,6 +34,14 @@ _OVER = {
     OLD: ("the old way", BEST_OVER_OLD),
 }
 """Whose trials ours are held against, and by how much they must be quicker."""
+
+
+def grown(values: Sequence[float], percentile: int = 50) -> Line:
+    """From the first third to the last, and by which share."""
+    rest = values[FIRST:] if len(values) >= 3 * FIRST else values
+    third = max(1, len(rest) // 3)
+    early, late = (float(percentiles(some, percentile)) for some in (rest[:third], rest[-third:]))
+    return {"early": early, "late": late, "growth": late / early - 1 if early else 0.0}
 
 
 @dataclass
@@ -129,18 +143,19 @@ def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
 def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
         "task", "contender", "s a trial", "× Trainer", "× old", "first after", "trials",
-        "all of them", f"{MANY} trials", "metric", "best", "cells", "",
+        "all of them", f"{MANY} trials", "metric of the same", "best", "cells", "",
         title="whole trials, from the start of the process",
     )  # fmt: skip
     for task in dict.fromkeys(line["task"] for line in some):
         here = [line for line in some if line["task"] == task]
+        same = _tried_by_all(here)
         reached: dict[str, list[float]] = {over: [] for over in _OVER}
         for line in here:
             times = {over: ratio(line, lines, "per_trial", over) for over in _OVER}
             if cells_of(line["contender"]) is not None:
                 for over, found in times.items():
                     reached[over] += [found] if found is not None else []
-            cells = _trial_cells(line, times[REFERENCE], times[OLD])
+            cells = _trial_cells(line, times[REFERENCE], times[OLD], _metric(line, same))
             shown.add_row(TASKS[task].title, line["contender"], *cells)
         for over, (name, bar) in _OVER.items():
             if reached[over] and TASKS[task].best is not None:
@@ -149,7 +164,22 @@ def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     return [shown]
 
 
-def _trial_cells(line: Line, times: float | None, over_old: float | None) -> list[str]:
+def _tried_by_all(some: list[Line]) -> set[tuple[float, ...]]:
+    """Learning rates and dropouts of which every contender says what it reached."""
+    each = [{tuple(tried) for *tried, _ in line["reached"]} for line in some if "reached" in line]
+    return set.intersection(*each) if each else set()
+
+
+def _metric(line: Line, same: set[tuple[float, ...]]) -> float | None:
+    """In the middle of these trials. (Earlier results say it of all of them.)"""
+    if "reached" not in line:
+        return line.get("metric")
+    return statistics.median(value for *tried, value in line["reached"] if tuple(tried) in same)
+
+
+def _trial_cells(
+    line: Line, times: float | None, over_old: float | None, metric: float | None
+) -> list[str]:
     if "failed" in line:
         return ["failed", *[""] * 9, line["failed"][:50]]
     many = line["before_first"] + (MANY - line.get("together", 1)) * line["per_trial"]
@@ -163,7 +193,7 @@ def _trial_cells(line: Line, times: float | None, over_old: float | None) -> lis
         str(line["trials"]),
         f"{line['whole']:.0f} s",
         f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
-        f"{line['metric']:.3f}" if "metric" in line else "",
+        f"{metric:.3f}" if metric is not None else "",
         f"{line['best']:.3f}" if "best" in line else "",
         str(line.get("cells", "")),
         " ".join(filter(None, [*line.get("steps", []), faults, reckoned]))[:50],
@@ -237,10 +267,14 @@ def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
         if line["contender"] == "warm":
             bars.at_most(f"{title}: warm first step", line["first_step"], WARM, "s")
         if line["contender"] == "growth":
-            for kind in ("seconds", "device_memory", "host_memory"):
-                words = f"{kind.replace('_', ' ')} over {line['trials']} trials"
-                what = f"{title}: growth of {words}"
-                bars.at_most(what, line[kind]["growth"], GROWTH, "%")
+            kinds = {
+                "seconds": grown(line["all_seconds"], QUICKEST),
+                "device memory": line["device_memory"],
+                "host memory": line["host_memory"],
+            }
+            for kind, found in kinds.items():
+                what = f"{title}: growth of {kind} over {line['trials']} trials"
+                bars.at_most(what, found["growth"], GROWTH, "%")
     return [shown]
 
 
@@ -249,9 +283,10 @@ def _start_words(line: Line) -> str:
         return f"failed: {line['failed'][:80]}"
     if line["contender"] == "growth":
         device, host = (line[kind] for kind in ("device_memory", "host_memory"))
+        middle, quick = grown(line["all_seconds"]), grown(line["all_seconds"], QUICKEST)
         return (
-            f"{line['seconds']['early']:.3f} s a trial early, {line['seconds']['late']:.3f} late, "
-            f"the host's pace {line.get('pace', {}).get('growth', 0):+.0%}; "
+            f"{quick['early']:.3f} s a trial early, {quick['late']:.3f} late, in the middle "
+            f"{middle['early']:.3f} and {middle['late']:.3f}; "
             f"device {device['early'] / 2**20:.0f} and {device['late'] / 2**20:.0f} MiB; "
             f"host {host['early'] / 2**20:.0f} and {host['late'] / 2**20:.0f} MiB"
         )

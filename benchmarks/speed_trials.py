@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
@@ -73,20 +74,40 @@ def _searched(name: str, contender: str, number: int) -> Line:
     return found
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A trial that has: what it tried, the metric it reached, and when."""
+
+    rate: float
+    dropout: float
+    value: float
+    at: float
+
+
 def summed_up(
-    ends: Sequence[float], values: Sequence[float], since: float, together: int, **more: Any
+    trials: Sequence[Ended],
+    since: float,
+    together: int,
+    per_trial: float | None = None,
+    **more: Any,
 ) -> Line:
-    """Of trials that ended at these times. With several at a time, their first round does not
-    count."""
-    ends, before = sorted(ends), max(BETWEEN, together)
-    rest = len(ends) - before
+    """`per_trial`: seconds from one's end to the next's, where they are not to be had from when
+    these ended."""
+    ends = sorted(trial.at for trial in trials)
     return {
         "trials": len(ends),
         "whole": time.time() - since,
         "before_first": ends[0] - since,
-        "per_trial": (ends[-1] - ends[before - 1]) / rest,
-        "metric": statistics.median(values),
-        "best": max(values),
+        "per_trial": _apart(ends, together) if per_trial is None else per_trial,
+        "metric": statistics.median(trial.value for trial in trials),
+        "best": max(trial.value for trial in trials),
         "together": together,
+        "reached": sorted([trial.rate, trial.dropout, trial.value] for trial in trials),
         **more,
     }
+
+
+def _apart(ends: Sequence[float], together: int) -> float:
+    """With several at a time, their first round does not count."""
+    before = max(BETWEEN, together)
+    return (ends[-1] - ends[before - 1]) / (len(ends) - before)

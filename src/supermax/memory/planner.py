@@ -92,9 +92,12 @@ def plan(
     measured: Sequence[Pace] = (),
     failed: Sequence[Failed] = (),
 ) -> Plan | NoPlan:
-    """The fastest plan that fits into `budget` bytes of the device. `failed`: what turned out not
-    to do; a plan must need less, or give the same split clearly more."""
-    tried = [_made(spec, split, correction, measured) for split in splits(spec)]
+    """The whole batch at once where it fits into `budget` bytes of the device, else the fastest
+    plan that does. `failed`: what turned out not to do; a plan must need less, or give the same
+    split clearly more."""
+    tried = _no_slower_than_parts(
+        [_made(spec, split, correction, measured) for split in splits(spec)]
+    )
     if spec.device != "cpu":
         tightest = min(tried, key=lambda plan: plan.need.total).split
         tried.append(_made(spec, replace(tightest, best_on_host=True), correction, measured))
@@ -104,14 +107,27 @@ def plan(
         clearly = [p for p in fitting if _better(p, bounds, _LESS)]
         smaller = min(fitting, key=lambda plan: plan.need.total)
         best = min(clearly, key=_preference) if clearly else smaller
-        return replace(best, why=_why(best, tried[0], budget, failed))
+        return replace(best, why=_why(best, tried[0], budget))
     smallest = min(plan.need.total for plan in tried)
     if failed:  # more than it was thought to need
         smallest = max(smallest, budget + 1, int(_MORE * max(f.memory for f in failed)))
     return NoPlan(spec, smallest, budget)
 
 
-def _why(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed]) -> str:
+def _no_slower_than_parts(largest_first: Sequence[Plan]) -> list[Plan]:
+    """What larger micro-batches take, no more than smaller ones one after the other: a slow
+    measurement of some says nothing against the rest. With and without activations that are
+    computed again, each by itself."""
+    least: dict[bool, float] = {}
+    found = []
+    for plan in reversed(largest_first):
+        again = plan.split.checkpointing
+        least[again] = min(plan.seconds, least.get(again, plan.seconds))
+        found.append(replace(plan, seconds=least[again]))
+    return found[::-1]
+
+
+def _why(chosen: Plan, whole: Plan, budget: int) -> str:
     """It is not the whole batch as it is; nothing where it is."""
     if chosen.whole:
         return ""
@@ -119,7 +135,7 @@ def _why(chosen: Plan, whole: Plan, budget: int, failed: Sequence[Failed]) -> st
         needed, there = size_text(whole.need.total), size_text(budget)
         more = needed if needed != there else "a little more"
         return f"as it is it would need {more}, and there are {there}"
-    return "memory was too short before" if failed else "this is faster than all at once"
+    return "memory was too short before"
 
 
 def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -> bool:
@@ -129,11 +145,11 @@ def _better(plan: Plan, failed: Sequence[tuple[int, int]], share: float = 1.0) -
     return not scarce or need(plan.spec, plan.split).total < share * min(scarce)
 
 
-def _preference(plan: Plan) -> tuple[float, bool, int, bool]:
-    """The fastest; of equals the simplest, then the largest micro-batch."""
+def _preference(plan: Plan) -> tuple[bool, float, bool, int, bool]:
+    """The whole batch, then the fastest; of equals the simplest, then the largest micro-batch."""
     split = plan.split
     seconds = round(plan.seconds, 6)
-    return (seconds, split.checkpointing, -split.micro_batch, split.best_on_host)
+    return (not plan.whole, seconds, split.checkpointing, -split.micro_batch, split.best_on_host)
 
 
 def splits(spec: Spec) -> Iterable[Split]:

@@ -15,14 +15,13 @@ STEPS = 6
 """Micro-steps of a probe: the first ones are slower than the rest."""
 LONGEST = 15.0
 """Seconds that all probes of an encoder may be expected to take."""
-_MOST = 3
 
 
 def probes(plan: Plan) -> list[Split]:
-    """The plan itself, then others that might turn out faster: half of the micro-batch, and the
-    other way to treat activations. None of them needs more than the plan, and together they are
-    short. None on a CPU: a process does not give memory back as a GPU's allocator does, and what
-    a probe leaves behind would count against the trial."""
+    """The plan itself, then the other way to treat activations, with which this or a later trial
+    might turn out faster. None of them needs more than the plan, and together they are short.
+    None on a CPU: a process does not give memory back as a GPU's allocator does, and what a probe
+    leaves behind would count against the trial."""
     found: list[Split] = []
     if plan.spec.device == "cpu":
         return []
@@ -32,14 +31,10 @@ def probes(plan: Plan) -> list[Split]:
         if need(plan.spec, split).total <= plan.need.total and seconds <= left:
             found.append(split)
             left -= seconds
-    return found[:_MOST]
+    return found
 
 
 def _candidates(planned: Split) -> Iterator[Split]:
-    smaller = max(1, planned.micro_batch // 2)
     yield planned
-    if smaller < planned.micro_batch:
-        yield Split(smaller, planned.checkpointing, planned.evaluated)
-    yield Split(planned.micro_batch, not planned.checkpointing, planned.evaluated)
-    if smaller < planned.micro_batch:
-        yield Split(smaller, not planned.checkpointing, planned.evaluated)
+    for size in dict.fromkeys((planned.micro_batch, max(1, planned.micro_batch // 2))):
+        yield Split(size, not planned.checkpointing, planned.evaluated)
