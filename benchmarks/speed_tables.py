@@ -111,7 +111,7 @@ def tables(lines: list[Line]) -> bool:
 
 def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
-        "task", "contender", "samples/s", "× Trainer", "first epoch", "loss", "",
+        "task", "contender", "samples/s", "× Trainer", "which had", "first epoch", "loss", "",
         title="samples a second",
     )  # fmt: skip
     ratios: dict[str, dict[str, float | None]] = {}
@@ -120,12 +120,13 @@ def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
         ratios.setdefault(line["task"], {})[line["contender"]] = times
         names = TASKS[line["task"]].title, line["contender"]
         if "failed" in line:
-            shown.add_row(*names, "failed", "", "", "", line["failed"][:60])
+            shown.add_row(*names, "failed", *[""] * 4, line["failed"][:60])
             continue
         shown.add_row(
             *names,
             f"{line['samples_per_second']:.0f}",
             _times(times),
+            f"{line['samples_per_second'] / times:.0f}" if times else "",
             f"{line['first_epoch']:.1f} s",
             f"{line['loss']:.4f}",
             (line.get("how") or line.get("why_eager") or "")[:60],
