@@ -1,57 +1,155 @@
-"""Many short trials in one cell: do they get slower, or larger?"""
+"""Many short trials in one cell: do they get slower, or larger?
+
+growth() ──▶ two cells in turns ──▶ one alone, many trials ──▶ both in turns again
+
+A host gets slower and faster by itself, by more than is looked for. So the cell that has many
+trials is held against another, trial by trial, before and after them: what slows both is the
+host's. As a program this is a cell, which does the trials it is asked for.
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import json
+import math
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import psutil
 import torch
 from speed_start import Quiet, made, tidy
-from speed_tables import grown
-from speed_tasks import DEVICE, TASKS, Keep, Line, corpus_of, settled
+from speed_tasks import DEVICE, TASKS, Keep, Line, corpus_of, in_words, settled
 
+from supermax.training.data.examples import Corpus
 from supermax.training.loop import train
 
 PAIRS = 64
 """Of a short trial."""
+FIRST = 5
+"""Trials of a cell before any counts."""
+TURNS = 60
+"""Trials of each cell that are held against the other's, before and after."""
 
 
 def growth(name: str, repeat: int, limit: float, keep: Keep) -> None:
-    """Of `repeat` trials, as far as they come in `limit` seconds."""
+    """Of `repeat` trials in one cell, as far as they come in `limit` seconds."""
     line = {"part": "start", "run": f"{time.time():.0f}", "task": name, "contender": "growth"}
     with tempfile.TemporaryDirectory() as folder:
-        keep(line | {"wanted": repeat} | _measured(name, repeat, limit, Path(folder)))
+        try:
+            found = _measured(name, repeat, limit, Path(folder))
+        except RuntimeError as error:
+            found = {"failed": in_words(error)}
+    keep(line | {"wanted": repeat} | found)
 
 
 def _measured(name: str, repeat: int, limit: float, folder: Path) -> Line:
-    what = TASKS[name]
-    corpus = corpus_of(replace(what, pairs=PAIRS))
+    alone: list[Line] = []
+    with _Cell(name, folder / "many") as many, _Cell(name, folder / "few") as few:
+        for cell in (many, few):
+            for number in range(FIRST):
+                cell.trial(number)
+        early = _in_turns(many, few)
+        began = time.perf_counter()
+        while not alone or (len(alone) < repeat and time.perf_counter() - began < limit):
+            alone.append(many.trial(len(alone)))
+        late = _in_turns(many, few)
+    return {
+        "trials": len(alone),
+        "seconds": _grown(*(statistics.median(one for one, _ in some) for some in (early, late))),
+        "beside": _grown(*(statistics.median(one for _, one in some) for some in (early, late))),
+        "over_beside": _apart(early, late),
+        "device_memory": _grown(alone[0]["device"], alone[-1]["device"]),
+        "host_memory": _grown(alone[0]["host"], alone[-1]["host"]),
+        "why_eager": alone[-1]["why_eager"],
+        "turns": [[[round(one, 4) for one in pair] for pair in some] for some in (early, late)],
+        "all_seconds": [round(one["seconds"], 4) for one in alone],
+    }
+
+
+def _in_turns(many: _Cell, few: _Cell) -> list[tuple[float, float]]:
+    """Seconds of both, trial by trial; neither is always the first."""
+    found = []
+    for turn in range(TURNS):
+        both = {cell: cell.trial(turn)["seconds"] for cell in ((many, few), (few, many))[turn % 2]}
+        found.append((both[many], both[few]))
+    return found
+
+
+def _apart(early: Sequence[tuple[float, float]], late: Sequence[tuple[float, float]]) -> Line:
+    """The one over the other, in the middle; and how far chance alone takes that (the standard
+    error of a median)."""
+    ratios = [[one / other for one, other in some] for some in (early, late)]
+    errors = [1.2533 * statistics.stdev(some) / len(some) ** 0.5 for some in ratios]
+    return _grown(*map(statistics.median, ratios)) | {"error": math.hypot(*errors)}
+
+
+def _grown(early: float, late: float) -> Line:
+    return {"early": early, "late": late, "growth": late / early - 1 if early else 0.0}
+
+
+class _Cell:
+    def __init__(self, name: str, folder: Path) -> None:
+        command = [sys.executable, str(Path(__file__)), name, str(folder)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def trial(self, number: int) -> Line:
+        asked, said = self._process.stdin, self._process.stdout
+        assert asked is not None
+        assert said is not None
+        print(number, file=asked, flush=True)
+        for line in said:
+            if line.startswith("{"):
+                found: Line = json.loads(line)
+                return found
+        raise RuntimeError(f"a cell ended with the code {self._process.wait()}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def _trial(name: str, corpus: Corpus, number: int, folder: Path) -> Line:
+    started = time.perf_counter()
+    dropout = 0.05 + 0.0005 * number  # another in each, as in a search
+    trial = made(TASKS[name], corpus, folder, epochs=1, dropout=dropout)
+    train(trial, Quiet())
+    settled()
+    seconds = time.perf_counter() - started
+    why = trial.way.why_eager
+    del trial
+    tidy()
+    return {
+        "seconds": seconds,
+        "device": torch.cuda.memory_reserved() if DEVICE == "cuda" else 0,
+        "host": psutil.Process().memory_info().rss,
+        "why_eager": why,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A cell of growth(): trials by their numbers.")
+    parser.add_argument("task")
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    corpus = corpus_of(replace(TASKS[options.task], pairs=PAIRS))
     gc.collect()
     gc.freeze()  # as cells do
-    began = time.perf_counter()
-    seconds: list[float] = []
-    device: list[int] = []
-    host: list[int] = []
-    while len(seconds) < repeat and time.perf_counter() - began < limit:
-        started = time.perf_counter()
-        dropout = 0.05 + 0.0005 * len(seconds)  # another in each, as in a search
-        trial = made(what, corpus, folder, epochs=1, dropout=dropout)
-        train(trial, Quiet())
-        settled()
-        seconds.append(time.perf_counter() - started)
-        why = trial.way.why_eager
-        del trial
-        tidy()
-        device.append(torch.cuda.memory_reserved() if DEVICE == "cuda" else 0)
-        host.append(psutil.Process().memory_info().rss)
-    return {
-        "trials": len(seconds),
-        "device_memory": grown(device),
-        "host_memory": grown(host),
-        "why_eager": why,
-        "all_seconds": [round(one, 4) for one in seconds],
-    }
+    for number in sys.stdin:
+        print(json.dumps(_trial(options.task, corpus, int(number), options.folder)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

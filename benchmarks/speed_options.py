@@ -44,7 +44,7 @@ def options_of(description: str | None) -> argparse.Namespace:
     parser.add_argument("--seeds", **number, default=8, help="of same, at least 2")
     parser.add_argument("--short", metavar="TASK", help="whose encoder many short trials have")
     parser.add_argument("--repeat", **number, default=200, help="short trials of start")
-    parser.add_argument("--seconds", type=float, default=400, help="they may take at most")
+    parser.add_argument("--seconds", type=float, default=400, help="that they may take at most")
     parser.add_argument(
         "--results",
         type=Path,

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.pruners import NopPruner
 from speed_old import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
 from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
-from speed_trials import OLD_SECONDS, OLD_WORKERS, Ended, summed_up
+from speed_trials import OLD_SECONDS, OLD_WORKERS, Ended, ended_of, summed_up
 from transformers import Trainer
 
 
@@ -52,15 +53,15 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
         n_trials=number,
         direction="maximize",
         backend="optuna",
+        pruner=NopPruner(),
         compute_objective=objective,
     )
     assert len(ends) == EPOCHS * number  # it is asked every epoch
-    last = slice(EPOCHS - 1, None, EPOCHS)
-    reached = zip(ends[last], values[last], strict=True)
-    trials = [
-        Ended(choice(i).rate, choice(i).dropout, value, at)
-        for i, (at, value) in enumerate(reached)
-    ]
+    trials = []
+    for i in range(number):
+        epochs = slice(i * EPOCHS, (i + 1) * EPOCHS)
+        best, at = max(values[epochs]), ends[epochs][-1]  # the best epoch's, as the others say
+        trials.append(Ended(choice(i).rate, choice(i).dropout, best, at))
     return summed_up(trials, since, 1)
 
 
@@ -82,7 +83,7 @@ def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
 
     study = open_study(None, number)
     study.optimize(objective, n_trials=number)
-    return summed_up(_ended(study), since, 1)
+    return summed_up(ended_of(study), since, 1)
 
 
 def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
@@ -106,7 +107,7 @@ def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
     came = [json.loads(words.splitlines()[-1]) for words in said]
     rate = sum(one["steps"] / one["seconds"] for one in came)
     per_trial = came[0]["steps_of_a_trial"] / rate
-    ended = _ended(study)
+    ended = ended_of(study)
     if len(ended) == number:
         return summed_up(ended, since, OLD_WORKERS, per_trial, came=came)
     begun = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
@@ -119,11 +120,3 @@ def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
         "per_trial": per_trial,
         "came": came,
     }
-
-
-def _ended(study: optuna.Study) -> list[Ended]:
-    return [
-        Ended(t.params["rate"], t.params["dropout"], t.value, t.datetime_complete.timestamp())
-        for t in study.trials
-        if t.state.name == "COMPLETE" and t.value is not None and t.datetime_complete
-    ]

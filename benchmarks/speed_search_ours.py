@@ -10,7 +10,7 @@ from pathlib import Path
 from optuna.pruners import NopPruner
 from optuna.study import Study
 from speed_tasks import EPOCHS, Cells, Line, NotAvailable, Task, choice, corpus_of, validation_of
-from speed_trials import Ended, summed_up
+from speed_trials import ended_of, summed_up
 
 from supermax.space import loads
 from supermax.training.data.splits import Splits
@@ -58,18 +58,8 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
     if len(done) < number:
         raise NotAvailable(f"{len(done)} of {number} trials ended: {tuned.summary.faults}")
     results = [t.user_attrs["result"] for t in done]
-    trials = [
-        Ended(
-            t.params["optim.lr"],
-            t.params["encoder.dropout"],
-            t.value,
-            t.datetime_complete.timestamp(),
-        )
-        for t in done
-        if t.value is not None and t.datetime_complete
-    ]
     return summed_up(
-        trials,
+        ended_of(tuned.study, "optim.lr", "encoder.dropout"),
         since,
         cells.count,
         training=statistics.median(r["seconds"] for r in results),

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from numpy import percentile as percentiles
 from rich.console import Console
 from rich.table import Table
 from speed_tasks import ONE_BY_ONE, REFERENCE, TASKS, Line, cells_of
@@ -20,11 +19,6 @@ BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
 WARM, GROWTH = 1.0, 0.05
 NOISE = 2.5
 """Standard errors by which metrics may be apart that differ by chance alone."""
-QUICKEST = 10
-"""Percent of trials that say whether they get slower. Hosts get slower and faster by themselves,
-by more than is looked for, and only ever add to what a trial takes."""
-FIRST = 10
-"""Trials of a cell that do not count there."""
 MANY = 24
 """Trials of which the time end to end is shown."""
 
@@ -34,14 +28,6 @@ _OVER = {
     OLD: ("the old way", BEST_OVER_OLD),
 }
 """Whose trials ours are held against, and by how much they must be quicker."""
-
-
-def grown(values: Sequence[float], percentile: int = 50) -> Line:
-    """From the first third to the last, and by which share."""
-    rest = values[FIRST:] if len(values) >= 3 * FIRST else values
-    third = max(1, len(rest) // 3)
-    early, late = (float(percentiles(some, percentile)) for some in (rest[:third], rest[-third:]))
-    return {"early": early, "late": late, "growth": late / early - 1 if early else 0.0}
 
 
 @dataclass
@@ -83,11 +69,19 @@ def latest(lines: Iterable[Line]) -> list[Line]:
 def ratio(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
     """Times Trainer, or whoever, within one run. Of "samples_per_second" more is better, of others
     less."""
+    there = _of_run(line, lines, key, over)
+    if there is None or key not in line:
+        return None
+    quotient = float(line[key]) / there
+    return quotient if key == "samples_per_second" else 1 / quotient
+
+
+def _of_run(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
+    """What Trainer, or whoever, had in the run of this line."""
     for one in lines:
         same = all(one[k] == line[k] for k in ("part", "run", "task"))
-        if same and one["contender"] == over and key in one and key in line:
-            quotient = float(line[key]) / float(one[key])
-            return quotient if key == "samples_per_second" else 1 / quotient
+        if same and one["contender"] == over and key in one:
+            return float(one[key])
     return None
 
 
@@ -105,13 +99,14 @@ def tables(lines: list[Line]) -> bool:
     shown = Table("what", "measured", "bar", "", title="bars")
     for what, measured, bar, met in bars.rows:
         shown.add_row(what, measured, bar, "met" if met else "MISSED")
-    console.print(shown)
+    if bars.rows:
+        console.print(shown)
     return bars.missed
 
 
 def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
-        "task", "contender", "samples/s", "× Trainer", "which had", "first epoch", "loss", "",
+        "task", "contender", "samples/s", "× Trainer", "Trainer there", "first epoch", "loss", "",
         title="samples a second",
     )  # fmt: skip
     ratios: dict[str, dict[str, float | None]] = {}
@@ -126,7 +121,7 @@ def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
             *names,
             f"{line['samples_per_second']:.0f}",
             _times(times),
-            f"{line['samples_per_second'] / times:.0f}" if times else "",
+            f"{_of_run(line, lines, 'samples_per_second') or 0:.0f}",
             f"{line['first_epoch']:.1f} s",
             f"{line['loss']:.4f}",
             (line.get("how") or line.get("why_eager") or "")[:60],
@@ -172,10 +167,9 @@ def _tried_by_all(some: list[Line]) -> set[tuple[float, ...]]:
 
 
 def _metric(line: Line, same: set[tuple[float, ...]]) -> float | None:
-    """In the middle of these trials. (Earlier results say it of all of them.)"""
-    if "reached" not in line:
-        return line.get("metric")
-    return statistics.median(value for *tried, value in line["reached"] if tuple(tried) in same)
+    """In the middle of these trials; of all of its own where there are none."""
+    reached = [value for *tried, value in line.get("reached", []) if tuple(tried) in same]
+    return statistics.median(reached) if reached else line.get("metric")
 
 
 def _trial_cells(
@@ -269,7 +263,7 @@ def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
             bars.at_most(f"{title}: warm first step", line["first_step"], WARM, "s")
         if line["contender"] == "growth":
             kinds = {
-                "seconds": grown(line["all_seconds"], QUICKEST),
+                "seconds": line.get("over_beside", line["seconds"]),  # earlier ones have none
                 "device memory": line["device_memory"],
                 "host memory": line["host_memory"],
             }
@@ -284,10 +278,12 @@ def _start_words(line: Line) -> str:
         return f"failed: {line['failed'][:80]}"
     if line["contender"] == "growth":
         device, host = (line[kind] for kind in ("device_memory", "host_memory"))
-        middle, quick = grown(line["all_seconds"]), grown(line["all_seconds"], QUICKEST)
+        few, over = line.get("beside"), line.get("over_beside")
+        beside = f" ({few['early']:.3f} and {few['late']:.3f} beside)" if few else ""
+        beside += f": {over['growth']:+.1%} ± {over['error']:.1%}" if over else ""
         return (
-            f"{quick['early']:.3f} s a trial early, {quick['late']:.3f} late, in the middle "
-            f"{middle['early']:.3f} and {middle['late']:.3f}; "
+            f"{line['seconds']['early']:.3f} s a trial early, {line['seconds']['late']:.3f} late"
+            f"{beside}; "
             f"device {device['early'] / 2**20:.0f} and {device['late'] / 2**20:.0f} MiB; "
             f"host {host['early'] / 2**20:.0f} and {host['late'] / 2**20:.0f} MiB"
         )

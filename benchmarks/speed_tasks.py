@@ -31,7 +31,7 @@ from supermax.training.steps import Execution
 HERE = Path(__file__).parent
 PAIRS = 2058
 SENTENCES = (1, 2, 1, 3, 2, 1, 4, 2, 3, 8)
-"""That a text is made of: pairs of 40 tokens in the middle, with a long tail."""
+"""That a text is made of: pairs of 38 tokens in the middle, with a long tail."""
 RATE, WARMUP, CLIP = 2e-5, 0.1, 1.0
 RATES = [1e-5, 2e-5, 3e-5, 5e-5]
 DROPOUTS = [round(0.04 + 0.01 * i, 2) for i in range(24)]
@@ -194,6 +194,8 @@ class Cells:
 @contextmanager
 def service() -> Iterator[None]:
     """One that is there already is used. Raises NotAvailable where there can be none."""
+    if DEVICE == "cpu":
+        raise NotAvailable("there is no GPU to share")
     said: list[str] = []
     with mps.shared(said.append) as on:
         if not on:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from optuna.study import Study
 from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
 
 BARE, OLD = "Optuna, bare loop", "old way"
@@ -82,6 +83,15 @@ class Ended:
     dropout: float
     value: float
     at: float
+
+
+def ended_of(study: Study, rate: str = "rate", dropout: str = "dropout") -> list[Ended]:
+    """Those of a study that came to their end. `rate`, `dropout`: what it calls these."""
+    return [
+        Ended(t.params[rate], t.params[dropout], t.value, t.datetime_complete.timestamp())
+        for t in study.trials
+        if t.state.name == "COMPLETE" and t.value is not None and t.datetime_complete
+    ]
 
 
 def summed_up(

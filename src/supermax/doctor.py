@@ -231,7 +231,10 @@ def models(names: list[str]) -> Iterator[Finding]:
             yield Finding("models", WARNING, f"{name} is made from its configuration, untrained")
     if missing:
         yield Finding(
-            "models", WARNING, f"missing: {', '.join(missing)}", next(iter(missing.values()))
+            "models",
+            WARNING if found else BAD,
+            f"missing: {', '.join(missing)}",
+            next(iter(missing.values())),
         )
 
 

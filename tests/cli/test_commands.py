@@ -239,7 +239,9 @@ def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
     (playground / "notes.csv").unlink()
     broken = sm("doctor", "--preset", "demo", "--data", "notes.yaml", code=1)
     assert "There is no file" in broken
-    found = json.loads(sm("doctor", "--preset", "demo", "--json"))
+    nothing = sm("doctor", "--preset", "supermax", code=1)
+    assert "A run cannot start" in nothing  # none of its encoders is here
+    found = json.loads(sm("doctor", "--json"))
     assert {finding["about"] for finding in found} >= {"python", "machine", "device", "storage"}
 
 

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
+from supermax.memory.learning import Known
 from supermax.memory.planner import Plan, plan
 from supermax.memory.probes import LONGEST, STEPS, probes
-from supermax.memory.speed import micro_seconds
+from supermax.memory.speed import Pace, micro_seconds
 from tests.memory.specs import BERT_LARGE, GIB, specs
 from tests.memory.test_planner import budgets
 
@@ -21,31 +22,42 @@ def test_no_probe_needs_more_than_the_plan_nor_takes_long(spec: Spec, budget: in
     found = plan(spec, budget)
     if not isinstance(found, Plan):
         return
-    tried = probes(found)
-    assert len(set(tried)) == len(tried) <= 3
+    tried = probes(found, Known())
+    assert len(set(tried)) == len(tried) <= 2
     assert all(need(spec, split).total <= found.need.total for split in tried)
     assert sum(STEPS * micro_seconds(spec, split) for split in tried) <= LONGEST
 
 
-def test_the_plan_itself_comes_first_then_what_might_be_faster() -> None:
-    found = plan(Spec((BERT_LARGE,), effective_batch=32, length=256), 200 * GIB)
+def tried(gib: int, known: Known) -> list[tuple[int, bool]]:
+    found = plan(Spec((BERT_LARGE,), effective_batch=192, length=480), gib * GIB)
     assert isinstance(found, Plan)
-    assert found.whole
-    assert [(split.micro_batch, split.checkpointing) for split in probes(found)] == [
-        (32, False),
-        (32, True),
-        (16, True),
-    ]
+    return [(split.micro_batch, split.checkpointing) for split in probes(found, known)]
+
+
+def test_what_fits_as_it_is_is_probed_alone() -> None:
+    assert tried(200, Known()) == [(192, False)]
+    assert tried(200, Known(measurements=1)) == []
+
+
+def test_where_a_batch_is_split_the_other_way_is_probed_until_it_is_known() -> None:
+    for gib in (12, 20):
+        (size, way), (other, another) = tried(gib, Known())
+        assert another is not way
+        assert (other > size) is another  # activations that are not kept leave room for more
+        one_way = (Pace(size * 480, way, 0.1),)
+        assert tried(gib, Known(paces=one_way, measurements=1)) == [(other, another)]
+        both = (*one_way, Pace(other * 480, another, 0.2))
+        assert tried(gib, Known(paces=both, measurements=2)) == []
 
 
 def test_a_long_step_is_not_probed() -> None:
     huge = replace(BERT_LARGE, by_layer=(600_000_000,) * 24, matrices=600_000_000)
     found = plan(Spec((huge,), 512, 512), 20_000 * GIB)
     assert isinstance(found, Plan)
-    assert found.split not in probes(found)
+    assert found.split not in probes(found, Known())
 
 
 def test_nothing_is_probed_on_a_cpu() -> None:
     found = plan(Spec((BERT_LARGE,), 8, 64, device="cpu", precision="fp32"), 200 * GIB)
     assert isinstance(found, Plan)
-    assert probes(found) == []
+    assert probes(found, Known()) == []

@@ -51,7 +51,7 @@ class MemoryPlanner:
     book: Book
     budget: Budget
     _lengths: dict[str, Lengths] = field(default_factory=dict)
-    _probed: set[tuple[str, ...]] = field(default_factory=set)
+    _probed: set[tuple[bool | str, ...]] = field(default_factory=set)
     _free: int | None = None
     """What this run could have when it was last looked."""
 
@@ -105,16 +105,18 @@ class MemoryPlanner:
         return found
 
     def _probes(self, found: Plan, failed: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """For the first trial of an encoder of which nothing is known on this device."""
+        """For the first trial of an encoder of which too little is known on this device: by one
+        trial of a run, and by one more where a batch does not fit as it is."""
         encoders = tuple(encoder.fingerprint for encoder in found.spec.encoders)
-        if failed or encoders in self._probed or self.book.known(found.spec).measurements:
+        wanted = [] if failed else probes(found, self.book.known(found.spec))
+        if not wanted or (found.whole, *encoders) in self._probed:
             return {}
-        self._probed.add(encoders)
+        self._probed.add((found.whole, *encoders))
         length = found.spec.length
         return {
             "probes": [
                 {"micro_batch": s.micro_batch, "checkpointing": s.checkpointing, "length": length}
-                for s in probes(found)
+                for s in wanted
             ]
         }
 

@@ -90,7 +90,7 @@ def doctor(
     ] = "criteria",
     preset: Annotated[
         str, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
-    ] = "supermax",
+    ] = "demo",
     storage: Storage = STORAGE,
     data: Annotated[
         Path | None,
@@ -104,7 +104,7 @@ def doctor(
 
     \b
     Examples:
-      supermax doctor --preset demo
+      supermax doctor --preset supermax
       supermax doctor --data notes.yaml --json
     """
     if agent not in AGENTS:

@@ -56,8 +56,8 @@ class Occupied:
 
 class Planner(Protocol):
     def provide(self, trial: Trial, failed: Sequence[dict[str, Any]]) -> Provision | Refused:
-        """What the trial needs. `failed`: how it was executed when it ran out of memory; what is
-        provided must need less than any of them, and one of them again ends the trial."""
+        """What the trial needs. `failed`: how it was executed when it ran out of memory; one of
+        them again ends the trial."""
 
     def room(self, occupied: Occupied) -> int | None:
         """Bytes for another trial there; None: it is not known, and not what decides."""

@@ -93,14 +93,13 @@ def plan(
     failed: Sequence[Failed] = (),
 ) -> Plan | NoPlan:
     """The whole batch at once where it fits into `budget` bytes of the device, else the fastest
-    plan that does. `failed`: what turned out not to do; a plan must need less, or give the same
-    split clearly more."""
-    tried = _no_slower_than_parts(
-        [_made(spec, split, correction, measured) for split in splits(spec)]
-    )
+    plan that does. `failed`: what turned out not to do; a plan must need less, or be given clearly
+    more memory."""
+    tried = [_made(spec, split, correction, measured) for split in splits(spec)]
     if spec.device != "cpu":
         tightest = min(tried, key=lambda plan: plan.need.total).split
         tried.append(_made(spec, replace(tightest, best_on_host=True), correction, measured))
+    tried = _no_slower_than_parts(tried)
     bounds = [(f.memory, need(spec, f.split).total) for f in failed]
     fitting = [p for p in tried if p.need.total <= budget and _better(p, bounds)]
     if fitting:
@@ -115,15 +114,15 @@ def plan(
 
 
 def _no_slower_than_parts(largest_first: Sequence[Plan]) -> list[Plan]:
-    """What larger micro-batches take, no more than smaller ones one after the other: a slow
-    measurement of some says nothing against the rest. With and without activations that are
-    computed again, each by itself."""
-    least: dict[bool, float] = {}
+    """What larger micro-batches take, no more than smaller ones one after the other: a size that
+    was measured in a slow moment is no reason for a smaller one. With and without activations that
+    are computed again, each by itself."""
+    lowest: dict[bool, float] = {}
     found = []
     for plan in reversed(largest_first):
         again = plan.split.checkpointing
-        least[again] = min(plan.seconds, least.get(again, plan.seconds))
-        found.append(replace(plan, seconds=least[again]))
+        lowest[again] = min(plan.seconds, lowest.get(again, plan.seconds))
+        found.append(replace(plan, seconds=lowest[again]))
     return found[::-1]
 
 

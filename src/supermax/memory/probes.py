@@ -1,14 +1,16 @@
-"""Which few steps to try before an encoder's first trial here, since nothing is known of it yet.
+"""Which few steps to try before a trial, since too little is known of its encoder here.
 
-Plan ──probes()──▶ splits to try within the memory that is kept for the trial anyway
+Plan, Known ──probes()──▶ splits to try within the memory that is kept for the trial anyway
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from supermax.memory.estimate import Split, need
-from supermax.memory.planner import Plan
+from supermax.memory.learning import Known
+from supermax.memory.planner import Plan, splits
 from supermax.memory.speed import micro_seconds
 
 STEPS = 6
@@ -17,24 +19,30 @@ LONGEST = 15.0
 """Seconds that all probes of an encoder may be expected to take."""
 
 
-def probes(plan: Plan) -> list[Split]:
-    """The plan itself, then the other way to treat activations, with which this or a later trial
-    might turn out faster. None of them needs more than the plan, and together they are short.
+def probes(plan: Plan, known: Known) -> list[Split]:
+    """The plan itself, where nothing is known of its encoder yet. Where the batch does not fit as
+    it is, also the largest micro-batch with the other way to treat activations, which might be
+    faster, unless that way is known. None needs more than the plan, and together they are short.
     None on a CPU: a process does not give memory back as a GPU's allocator does, and what a probe
     leaves behind would count against the trial."""
     found: list[Split] = []
     if plan.spec.device == "cpu":
         return []
     left = LONGEST
-    for split in _candidates(plan.split):
+    for split in _candidates(plan, known):
         seconds = STEPS * micro_seconds(plan.spec, split)
-        if need(plan.spec, split).total <= plan.need.total and seconds <= left:
+        if seconds <= left:
             found.append(split)
             left -= seconds
     return found
 
 
-def _candidates(planned: Split) -> Iterator[Split]:
-    yield planned
-    for size in dict.fromkeys((planned.micro_batch, max(1, planned.micro_batch // 2))):
-        yield Split(size, not planned.checkpointing, planned.evaluated)
+def _candidates(plan: Plan, known: Known) -> Iterator[Split]:
+    planned = plan.split
+    if not known.measurements:
+        yield planned
+    again = not planned.checkpointing
+    if plan.whole or any(pace.checkpointing == again for pace in known.paces):
+        return
+    others = (other for other in splits(plan.spec) if other.checkpointing == again)
+    yield from islice((o for o in others if need(plan.spec, o).total <= plan.need.total), 1)
