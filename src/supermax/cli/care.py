@@ -104,7 +104,7 @@ def doctor(
 
     \b
     Examples:
-      supermax doctor --preset supermax
+      supermax doctor
       supermax doctor --data notes.yaml --json
     """
     if agent not in AGENTS:
