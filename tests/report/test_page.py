@@ -68,6 +68,7 @@ def test_it_holds_what_a_person_looks_for(rich: StudyRecord) -> None:
     for text in (
         f"Trial {best.number} has the highest macro_f1",
         "deberta-v3-base",
+        "compiled and recorded",
         "signal SIGSEGV",
         "device out of memory",
         "Mend the objective",

@@ -135,6 +135,7 @@ def best(facts: Facts) -> Html:
             ("epochs", "epochs"),
             ("threshold", "threshold"),
             ("parameters", "weights"),
+            ("steps", "steps"),
         )
         if trial.result.get(key) is not None
     ]
