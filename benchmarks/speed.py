@@ -5,7 +5,8 @@
     python benchmarks/speed.py parts [TASK]          where the time of a recorded step goes
     python benchmarks/speed.py widths [TASK]         a recorded step by its width, and recording it
     python benchmarks/speed.py attention [TASK]      its kernels, and a dropout they see first
-    python benchmarks/speed.py start [TASK]          before the first step, and over many trials
+    python benchmarks/speed.py start [TASK]          before the first step, and beside the steps
+    python benchmarks/speed.py growth [TASK]         many short trials in one cell
     python benchmarks/speed.py same [TASK]           the metric reached, however steps are taken
     python benchmarks/speed.py table                 what is in the results so far, beside its bars
     python benchmarks/speed.py chart                 the same as a picture
@@ -66,11 +67,13 @@ def main() -> int:
 
         {"parts": parts, "widths": widths, "attention": attention}[options.part](first, keep)
     elif options.part == "start":
-        from speed_growth import growth
         from speed_start import start
 
         start(first, keep)
-        growth(options.short or first, options.repeat, options.seconds, keep)
+    elif options.part == "growth":
+        from speed_growth import growth
+
+        growth(first, options.repeat, options.seconds, keep)
     elif options.part == "same":
         from speed_same import same
 

@@ -35,6 +35,8 @@ PAIRS = 64
 """Of a short trial."""
 FIRST = 5
 """Trials of a cell before any counts."""
+EDGE = 20
+"""Trials of those alone that say how much memory there is early and late."""
 TURNS = 60
 """Trials of each cell that are held against the other's, before and after."""
 
@@ -66,8 +68,8 @@ def _measured(name: str, repeat: int, limit: float, folder: Path) -> Line:
         "seconds": _grown(*(statistics.median(one for one, _ in some) for some in (early, late))),
         "beside": _grown(*(statistics.median(one for _, one in some) for some in (early, late))),
         "over_beside": _apart(early, late),
-        "device_memory": _grown(alone[0]["device"], alone[-1]["device"]),
-        "host_memory": _grown(alone[0]["host"], alone[-1]["host"]),
+        "device_memory": _edges([one["device"] for one in alone]),
+        "host_memory": _edges([one["host"] for one in alone]),
         "why_eager": alone[-1]["why_eager"],
         "turns": [[[round(one, 4) for one in pair] for pair in some] for some in (early, late)],
         "all_seconds": [round(one["seconds"], 4) for one in alone],
@@ -89,6 +91,11 @@ def _apart(early: Sequence[tuple[float, float]], late: Sequence[tuple[float, flo
     ratios = [[one / other for one, other in some] for some in (early, late)]
     errors = [1.2533 * statistics.stdev(some) / len(some) ** 0.5 for some in ratios]
     return _grown(*map(statistics.median, ratios)) | {"error": math.hypot(*errors)}
+
+
+def _edges(values: Sequence[float]) -> Line:
+    edge = max(1, min(EDGE, len(values) // 3))
+    return _grown(statistics.median(values[:edge]), statistics.median(values[-edge:]))
 
 
 def _grown(early: float, late: float) -> Line:

@@ -11,7 +11,8 @@ from pathlib import Path
 from speed_tasks import DEVICE, HERE, TASKS, cells_of
 from speed_trials import OLD_SECONDS
 
-PARTS = ("steady", "trials", "parts", "widths", "attention", "start", "same", "table", "chart")
+MEASURED = ("steady", "trials", "parts", "widths", "attention", "start", "growth", "same")
+PARTS = (*MEASURED, "table", "chart")
 ON_A_GPU = ("parts", "widths", "attention")
 WITH_TRAINER = ("steady", "trials")
 _RESULTS = HERE / "results"
@@ -42,8 +43,7 @@ def options_of(description: str | None) -> argparse.Namespace:
     limit = f"of the old way, as far as they come in {OLD_SECONDS:.0f} s"
     parser.add_argument("--old-trials", **number, default=3, help=limit)
     parser.add_argument("--seeds", **number, default=8, help="of same, at least 2")
-    parser.add_argument("--short", metavar="TASK", help="whose encoder many short trials have")
-    parser.add_argument("--repeat", **number, default=200, help="short trials of start")
+    parser.add_argument("--repeat", **number, default=200, help="short trials of growth")
     parser.add_argument("--seconds", type=float, default=400, help="that they may take at most")
     parser.add_argument(
         "--results",
@@ -62,7 +62,7 @@ def _trouble(options: argparse.Namespace) -> str | None:
     """Before minutes are spent."""
     if options.seeds < 2:
         return "of one seed there is no noise to see: --seeds 2 at least"
-    if unknown := {*options.tasks, options.short or "tiny"} - set(TASKS):
+    if unknown := set(options.tasks) - set(TASKS):
         return f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
     if len(options.tasks) > 1 and options.part != "steady":
         return f"{options.part} takes one task at a time"
