@@ -47,7 +47,7 @@ def growth(name: str, repeat: int, limit: float, keep: Keep) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = _measured(name, repeat, limit, Path(folder))
-        except RuntimeError as error:
+        except (RuntimeError, BrokenPipeError) as error:
             found = {"failed": in_words(error)}
     keep(line | {"wanted": repeat} | found)
 

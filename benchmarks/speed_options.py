@@ -11,8 +11,9 @@ from pathlib import Path
 from speed_tasks import DEVICE, HERE, TASKS, cells_of
 from speed_trials import OLD_SECONDS
 
-MEASURED = ("steady", "trials", "parts", "widths", "attention", "start", "growth", "same")
-PARTS = (*MEASURED, "table", "chart")
+PARTS = (
+    "steady", "trials", "parts", "widths", "attention", "start", "growth", "same", "table", "chart"
+)  # fmt: skip
 ON_A_GPU = ("parts", "widths", "attention")
 WITH_TRAINER = ("steady", "trials")
 _RESULTS = HERE / "results"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from supermax.memory.estimate import need
+from supermax.memory.estimate import Correction, need
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Known
 from supermax.memory.planner import Plan, plan
@@ -17,14 +18,17 @@ from tests.memory.test_planner import budgets
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs(), budgets)
-def test_no_probe_needs_more_than_the_plan_nor_takes_long(spec: Spec, budget: int) -> None:
-    found = plan(spec, budget)
+@given(specs(), budgets, st.floats(0.25, 4.0), st.integers(0, 3))
+def test_no_probe_needs_more_than_the_plan_nor_takes_long(
+    spec: Spec, budget: int, scale: float, measurements: int
+) -> None:
+    correction = Correction(scale, worst=scale) if measurements else Correction()
+    found = plan(spec, budget, correction=correction)
     if not isinstance(found, Plan):
         return
-    tried = probes(found, Known())
+    tried = probes(found, Known(correction, measurements=measurements))
     assert len(set(tried)) == len(tried) <= 2
-    assert all(need(spec, split).total <= found.need.total for split in tried)
+    assert all(need(spec, split, correction).total <= found.need.total for split in tried)
     assert sum(STEPS * micro_seconds(spec, split) for split in tried) <= LONGEST
 
 

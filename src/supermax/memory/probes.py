@@ -6,7 +6,6 @@ Plan, Known ──probes()──▶ splits to try within the memory that is kept
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 
 from supermax.memory.estimate import Split, need
 from supermax.memory.learning import Known
@@ -44,5 +43,8 @@ def _candidates(plan: Plan, known: Known) -> Iterator[Split]:
     again = not planned.checkpointing
     if plan.whole or any(pace.checkpointing == again for pace in known.paces):
         return
-    others = (other for other in splits(plan.spec) if other.checkpointing == again)
-    yield from islice((o for o in others if need(plan.spec, o).total <= plan.need.total), 1)
+    for other in splits(plan.spec):
+        total = need(plan.spec, other, known.correction).total
+        if other.checkpointing == again and total <= plan.need.total:
+            yield other
+            return
