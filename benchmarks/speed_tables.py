@@ -138,9 +138,10 @@ def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
 
 def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
-        "task", "contender", "s a trial", "× Trainer", "× old", "first after", "trials",
-        "all of them", f"{MANY} trials", "metric of the same", "best", "cells", "",
+        "task", "contender", "s a trial", "× Trainer", "Trainer there", "× old", "first after",
+        "trials", f"{MANY} trials", "metric", "best", "cells", "",
         title="whole trials, from the start of the process",
+        caption="metric: in the middle of the trials that everybody had; best: of all its own",
     )  # fmt: skip
     for task in dict.fromkeys(line["task"] for line in some):
         here = [line for line in some if line["task"] == task]
@@ -151,7 +152,8 @@ def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
             if cells_of(line["contender"]) is not None:
                 for over, found in times.items():
                     reached[over] += [found] if found is not None else []
-            cells = _trial_cells(line, times[REFERENCE], times[OLD], _metric(line, same))
+            there = _of_run(line, lines, "per_trial")
+            cells = _trial_cells(line, times, there, _metric(line, same))
             shown.add_row(TASKS[task].title, line["contender"], *cells)
         for over, (name, bar) in _OVER.items():
             if reached[over] and TASKS[task].best is not None:
@@ -173,7 +175,7 @@ def _metric(line: Line, same: set[tuple[float, ...]]) -> float | None:
 
 
 def _trial_cells(
-    line: Line, times: float | None, over_old: float | None, metric: float | None
+    line: Line, times: dict[str, float | None], there: float | None, metric: float | None
 ) -> list[str]:
     if "failed" in line:
         return ["failed", *[""] * 9, line["failed"][:50]]
@@ -182,11 +184,11 @@ def _trial_cells(
     reckoned = "reckoned" if line.get("reckoned") else ""
     return [
         f"{line['per_trial']:.2f}",
-        _times(times),
-        _times(over_old),
+        _times(times[REFERENCE]),
+        f"{there:.2f}" if there is not None else "",
+        _times(times[OLD]),
         f"{line['before_first']:.1f} s",
-        str(line["trials"]),
-        f"{line['whole']:.0f} s",
+        f"{line['trials']} in {line['whole']:.0f} s",
         f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
         f"{metric:.3f}" if metric is not None else "",
         f"{line['best']:.3f}" if "best" in line else "",

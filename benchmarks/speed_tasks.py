@@ -67,10 +67,12 @@ class Task:
     """How many times Trainer the best of all contenders must reach."""
     pairs: int = PAIRS
     whole_posts: bool = False
+    called: str = ""
+    """What it is called in tables, where that is not its encoder's name."""
 
     @property
     def title(self) -> str:
-        return f"{self.encoder.rpartition('/')[2]} {self.batch}"
+        return f"{self.called or self.encoder.rpartition('/')[2]} {self.batch}"
 
 
 def task(encoder: str, batch: int, length: int = 128, **more: Any) -> Task:
@@ -85,7 +87,7 @@ TASKS = {
     "roberta32": task("roberta-base", 32, 256, whole_posts=True),
     "minilm16": task("sentence-transformers/all-MiniLM-L6-v2", 16),
     # One that has learnt before, so that there is a metric to compare. MINILM: a folder of it.
-    "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128),
+    "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
 
