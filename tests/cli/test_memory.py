@@ -131,6 +131,35 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
         assert share["split"] > 0
 
 
+def test_a_search_is_planned_as_its_file_says(tmp_path: Path) -> None:
+    file = tmp_path / "notes.yaml"
+    file.write_text(
+        "agent: share\npreset: max\ngpu_memory: 8GiB\nmodels: [bert-base-uncased]\n"
+        "narrow: {text.max_length: 128}\ndata: {path: not/there.csv}\n"
+    )
+    found = data("plan", str(file))
+    assert (found["agent"], found["budget"]) == ("share", 8 << 30)
+    ((name, share),) = found["encoders"].items()
+    every = data("plan", "--space", "max", "--agent", "share", "--gpu-memory", "24GiB")
+    assert name == "bert-base-uncased"
+    assert share["largest"] < every["encoders"][name]["largest"]  # its lengths are shorter
+    assert "on a device with 24.0 GiB" in sm("plan", str(file), "--gpu-memory", "24GiB")
+
+
+@pytest.mark.parametrize("command", ["plan", "tune"])
+def test_a_space_without_an_encoder_is_told_so(tmp_path: Path, command: str) -> None:
+    file = tmp_path / "notes.yaml"
+    file.write_text("agent: share\nspace: {parameters: {optim.name: {choices: [adamw, lion]}}}\n")
+    more = ("--no-supervisor", "--storage", f"{tmp_path}/a.db") if command == "tune" else ()
+    said = sm(command, str(file), "--gpu-memory", "24GiB", *more, code=2)
+    assert "The space 'share' has no encoder to train. Give it some" in said
+
+
+def test_an_agent_is_planned_as_tune_would_search_it() -> None:
+    found = data("plan", "joint", "--gpu-memory", "24GiB")
+    assert found == data("plan", "--space", "demo", "--agent", "joint", "--gpu-memory", "24GiB")
+
+
 @pytest.mark.parametrize("name", ["bert-base-uncased", "untrained/bert-base-uncased", "tiny"])
 def test_an_encoder_goes_by_the_name_that_was_asked_for(name: str) -> None:
     said = sm("plan", "--model", name, "--gpu-memory", "100MiB", code=1)
@@ -208,6 +237,15 @@ def test_a_peak_on_a_cpu_is_told_from_what_was_kept(
     [
         ((), "Name one encoder"),
         (("--model", "tiny", "--space", "demo"), "Name one encoder"),
+        (("criteria", "--space", "demo"), "Name one encoder"),
+        (("criteria", "--model", "tiny"), "Name one encoder"),
+        (("criteria", "--batch", "16"), "--batch cannot go with criteria"),
+        (("criteria", "--agent", "joint"), "--agent cannot go with criteria"),
+        (("criteria", "--gpu-memory", "24"), "24 what? Write 24GiB or 500MB."),
+        (("criteria", "--evidence-model", "tiny"), "--evidence-model goes with --model"),
+        (("criterai",), "did you mean 'criteria'"),
+        (("all",), "one search at a time"),
+        (("not/there.yaml",), "There is no file not/there.yaml"),
         (("--space", "demo", "--batch", "16"), "--batch cannot go with --space"),
         (("--space", "demo", "--frozen", "0", "--accum", "2"), "--accum and --frozen cannot go"),
         (("--space", "demo", "--length", "64"), "--length cannot go with --space"),

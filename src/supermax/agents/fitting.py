@@ -20,10 +20,25 @@ class Fitted:
     notices: list[str] = field(default_factory=list)
 
 
+def encoder_names(space: Space) -> list[str]:
+    """All that a space has as a trial's encoder. Raises UserError when it has none."""
+    first = ENCODERS[0]
+    names = choices(space, first) if first in space.parameters else []
+    if not names:
+        raise UserError(
+            f"The space '{space.name}' has no encoder to train. Give it some, for example "
+            f"{first}: {{choices: [bert-base-uncased]}}."
+        )
+    return [str(name) for name in names]
+
+
 def fitted(space: Space, device_type: str) -> Fitted:
     """The space with what is possible here. Raises UserError when no encoder is left."""
-    names = [name for key in ENCODERS if key in space.parameters for name in choices(space, key)]
-    found, missing = find_all(list(dict.fromkeys(map(str, names))))
+    names = encoder_names(space)
+    names += [
+        str(n) for key in ENCODERS[1:] if key in space.parameters for n in choices(space, key)
+    ]
+    found, missing = find_all(list(dict.fromkeys(names)))
     if not found:
         raise UserError(listed("None of the encoders can be had:", missing.values()))
     notices = list(missing.values())

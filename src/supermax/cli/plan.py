@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from supermax.cli.completing import among, preset_names
+from supermax.cli.completing import among, preset_names, targets
 from supermax.cli.opening import AsJson, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import UserError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from supermax.memory.estimate import Need
     from supermax.memory.facts import Spec
     from supermax.memory.planner import NoPlan, Plan
+    from supermax.settings import Settings
+    from supermax.space import Space
 
 ITEMS = {
     "weights": "weights, fp32",
@@ -48,6 +50,13 @@ OPTIMIZERS = ("adamw", "adamw_8bit", "adafactor", "lion")
 
 def plan(
     ctx: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A search as `tune` takes it, an agent or a YAML file: each of its encoders.",
+            autocompletion=targets,
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="An encoder: its name, or a folder.")] = None,
     batch: Annotated[int, typer.Option(min=1, max=100_000, help="Sequences of a batch.")] = 16,
     accum: Annotated[int, typer.Option(min=1, max=10_000, help="Batches of an update.")] = 1,
@@ -71,7 +80,7 @@ def plan(
     space: Annotated[
         str | None,
         typer.Option(
-            help="Instead of one model: a preset, or a space's file, for each of its encoders.",
+            help="A preset, or a space's file: each of its encoders.",
             autocompletion=preset_names,
         ),
     ] = None,
@@ -87,15 +96,22 @@ def plan(
 
     \b
     Examples:
+      supermax plan notes.yaml --gpu-memory 24GiB
       supermax plan --model bert-large-uncased --batch 48 --accum 4 --length 480 --gpu-memory 24GiB
       supermax plan --space supermax --gpu-memory 24GiB
     """
-    if (model is None) == (space is None):
-        raise UserError("Name one encoder with --model, or a preset with --space.")
+    if sum(one is not None for one in (target, model, space)) != 1:
+        raise UserError(
+            "Name one encoder with --model, a preset with --space, or a search as `supermax tune` "
+            "takes it: an agent or a YAML file."
+        )
+    if model is None:
+        own = OF_ONE_TRIAL if target is None else (*OF_ONE_TRIAL, "agent")
+        if given := [f"--{name}" for name in own if _is_given(ctx, name)]:
+            what = target or "--space"
+            raise UserError(f"{' and '.join(given)} cannot go with {what}, which has its own.")
     if space is not None:
         agent = _agent_of(space, agent if _is_given(ctx, "agent") else None)
-        if given := [f"--{name}" for name in OF_ONE_TRIAL if _is_given(ctx, name)]:
-            raise UserError(f"{' and '.join(given)} cannot go with --space, which has its own.")
     for name, value, known in (
         ("agent", agent, AGENTS),
         ("optimizer", optimizer, OPTIMIZERS),
@@ -108,9 +124,15 @@ def plan(
             raise UserError("plan takes one encoder; --space shows several side by side.")
     if evidence_model is not None and (model is None or agent != "joint"):
         raise UserError("--evidence-model goes with --model and --agent joint.")
-    budget = _budget(gpu_memory, device)
+    if target is not None:
+        search = _search(target, gpu_memory)
+        _of_space(
+            _searched(search), search.agent, _budget(search.gpu_memory, device), device, as_json
+        )
+        return
+    budget = _budget(_bytes(gpu_memory), device)
     if space is not None:
-        _of_space(space, agent, budget, device, as_json)
+        _of_space(_named(space, agent), agent, budget, device, as_json)
         return
     assert model is not None
     _of_model(
@@ -146,14 +168,46 @@ def _agent_of(space: str, given: str | None) -> str:
     return own
 
 
-def _budget(given: str | None, device: str) -> int:
+def _search(target: str, gpu_memory: str | None) -> Settings:
+    from supermax.cli.tune import ALL, resolved
+    from supermax.settings.resolving import Value
+
+    if target == ALL:
+        raise UserError(f"plan takes one search at a time: {', '.join(AGENTS)} or a YAML file.")
+    flags = {} if gpu_memory is None else {"gpu_memory": Value(gpu_memory, "--gpu-memory")}
+    return resolved(target, flags)[0].settings
+
+
+def _searched(search: Settings) -> Space:
+    from supermax.search import space_of
+
+    return space_of(search)
+
+
+def _named(name: str, agent: str) -> Space:
+    """A preset's, or that of a file."""
+    from supermax.space import load
+    from supermax.space.presets import preset, presets
+
+    try:
+        return preset(agent, name).space if name in presets() else load(name)
+    except UserError as error:
+        raise UserError(f"{error} Presets are {', '.join(presets())}.") from None
+
+
+def _bytes(given: str | None) -> int | None:
+    try:
+        return None if given is None else int(size(given))
+    except ValueError as error:
+        raise UserError(f"--gpu-memory {given}: {error}.") from None
+
+
+def _budget(given: int | None, device: str) -> int:
+    """What was given, or what this machine has."""
     from supermax.memory.budgets import GpuBudget, host_budget
 
     if given is not None:
-        try:
-            return int(size(given))
-        except ValueError as error:
-            raise UserError(f"--gpu-memory {given}: {error}.") from None
+        return given
     found = GpuBudget().whole if device == "cuda" else host_budget()
     if not found:
         raise UserError("No GPU is to be seen here: say its memory, --gpu-memory 24GiB.")
@@ -266,17 +320,11 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}
 
 
-def _of_space(name: str, agent: str, budget: int, device: str, as_json: bool) -> None:
+def _of_space(space: Space, agent: str, budget: int, device: str, as_json: bool) -> None:
     from supermax.agents.fits import fits
-    from supermax.space import choices, load
-    from supermax.space.presets import preset, presets
+    from supermax.agents.fitting import encoder_names
 
-    try:
-        space = preset(agent, name).space if name in presets() else load(name)
-    except UserError as error:
-        raise UserError(f"{error} Presets are {', '.join(presets())}.") from None
-    encoders = [str(choice) for choice in choices(space, "encoder.name")]
-    sources = {encoder: _source(encoder) for encoder in encoders}
+    sources = {encoder: _source(encoder) for encoder in encoder_names(space)}
     shares = fits(space, sources, agent, budget, _execution(device))
     if as_json:
         named = {"space": space.name, "agent": agent, "device": device, "budget": budget}
