@@ -37,14 +37,14 @@ class Bars:
     rows: list[tuple[str, str, str, bool]] = field(default_factory=list)
 
     def at_least(self, what: str, measured: float | None, bar: float) -> None:
-        """None: it was tried and failed."""
+        """None: it failed, or there is nothing to hold it against."""
         met = measured is not None and measured >= bar
-        self.rows.append((what, _times(measured) or "failed", f"≥ {bar:g}×", met))
+        self.rows.append((what, _times(measured) or "no figure", f"≥ {bar:g}×", met))
 
     def at_most(self, what: str, measured: float, bar: float, unit: str) -> None:
         share = unit == "%"
         shown = f"{measured:.1%}" if share else f"{measured:.2f} {unit}"
-        limit = f"≤ {bar:.0%}" if share else f"< {bar:g} {unit}"
+        limit = f"≤ {bar:.0%}" if share else f"≤ {bar:g} {unit}"
         self.rows.append((what, shown, limit, measured <= bar))
 
     @property

@@ -90,6 +90,8 @@ TASKS = {
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
+ON_THE_GPU = [name for name in TASKS if name not in ("trained16", "tiny")]
+"""Whose samples a second are compared: encoders from their configuration, of real sizes."""
 
 
 @dataclass(frozen=True)
