@@ -27,7 +27,7 @@ from pathlib import Path
 from common import machine
 from speed_options import ON_A_GPU, check, options_of
 from speed_tables import tables
-from speed_tasks import ON_THE_GPU, Line, device_name
+from speed_tasks import COMPARED, Line, device_name
 from speed_trials import SHORT, contenders_of, how_many, trials
 
 SEARCHES = ["bare", "cells"]
@@ -53,7 +53,7 @@ def main() -> int:
 
         chosen = options.contenders or CONTENDERS
         check(chosen, SINGLE, shown=SINGLE)
-        steady(options.tasks or ON_THE_GPU, chosen, keep)
+        steady(options.tasks or COMPARED, chosen, keep)
     elif options.part == "trials":
         names = _searches(options)
         check(names, SHORT.values(), shown=SHORT)

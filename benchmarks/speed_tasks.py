@@ -90,7 +90,7 @@ TASKS = {
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
-ON_THE_GPU = [name for name in TASKS if name not in ("trained16", "tiny")]
+COMPARED = [name for name in TASKS if name not in ("trained16", "tiny")]
 """Whose samples a second are compared: encoders from their configuration, of real sizes."""
 
 

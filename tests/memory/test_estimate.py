@@ -142,7 +142,7 @@ probe(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # what libraries ta
 gc.collect()
 before = kernel.resident_size()
 for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False)):
-    wanted = config("middling", 2 * batch)
+    wanted = config("middling", 4 * batch)
     kernel.forget_peak_rss()
     probe(wanted, Execution(micro_batch=batch, checkpoint_activations=again), length, updates=2)
     spec = replace(spec_of(wanted, [find("middling")], Execution()), length=length)

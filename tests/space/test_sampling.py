@@ -88,7 +88,7 @@ def test_what_is_sampled_is_as_the_space_says(space: Space, sampler: str, seed: 
 
 @pytest.mark.parametrize("name", list(_MAKERS))
 def test_every_sampler_of_optuna_stays_feasible(name: str) -> None:
-    n = 14 if name == "gp" else 40  # its first ten are random
+    n = 20 if name == "gp" else 40
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study, configs = run(MIXED, name, n)

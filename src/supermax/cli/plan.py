@@ -125,10 +125,11 @@ def plan(
     if evidence_model is not None and (model is None or agent != "joint"):
         raise UserError("--evidence-model goes with --model and --agent joint.")
     if target is not None:
+        from supermax.search import space_of
+
         search = _search(target, gpu_memory)
-        _of_space(
-            _searched(search), search.agent, _budget(search.gpu_memory, device), device, as_json
-        )
+        budget = _budget(search.gpu_memory, device)
+        _of_space(space_of(search), search.agent, budget, device, as_json)
         return
     budget = _budget(_bytes(gpu_memory), device)
     if space is not None:
@@ -176,12 +177,6 @@ def _search(target: str, gpu_memory: str | None) -> Settings:
         raise UserError(f"plan takes one search at a time: {', '.join(AGENTS)} or a YAML file.")
     flags = {} if gpu_memory is None else {"gpu_memory": Value(gpu_memory, "--gpu-memory")}
     return resolved(target, flags)[0].settings
-
-
-def _searched(search: Settings) -> Space:
-    from supermax.search import space_of
-
-    return space_of(search)
 
 
 def _named(name: str, agent: str) -> Space:
