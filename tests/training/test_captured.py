@@ -78,7 +78,8 @@ def test_an_epoch_is_laid_out_whole(tmp_path: Path, balance: str, size: int) -> 
     data = prepared.train
     batches = order(data.lengths, 8, 1, 0)
     weights = None if prepared.weights is None else prepared.weights.numpy()
-    table = timetable(batches, data, size, weights)
+    table = timetable(batches, data, size, weights, [32])
+    padded = timetable(batches, data, size, weights, [None])
     assert len(table.first) == len(batches) + 1
     for i, batch in enumerate(batches):
         micros = slice(table.first[i], table.first[i + 1])
@@ -88,9 +89,17 @@ def test_an_epoch_is_laid_out_whole(tmp_path: Path, balance: str, size: int) -> 
         for row in table.shares[micros]:
             assert row[0] == pytest.approx(float(share.classes), rel=1e-6)
             assert row[1] == pytest.approx(float(share.spans), rel=1e-6)
-        for rows, needed in zip(table.rows[micros], table.needed[micros], strict=True):
+        for rows, needed in zip(padded.rows[micros], padded.needed[micros], strict=True):
             for view, width in zip(data.views, needed, strict=True):
                 assert width == max(view.lengths[row] for row in rows if row != NOBODY)
+        for rows, starts, needed in zip(
+            table.rows[micros], table.starts[micros, 0], table.needed[micros, 0], strict=True
+        ):
+            assert ((starts == NOBODY) == (rows == NOBODY)).all()
+            real = rows != NOBODY
+            ends = starts[real] + data.views[0].lengths[rows[real]]
+            assert ends.max() <= 32 * needed
+            assert needed <= max(2, size)
 
 
 needs = st.dictionaries(st.integers(1, 40).map(lambda n: 8 * n), st.integers(0, 200), min_size=1)

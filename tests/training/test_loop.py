@@ -204,18 +204,6 @@ def test_an_epoch_sees_everything_once(n: int, size: int, seed: int, epoch: int)
     assert sorted(i for batch in by_length(lengths, size) for i in batch) == list(range(n))
 
 
-def test_like_lengths_come_together() -> None:
-    lengths = np.random.RandomState(0).randint(5, 500, 3000)
-    padded = sum(len(b) * lengths[b].max() for b in order(lengths, 16, 0, 0))
-    shuffled = np.random.RandomState(1).permutation(3000)
-    plain = sum(
-        len(b) * lengths[b].max() for b in (shuffled[i : i + 16] for i in range(0, 3000, 16))
-    )
-    assert padded < 0.65 * plain
-    assert any((a != b).any() for a, b in zip(order(lengths, 16, 0, 0), order(lengths, 16, 0, 1),
-                                               strict=True) if len(a) == len(b))  # fmt: skip
-
-
 def test_precision_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert best_precision("cpu") == "fp32"
     for native, best in ((True, "bf16"), (False, "fp16")):

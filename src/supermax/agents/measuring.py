@@ -83,13 +83,17 @@ def _note(
     if taken is None:
         return
     seconds, tokens = _pace(prepared, gauge.result, micro)
+    # Packed sequences take the memory of fewer: compare with the estimate for as many tokens. If
+    # the first step failed, nothing is known of them.
+    rows = min(micro, -(-prepared.way.most_tokens // spec.length) or micro)
+    whole = micro >= spec.effective_batch
     book.note(
         spec,
         Measured(
-            micro_batch=micro,
+            micro_batch=rows,
             checkpointing=execution.checkpoint_activations,
             length=spec.length,
-            effective_batch=spec.effective_batch,
+            effective_batch=rows if whole else spec.effective_batch,
             allocated=taken.allocated,
             reserved=taken.reserved,
             seconds=seconds,

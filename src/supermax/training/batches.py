@@ -1,13 +1,15 @@
 """Batches: which sequences come together, and how they become tensors.
 
-The order of an epoch follows from the seed and the epoch's number alone, so a trial that goes on
-after a kill needs nothing but these to see the same batches again.
+Effective batches are drawn at random: sequences of like length never meet more often than others,
+since that would change what is learnt. Padding is avoided inside a batch instead (packing.py). The
+order of an epoch follows from the seed and the epoch's number alone, so a trial that goes on after
+a kill needs nothing but these to see the same batches again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,9 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.training.models import Inputs
+from supermax.training.packing import Packing, place, row_width
 from supermax.training.tokens import Tokens
 
-_POOL = 50  # batches whose sequences are sorted by length together
 Indices = NDArray[np.int64]
 
 
@@ -32,23 +34,16 @@ class Batch:
 
 
 def order(lengths: NDArray[np.int64], size: int, seed: int, epoch: int) -> list[Indices]:
-    """The batches of an epoch: shuffled, with sequences of like length together, one of them
-    smaller if need be. The longest comes first: what does not fit fails at once, and memory is
-    taken in one piece."""
+    """Return the batches of an epoch: a random permutation, cut into pieces; the last is smaller
+    if need be. In the first epoch the batch with the most tokens comes first: what does not fit
+    fails at once, and memory is taken in one piece."""
     rng = np.random.Generator(np.random.PCG64([seed, epoch]))
     shuffled = rng.permutation(len(lengths))
-    pool = size * _POOL
-    grouped = np.concatenate(
-        [
-            part[np.argsort(-lengths[part], kind="stable")]
-            for part in (shuffled[i : i + pool] for i in range(0, len(shuffled), pool))
-        ]
-        or [shuffled]
-    )
-    batches = [grouped[i : i + size] for i in range(0, len(grouped), size)]
-    ordered = [batches[place] for place in rng.permutation(len(batches))]
-    longest = max(range(len(ordered)), key=lambda i: lengths[ordered[i]].max(), default=0)
-    return [*ordered[longest : longest + 1], *ordered[:longest], *ordered[longest + 1 :]]
+    batches = [shuffled[i : i + size] for i in range(0, len(shuffled), size)]
+    if epoch == 0 and batches:
+        largest = max(range(len(batches)), key=lambda i: lengths[batches[i]].sum())
+        batches.insert(0, batches.pop(largest))
+    return batches
 
 
 def by_length(lengths: NDArray[np.int64], size: int) -> list[Indices]:
@@ -73,6 +68,20 @@ def collate(views: tuple[Tokens, ...], pads: tuple[int, ...], indices: Indices) 
         torch.from_numpy(last.start[indices].astype(np.int64)),
         torch.from_numpy(last.end[indices].astype(np.int64)),
     )
+
+
+def packed(
+    batch: Batch, views: tuple[Tokens, ...], indices: Indices, packs: Sequence[bool]
+) -> Batch:
+    """The same batch in fewer rows, for each encoder that takes packed sequences."""
+    inputs = list(batch.inputs)
+    for i, (view, wanted) in enumerate(zip(views, packs, strict=True)):
+        lengths = view.lengths[indices]
+        width = row_width(int(lengths.max()))
+        starts, rows = place(lengths, width)
+        if wanted and rows < len(lengths):
+            inputs[i] = replace(inputs[i], packing=Packing(torch.from_numpy(starts), rows, width))
+    return replace(batch, inputs=tuple(inputs))
 
 
 def _inputs(tokens: Tokens, pad: int, indices: Indices) -> Inputs:

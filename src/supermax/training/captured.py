@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,9 +24,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from supermax.training.batches import Batch
 from supermax.training.compiling import Compiled, Compiler
 from supermax.training.costs import cost_of
 from supermax.training.looking import Looks, RecordedLook, know_widths, laid_out
+from supermax.training.packing import Packing, row_width
 from supermax.training.recording import Recorder, Work
 from supermax.training.resident import Resident
 from supermax.training.steps import Shares
@@ -58,6 +61,13 @@ class CapturedWay:
         self._epochs = config.train.epochs
         self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]  # type: ignore[arg-type]
         self._resident = Resident(data, eager.pads, execution.device)
+        self._longest = [int(view.lengths.max()) for view in data.views]
+        self._packed = [
+            row_width(longest) if encoder.packs and self._size > 1 else None
+            for encoder, longest in zip(step.model.encoders, self._longest, strict=True)
+        ]
+        """Width of packed rows, for each encoder; None where sequences are padded instead."""
+        self._most_tokens = 0
         self._weights = None if step.weights is None else step.weights.cpu().numpy()
         self._widths: list[list[int]] | None = None
         self._table: Timetable | None = None
@@ -84,18 +94,22 @@ class CapturedWay:
         broken = compiler.broken(model, self._execution) if compiler is not None else None
         return "recorded" if broken is None else f"recorded, not compiled: {broken}"
 
+    @property
+    def most_tokens(self) -> int:
+        return max(self._most_tokens, self._eager.most_tokens)
+
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
         self._eager.begin(epoch, done)
         self._tables.loss.zero_()
         if self.why_eager is not None:
             return
-        self._table = timetable(epoch.batches, self._data, self._size, self._weights)
+        self._table = timetable(epoch.batches, self._data, self._size, self._weights, self._packed)
         if self._widths is None:
             self._widths = self._chosen(self._table)
             self._compile()
         self._tables.load(self._table, epoch.factors, int(self._table.first[done]), done)
-        self._updates.begin(self._size * max(widths[-1] for widths in self._widths))
+        self._updates.begin(self._size * max(row_width(longest) for longest in self._longest))
 
     def take(self, update: int) -> None:
         while self.why_eager is None:
@@ -115,6 +129,7 @@ class CapturedWay:
         self._recorder.keep_up()
         for wide in self._widths_of(update):
             self._steps[wide]()
+            self._most_tokens = max(self._most_tokens, *self._tokens_of(wide))
         if self._update is not None:
             self._update()
         elif not self._updates.whole:
@@ -175,7 +190,7 @@ class CapturedWay:
             self._updates.get_ready()
             if self._updates.whole:
                 self._updates.find_place()
-            know_widths(self._step.model, wide, self._step.execution.device)
+            know_widths(self._step.model, self._row_widths(wide), self._step.execution.device)
             recorded = self._recorder.record(run, rehearse, "step")
         self._updates.forget()
         if self._compiler is not None and self._compiled is not None:
@@ -192,9 +207,31 @@ class CapturedWay:
             self.getting_ready += time.perf_counter() - started
 
     def _micro(self, wide: tuple[int, ...], *, padded: bool = False) -> None:
-        rows, share = self._tables.next_rows()
-        batch = self._resident.batch(rows, wide, padded=padded)
+        rows, starts, share = self._tables.next_rows()
+        batch = self._batch(rows, starts, wide, padded=padded)
         self._tables.add(self._updates.micro(batch, share))
+
+    def _batch(
+        self, rows: Tensor, starts: Tensor, wide: tuple[int, ...], *, padded: bool
+    ) -> Batch:
+        """For each encoder packed into so many rows, or padded to so many tokens."""
+        lengths = tuple(
+            wide[e] if width is None else self._longest[e] for e, width in enumerate(self._packed)
+        )
+        batch = self._resident.batch(rows, lengths, padded=padded)
+        return replace(
+            batch,
+            inputs=tuple(
+                one if width is None else replace(one, packing=Packing(starts[e], wide[e], width))
+                for e, (one, width) in enumerate(zip(batch.inputs, self._packed, strict=True))
+            ),
+        )
+
+    def _tokens_of(self, wide: tuple[int, ...]) -> list[int]:
+        return [n * (w or self._size) for n, w in zip(wide, self._packed, strict=True)]
+
+    def _row_widths(self, wide: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(n if w is None else w for n, w in zip(wide, self._packed, strict=True))
 
     def _updated(self) -> None:
         self._updates.update(self._tables.next_factor())
@@ -208,10 +245,14 @@ class CapturedWay:
         """Seconds that the whole training takes, about."""
         assert self._table is not None
         return self._epochs * sum(
-            cost.step(self._size, int(width))
-            for needed in self._table.needed
-            for cost, width in zip(self._costs, needed, strict=True)
+            self._seconds(e, int(n)) for needed in self._table.needed for e, n in enumerate(needed)
         )
+
+    def _seconds(self, encoder: int, size: int) -> float:
+        """Of a step of so many packed rows, or padded to so many tokens."""
+        width = self._packed[encoder]
+        cost = self._costs[encoder]
+        return cost.step(self._size, size) if width is None else cost.step(size, width)
 
     def _do_without(self, error: Exception) -> None:
         """Without compiled layers, if there are any; then without recordings. Nothing of the
@@ -244,14 +285,25 @@ class CapturedWay:
             yield tuple(widened(int(n), w) for n, w in zip(needed, self._widths, strict=True))
 
     def _chosen(self, table: Timetable) -> list[list[int]]:
-        """Few widths for each encoder, with the widest that any epoch can need."""
+        """Few sizes for each encoder, up to the largest that any epoch can need."""
         found = []
-        for place, (view, cost) in enumerate(zip(self._data.views, self._costs, strict=True)):
-            counts = rounded([int(n) for n in table.needed[:, place]], self._epochs)
-            counts[int(view.lengths.max())] += 0
-            step = partial(cost.step, self._size)
-            found.append(chosen(counts, step, cost.recording))
+        for e, (longest, cost) in enumerate(zip(self._longest, self._costs, strict=True)):
+            needed = [int(n) for n in table.needed[:, e]]
+            if self._packed[e] is None:
+                counts = rounded(needed, self._epochs)
+                most = longest
+            else:
+                counts = Counter({n: self._epochs * times for n, times in Counter(needed).items()})
+                most = self._size
+            sizes = chosen(counts, partial(self._seconds, e), cost.recording)
+            found.append(sorted({*sizes, *_spare(sizes[-1], most)}))
         return found
+
+
+def _spare(largest: int, most: int) -> list[int]:
+    """Sizes beyond the first epoch's largest, for batches of later epochs that need more: a little
+    more, and the most that there can be. They are captured when they are needed."""
+    return [min(most, largest + max(1, largest // 8)), most]
 
 
 class _Tables:
@@ -259,7 +311,7 @@ class _Tables:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._rows = self._shares = self._factors = torch.empty(0)
+        self._rows = self._starts = self._shares = self._factors = torch.empty(0)
         self._micro = torch.zeros(1, dtype=torch.int64, device=device)
         self._update = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -268,24 +320,27 @@ class _Tables:
         """Every epoch has tables of the same size, in the same place."""
         parts = (
             torch.from_numpy(table.rows),
+            torch.from_numpy(table.starts),
             torch.from_numpy(table.shares),
             torch.tensor(factors, dtype=torch.float32),
         )
         if not len(self._rows):
-            self._rows, self._shares, self._factors = (
+            self._rows, self._starts, self._shares, self._factors = (
                 torch.empty_like(part, device=self._device) for part in parts
             )
-        for place, part in zip((self._rows, self._shares, self._factors), parts, strict=True):
+        tables = (self._rows, self._starts, self._shares, self._factors)
+        for place, part in zip(tables, parts, strict=True):
             place.copy_(part)
         self._micro.fill_(micro)
         self._update.fill_(update)
         self.loss.zero_()
 
-    def next_rows(self) -> tuple[Tensor, Shares]:
+    def next_rows(self) -> tuple[Tensor, Tensor, Shares]:
         rows = self._rows.index_select(0, self._micro)[0]
+        starts = self._starts.index_select(0, self._micro)[0]
         classes, spans = self._shares.index_select(0, self._micro)[0].unbind()
         self._micro += 1
-        return rows, Shares(classes, spans)
+        return rows, starts, Shares(classes, spans)
 
     def next_factor(self) -> Tensor:
         factor = self._factors.index_select(0, self._update)[0]

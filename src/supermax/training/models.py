@@ -15,15 +15,29 @@ from torch import Tensor, nn
 from supermax.training.config import Config
 from supermax.training.encoders import depth_of, freeze, layer_list
 from supermax.training.heads import Fusion, Pooling, head
+from supermax.training.packing import Packing, can_pack, packed_states
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Sequences for one encoder, padded to one width."""
+    """Sequences for one encoder, padded to one length; with `packing`, computed in fewer rows."""
 
     ids: Tensor
     mask: Tensor
     types: Tensor
+    packing: Packing | None = None
+
+    def to(self, device: str) -> Inputs:
+        ids, mask, types = (
+            t.to(device, non_blocking=True) for t in (self.ids, self.mask, self.types)
+        )
+        return Inputs(ids, mask, types, None if self.packing is None else self.packing.to(device))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the encoder computes, padding included."""
+        packing = self.packing
+        return self.ids.numel() if packing is None else packing.rows * packing.width
 
 
 @dataclass(frozen=True)
@@ -44,8 +58,13 @@ class Encoder(nn.Module):
         self.size: int = config.hidden_size  # type: ignore[union-attr,assignment]
         kinds = getattr(config, "type_vocab_size", 0) or 0
         self.takes_types = "token_type_ids" in accepts and kinds > 1
+        self.packs = can_pack(model)
+        """Sequences may come packed."""
 
     def forward(self, inputs: Inputs) -> Tensor:
+        if inputs.packing is not None:
+            types = inputs.types if self.takes_types else None
+            return packed_states(self.model, inputs.ids, inputs.mask, types, inputs.packing)
         more = {"token_type_ids": inputs.types} if self.takes_types else {}
         states: Tensor = self.model(
             input_ids=inputs.ids, attention_mask=inputs.mask, **more

@@ -13,7 +13,7 @@ from supermax.training.attention import unplanned
 from supermax.training.batches import Batch
 from supermax.training.config import Config
 from supermax.training.losses import class_loss, class_normaliser, span_loss, span_normaliser
-from supermax.training.models import Inputs, Model, Outputs
+from supermax.training.models import Model, Outputs
 
 
 @dataclass(frozen=True)
@@ -165,10 +165,7 @@ def on(batch: Batch, device: str) -> Batch:
     if device == "cpu":
         return batch
     return Batch(
-        tuple(
-            Inputs(*(t.to(device, non_blocking=True) for t in (one.ids, one.mask, one.types)))
-            for one in batch.inputs
-        ),
+        tuple(one.to(device) for one in batch.inputs),
         *(t.to(device, non_blocking=True) for t in (batch.labels, batch.starts, batch.ends)),
     )
 

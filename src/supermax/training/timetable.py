@@ -1,7 +1,8 @@
-"""An epoch laid out beforehand: which rows each micro-step takes, how wide it is, and what its
-losses are divided by. Every micro-step has one size, so that each can be a recorded one.
+"""An epoch laid out beforehand: which sequences each micro-step takes, in which shape, and what
+its losses are divided by. All micro-steps have one number of sequences, so that each can be
+captured.
 
-batches ──timetable()──▶ Timetable;  needed widths ──chosen()──▶ the few that are recorded
+batches ──timetable()──▶ Timetable;  needed sizes ──chosen()──▶ the few that are captured
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from supermax.training.losses import LEAST
+from supermax.training.packing import place
 from supermax.training.resident import NOBODY
 from supermax.training.tokens import NONE
 
@@ -29,9 +31,12 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True)
 class Timetable:
     rows: Indices
-    """[micro-steps, size]; NOBODY where a batch has fewer."""
+    """[micro-steps, size]: sequences; NOBODY where a batch has fewer."""
+    starts: Indices
+    """[micro-steps, encoders, size]: where each begins in packed rows, NOBODY for none; 0 where
+    sequences are not packed."""
     needed: Indices
-    """[micro-steps, encoders]: the longest sequence of each."""
+    """[micro-steps, encoders]: rows, where sequences are packed; else the longest sequence."""
     shares: NDArray[np.float32]
     """[micro-steps, 2]: what the losses of classes and of spans are divided by."""
     first: Indices
@@ -39,9 +44,14 @@ class Timetable:
 
 
 def timetable(
-    batches: Sequence[Indices], data: Data, size: int, weights: NDArray[Any] | None
+    batches: Sequence[Indices],
+    data: Data,
+    size: int,
+    weights: NDArray[Any] | None,
+    packed: Sequence[int | None],
 ) -> Timetable:
-    """`size` sequences a micro-step; `weights` are those of the classes."""
+    """`size` sequences a micro-step; `weights` are those of the classes; `packed` is for each
+    encoder the width of packed rows, None where sequences are padded."""
     counts = [-(-len(batch) // size) for batch in batches]
     first = np.concatenate([[0], np.cumsum(counts)])
     rows = np.full((int(first[-1]), size), NOBODY, dtype=np.int64)
@@ -50,8 +60,17 @@ def timetable(
         wide[: len(batch)] = data.rows(batch)
         rows[at : at + times] = wide.reshape(times, size)
     shares = np.repeat(_shares(batches, data, weights), counts, axis=0)
-    needed = [np.where(rows == NOBODY, 0, v.lengths[rows]).max(axis=1) for v in data.views]
-    return Timetable(rows, np.stack(needed, axis=1), shares, first)
+    starts = np.zeros((len(rows), len(data.views), size), dtype=np.int64)
+    needed = np.zeros((len(rows), len(data.views)), dtype=np.int64)
+    for e, (view, width) in enumerate(zip(data.views, packed, strict=True)):
+        lengths = np.where(rows == NOBODY, 0, view.lengths[rows])
+        if width is None:
+            needed[:, e] = lengths.max(axis=1)
+            continue
+        for i, some in enumerate(lengths):
+            starts[i, e], needed[i, e] = place(some, width)
+        starts[:, e][rows == NOBODY] = NOBODY
+    return Timetable(rows, starts, needed, shares, first)
 
 
 def _shares(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from supermax.training.batches import Indices, collate, split
+from supermax.training.batches import Indices, collate, packed, split
 from supermax.training.looking import Looks, look
 from supermax.training.schedules import apply
 from supermax.training.steps import EagerStep, on, shares
@@ -38,6 +38,10 @@ class Way(Protocol):
     def how(self) -> str:
         """In words."""
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest micro-batch so far, padding included."""
+
     def begin(self, epoch: Epoch, done: int) -> None:
         """Get ready for the rest of an epoch, of which `done` updates are behind."""
 
@@ -61,6 +65,8 @@ class EagerWay:
         self.step, self.data, self.pads = step, data, pads
         self.why_eager = why_eager
         self.getting_ready = 0.0
+        self._most_tokens = 0
+        self._packs = [bool(encoder.packs) for encoder in step.model.encoders]
         self._weights = None if step.weights is None else step.weights.cpu()
         self._epoch = Epoch((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
@@ -68,6 +74,10 @@ class EagerWay:
     @property
     def how(self) -> str:
         return f"one by one: {self.why_eager}" if self.why_eager else "one by one"
+
+    @property
+    def most_tokens(self) -> int:
+        return self._most_tokens
 
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
@@ -79,8 +89,10 @@ class EagerWay:
         share = shares(*data.targets(indices), self._weights)
         apply(step.optimizer, step.base_rates, self._epoch.factors[update])
         for some in split(indices, execution.micro_batch or len(indices)):
-            batch = on(collate(data.views, self.pads, data.rows(some)), execution.device)
-            self._loss += step.micro(batch, share)
+            rows = data.rows(some)
+            batch = packed(collate(data.views, self.pads, rows), data.views, rows, self._packs)
+            self._most_tokens = max(self._most_tokens, *(one.tokens for one in batch.inputs))
+            self._loss += step.micro(on(batch, execution.device), share)
         step.update()
 
     def look(self, data: Data, passes: int) -> Looks:

@@ -1,0 +1,188 @@
+"""Sequence packing: several sequences share a row of tokens, which leaves hardly any padding.
+
+    lengths ──place()──▶ where each sequence begins in [rows, width]
+    [batch, length] tokens ──packed_states()──▶ encoder on [rows, width] ──▶ [batch, length] states
+
+A block-diagonal attention mask keeps the sequences of a row apart and every sequence has its own
+positions, so the states are those of a padded batch, up to the order in which numbers are added.
+Batches can therefore be drawn at random, whatever the lengths of their sequences.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+_ROUND = 8
+"""Row widths are multiples of this: attention kernels need aligned rows of a mask."""
+_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
+"""Families whose positions begin after that of the padding token."""
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Placement of a batch's sequences in rows of tokens."""
+
+    starts: Tensor
+    """[batch]: index of each sequence's first token in the flattened [rows, width]; -1 for one
+    that only fills the batch up, whose states are arbitrary."""
+    rows: int
+    width: int
+
+    def to(self, device: str) -> Packing:
+        return replace(self, starts=self.starts.to(device, non_blocking=True))
+
+
+def row_width(longest: int) -> int:
+    """Width of the rows into which sequences of at most `longest` tokens are packed."""
+    return -(-longest // _ROUND) * _ROUND
+
+
+def place(lengths: NDArray[Any], width: int) -> tuple[Indices, int]:
+    """Return where each sequence starts in the flattened rows, and the number of rows.
+
+    Worst fit decreasing: the longest sequence first, each into the row with the most room. That
+    needs at most a few percent more rows than the optimum for short sequences. A batch of several
+    sequences takes at least two rows: torch.compile treats a size of 1 as a constant.
+    """
+    starts = np.zeros(len(lengths), dtype=np.int64)
+    least = min(2, len(lengths))
+    rows = [(0, row) for row in range(least)]  # (used tokens, row), the emptiest first
+    for i in np.argsort(-lengths, kind="stable"):
+        used, row = rows[0]
+        if used + lengths[i] <= width:
+            heapq.heapreplace(rows, (used + int(lengths[i]), row))
+        else:
+            used, row = 0, len(rows)
+            heapq.heappush(rows, (int(lengths[i]), row))
+        starts[i] = row * width + used
+    return starts, len(rows)
+
+
+def packed_states(
+    model: nn.Module, ids: Tensor, mask: Tensor, types: Tensor | None, packing: Packing
+) -> Tensor:
+    """Return the states [batch, length, size] of padded sequences, computed in packed rows. States
+    of padding are arbitrary, as they are without packing."""
+    batch, length = ids.shape
+    shape = (packing.rows, packing.width)
+    columns = torch.arange(length, device=ids.device)
+    spare = packing.rows * packing.width  # where padding goes, to be cut off
+    starts = packing.starts.unsqueeze(1)
+    index = torch.where(mask.bool() & (starts >= 0), starts + columns, spare).flatten()
+    inverse = torch.full((spare + 1,), -1, dtype=torch.int64, device=ids.device)
+    inverse = inverse.scatter(0, index, torch.arange(batch * length, device=ids.device))[:-1]
+    source = inverse.clamp_min(0)
+    segments = torch.where(inverse >= 0, source // length + 1, 0).view(shape)
+    rows = _Rows(
+        ids=ids.flatten()[source].view(shape),
+        positions=(source % length).view(shape),
+        segments=segments,
+        types=None if types is None else types.flatten()[source].view(shape),
+    )
+    states = _FAMILIES[_family(model)](model, rows)
+    flat = states.reshape(spare, states.shape[-1])
+    found: Tensor = _Rearrange.apply(flat, index.clamp_max(spare - 1), inverse)  # type: ignore[no-untyped-call]
+    return found.view(batch, length, -1)
+
+
+def can_pack(model: nn.Module) -> bool:
+    """Return whether this family's encoders can be given packed rows."""
+    return _family(model) in _FAMILIES
+
+
+def _family(model: Any) -> str:
+    return str(model.config.model_type)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    ids: Tensor
+    positions: Tensor
+    """Of each token in its own sequence."""
+    segments: Tensor
+    """Number of the sequence a token belongs to, from 1; 0 for padding."""
+    types: Tensor | None
+
+    @property
+    def mask(self) -> Tensor:
+        """[rows, 1, width, width]: tokens attend to their own sequence. Padding attends to
+        padding, since a softmax over nothing is not a number."""
+        return (self.segments.unsqueeze(1) == self.segments.unsqueeze(2)).unsqueeze(1)
+
+
+class _Rearrange(torch.autograd.Function):
+    """source[index], with a gradient that is a gather as well.
+
+    torch would add up the gradients of all places that read a row. Here each row is read by one
+    token at most, named by `inverse` (-1: by none), and by padding, whose gradient is 0.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return source[index]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        found = gradient[inverse.clamp_min(0)]
+        return found.masked_fill((inverse < 0).unsqueeze(1), 0), None, None
+
+
+# How each family takes a mask and positions of one's own.
+
+
+def _absolute(model: Any, rows: _Rows) -> Tensor:
+    """BERT and its kin: learnt absolute positions, one mask for all layers."""
+    positions = rows.positions
+    if _family(model) in _AFTER_PADDING:
+        positions = positions + model.config.pad_token_id + 1
+    more = {} if rows.types is None else {"token_type_ids": rows.types}
+    return _states(
+        model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=positions, **more)
+    )
+
+
+def _modernbert(model: Any, rows: _Rows) -> Tensor:
+    """Rotary positions; some layers attend to a window around each token only."""
+    columns = torch.arange(rows.ids.shape[1], device=rows.ids.device)
+    apart = (columns.unsqueeze(0) - columns.unsqueeze(1)).abs()
+    near = apart <= model.config.sliding_window
+    masks = {"full_attention": rows.mask, "sliding_attention": rows.mask & near}
+    return _states(model(input_ids=rows.ids, attention_mask=masks, position_ids=rows.positions))
+
+
+def _deberta(model: Any, rows: _Rows) -> Tensor:
+    """Relative positions, which are the same wherever in a row a sequence begins. The model takes
+    no mask of pairs, but its stack of layers does."""
+    stack = model.encoder
+    stack.get_attention_mask = lambda _: rows.mask
+    try:
+        more = {} if rows.types is None else {"token_type_ids": rows.types}
+        return _states(
+            model(input_ids=rows.ids, attention_mask=(rows.segments > 0).long(),
+                  position_ids=rows.positions, **more)
+        )  # fmt: skip
+    finally:
+        del stack.get_attention_mask
+
+
+def _states(outputs: Any) -> Tensor:
+    found: Tensor = outputs.last_hidden_state
+    return found
+
+
+_FAMILIES: dict[str, Callable[[Any, _Rows], Tensor]] = {
+    **dict.fromkeys(("bert", "distilbert", "electra", *_AFTER_PADDING), _absolute),
+    "modernbert": _modernbert,
+    "deberta-v2": _deberta,
+}

@@ -1,0 +1,147 @@
+"""Sequence packing: the states and gradients of a padded batch, in fewer rows of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from supermax.training import architectures
+from supermax.training.batches import collate, order
+from supermax.training.encoders import finished, untrained
+from supermax.training.models import Encoder, Inputs
+from supermax.training.packing import Packing, place, row_width
+from supermax.training.steps import loss_of, shares
+from tests.training.corpora import config, ready
+
+FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
+LENGTHS = np.array([5, 40, 17, 3, 64, 30, 9])
+"""Longer than ModernBERT's window of attention, which is 32 in tiny ones."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(1, 64), min_size=1, max_size=80), st.integers(64, 128))
+def test_sequences_lie_whole_in_rows_and_never_overlap(lengths: list[int], width: int) -> None:
+    starts, rows = place(np.array(lengths), width)
+    used = np.zeros(rows * width, dtype=int)
+    for start, length in zip(starts, lengths, strict=True):
+        assert start // width == (start + length - 1) // width
+        used[start : start + length] += 1
+    assert used.max() == 1
+    assert min(2, len(lengths)) <= rows <= max(2, len(lengths))
+    # No two rows could be one, but for the two that there are at least.
+    filled = np.sort(used.reshape(rows, width).sum(1))
+    assert rows == 2 or rows == 1 or filled[0] + filled[1] > width
+
+
+def test_little_padding_is_left_of_random_batches() -> None:
+    lengths = np.random.RandomState(0).randint(5, 500, 3000)
+    real = packed_tokens = padded_tokens = 0
+    for batch in order(lengths, 16, 0, 0):
+        width = row_width(int(lengths[batch].max()))
+        real += int(lengths[batch].sum())
+        packed_tokens += place(lengths[batch], width)[1] * width
+        padded_tokens += len(batch) * int(lengths[batch].max())
+    assert packed_tokens < 1.2 * real
+    assert padded_tokens > 1.8 * real
+
+
+def encoder_of(family: str) -> Any:
+    made = architectures.configuration(family)
+    for name in dir(made):
+        if "dropout" in name and isinstance(getattr(made, name), float):
+            setattr(made, name, 0.0)
+    torch.manual_seed(0)
+    return Encoder(finished(untrained(made)).double().train())
+
+
+def inputs_of(pad: int) -> Inputs:
+    torch.manual_seed(1)
+    columns = torch.arange(int(LENGTHS.max()))
+    mask = (columns < torch.from_numpy(LENGTHS).unsqueeze(1)).long()
+    ids = torch.randint(5, 2000, mask.shape).masked_fill(mask == 0, pad)
+    return Inputs(ids, mask, (columns >= 3).long() * mask)
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_and_gradients_are_those_of_a_padded_batch(family: str, spare: int) -> None:
+    """With rows to spare, as a captured step may have them."""
+    encoder = encoder_of(family)
+    assert encoder.packs
+    plain = inputs_of(encoder.model.config.pad_token_id or 0)
+    starts, rows = place(LENGTHS, 64)
+    assert rows < len(LENGTHS) - 2
+    rows_packed = Packing(torch.from_numpy(starts), rows + spare, 64)
+    weight = torch.randn(*plain.ids.shape, encoder.size, dtype=torch.float64)
+    weight = weight * plain.mask.unsqueeze(-1)
+    found = []
+    for inputs in (plain, Inputs(plain.ids, plain.mask, plain.types, rows_packed)):
+        encoder.zero_grad()
+        states = encoder(inputs) * plain.mask.unsqueeze(-1)
+        (states * weight).sum().backward()
+        gradients = {
+            n: p.grad.clone() for n, p in encoder.named_parameters() if p.grad is not None
+        }
+        found.append((states.detach(), gradients))
+    (states, gradients), (others, theirs) = found
+    assert torch.allclose(states, others, rtol=0, atol=1e-12)
+    assert gradients.keys() == theirs.keys()
+    for name, gradient in gradients.items():
+        assert torch.allclose(gradient, theirs[name], rtol=1e-9, atol=1e-9), name
+
+
+def test_a_sequence_that_only_fills_up_changes_nothing() -> None:
+    encoder = encoder_of("tiny-bert").eval()
+    plain = inputs_of(0)
+    starts, rows = place(LENGTHS[:-1], 64)
+    real = Packing(torch.from_numpy(starts), rows, 64)
+    filled = Packing(torch.from_numpy(np.append(starts, -1)), rows, 64)
+    with torch.inference_mode():
+        some = encoder(Inputs(plain.ids[:-1], plain.mask[:-1], plain.types[:-1], real))
+        more = encoder(Inputs(plain.ids, plain.mask, plain.types, filled))
+    real_tokens = plain.mask[:-1].bool()
+    assert torch.equal(some[real_tokens], more[:-1][real_tokens])
+    assert torch.isfinite(more).all()
+
+
+def _packing(lengths: Any, width: int) -> Packing:
+    starts, rows = place(lengths, width)
+    return Packing(torch.from_numpy(starts), rows, width)
+
+
+@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+def test_losses_and_gradients_of_an_agent_are_the_same(
+    tmp_path: Path, agent: str, pooling: str
+) -> None:
+    one = ready(tmp_path, config(agent, head={"pooling": pooling}))
+    model, data = one.model.double().train(), one.train
+    indices = data.rows(order(data.lengths, 12, 1, 0)[0])
+    batch = collate(data.views, one.pads, indices)
+    few = replace(
+        batch,
+        inputs=tuple(
+            replace(inputs, packing=_packing(view.lengths[indices], 64))
+            for inputs, view in zip(batch.inputs, data.views, strict=True)
+        ),
+    )
+    assert all(some.packing is not None and some.packing.rows < 12 for some in few.inputs)
+    share = shares(batch.labels, batch.starts, one.weights)
+    found = []
+    for some in (batch, few):
+        model.zero_grad()
+        loss = loss_of(model(*some.inputs), some, share, one.config, one.weights)
+        loss.backward()
+        found.append(
+            (float(loss.detach()), [p.grad for p in model.parameters() if p.grad is not None])
+        )
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-10)
+    for gradient, other in zip(found[0][1], found[1][1], strict=True):
+        assert torch.allclose(gradient, other, rtol=0, atol=1e-10)
