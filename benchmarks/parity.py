@@ -1,0 +1,168 @@
+"""Metrics of our training beside plain transformers, on public data with the same settings.
+
+    python benchmarks/parity.py run DATA ENCODER [TASK ...] [--sides plain,ours] [--seeds 5]
+    python benchmarks/parity.py table
+
+DATA: a folder with TweetEval tasks (tweeteval-emotion.csv, tweeteval-irony.csv: columns text,
+label, split) and SQuAD 2.0 questions (squad2-dev.csv: passage, asked, answer, start, title), as
+.csv or .csv.gz. ENCODER: a folder or a name that transformers loads. Each run is one process; its
+result is a line in --results, and what is there already is not run again. Other sides: "ours
+eager", "ours compiled" (other step executors), "ours padded" (random batches without packing),
+"ours sorted" (pools of fifty batches sorted by length).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from parity_data import TASKS, read
+
+HERE = Path(__file__).parent
+_EXECUTION: dict[str, dict[str, Any]] = {
+    "ours": {"compiled": False},
+    "ours eager": {"captured": False},
+    "ours compiled": {"compiled": True},
+    "ours padded": {"compiled": False},
+    "ours sorted": {"compiled": False},
+    "ours hf init": {"compiled": False},
+}
+SIDES = ("plain", *_EXECUTION)
+Line = dict[str, Any]
+
+
+def one(data: Path, encoder: str, name: str, side: str, seed: int) -> Line:
+    task = TASKS[name]
+    train_rows, held, labels = read(data, task)
+    started = time.perf_counter()
+    if side == "plain":
+        import parity_plain as plain
+
+        epochs = list(plain.train(task, encoder, train_rows, held, len(labels), seed))
+    else:
+        import parity_ours as ours
+
+        ours.change(side)
+        with tempfile.TemporaryDirectory() as cache:
+            found = ours.train(task, encoder, train_rows, held, labels, seed, Path(cache),
+                               **_EXECUTION[side])  # fmt: skip
+            epochs = list(found)
+    seconds = time.perf_counter() - started
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "task": name, "side": side, "seed": seed, "epochs": epochs, "rows": len(train_rows),
+        "held_out": len(held), "seconds": round(seconds, 1), "device": device,
+        "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    done = {(x["task"], x["side"], x["seed"]) for x in lines_of(options.results)}
+    sides = options.sides.split(",")
+    # Seed by seed, so that an interrupted run has compared all tasks.
+    wanted = [(t, s, i) for i in range(options.seeds) for t in options.tasks for s in sides]
+    ends = time.monotonic() + options.seconds
+    failed: list[str] = []
+
+    def work(what: tuple[str, str, int]) -> None:
+        left = ends - time.monotonic()
+        if what in done or left <= 0:
+            return
+        command = [sys.executable, __file__, "one", str(options.data), options.encoder]
+        command += [what[0], what[1], str(what[2]), str(options.results)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=left)
+        except subprocess.TimeoutExpired:
+            failed.append(f"{what}: no time left")
+            return
+        if result.returncode:
+            failed.append(f"{what}: {result.stderr[-2000:]}")
+        print(result.stdout.strip()[-300:], flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(work, wanted))
+    print(*failed, sep="\n", file=sys.stderr)
+    table(options.results)
+    return int(bool(failed))
+
+
+def lines_of(path: Path) -> list[Line]:
+    return [json.loads(x) for x in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(path: Path) -> None:
+    """Means of the last epoch with 95 % intervals, and Welch's t-test against the plain side."""
+    from scipy import stats
+
+    lines = lines_of(path)
+    print(f"{'task':12} {'metric':17} {'side':16} {'seeds':>5} {'mean':>7} {'±95 %':>7} "
+          f"{'- plain':>8} {'p':>7} {'epoch 1':>8} {'seconds':>8}")  # fmt: skip
+    for name, task in TASKS.items():
+        for metric in task.metrics:
+            reference = _values(lines, name, "plain", metric)
+            for side in dict.fromkeys(x["side"] for x in lines if x["task"] == name):
+                values = _values(lines, name, side, metric)
+                half = float("nan")
+                if len(values) > 1:
+                    half = float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))
+                mean = sum(values) / len(values)
+                more = " " * 16
+                if side != "plain" and len(reference) > 1 and len(values) > 1:
+                    p = stats.ttest_ind(values, reference, equal_var=False).pvalue
+                    more = f"{mean - sum(reference) / len(reference):+8.4f} {p:7.3f}"
+                early = _values(lines, name, side, metric, epoch=0)
+                took = [x["seconds"] for x in lines if (x["task"], x["side"]) == (name, side)]
+                ends = f"{sum(early) / len(early):8.4f} {sum(took) / len(took):8.1f}"
+                print(f"{name:12} {metric:17} {side:16} {len(values):5} {mean:7.4f} {half:7.4f} "
+                      f"{more} {ends}")  # fmt: skip
+
+
+def _values(lines: list[Line], task: str, side: str, metric: str, epoch: int = -1) -> list[float]:
+    return [x["epochs"][epoch][metric] for x in lines if (x["task"], x["side"]) == (task, side)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    results = HERE / "results" / f"parity-{date.today().isoformat()}.jsonl"
+    parts = parser.add_subparsers(dest="part", required=True)
+    running = parts.add_parser("run")
+    running.add_argument("data", type=Path)
+    running.add_argument("encoder")
+    running.add_argument("tasks", nargs="*", default=list(TASKS))
+    running.add_argument("--sides", default="plain,ours")
+    running.add_argument("--seeds", type=int, default=5)
+    running.add_argument("--jobs", type=int, default=8)
+    running.add_argument("--seconds", type=float, default=86_400, help="start and run no longer")
+    running.add_argument("--results", type=Path, default=results)
+    single = parts.add_parser("one")
+    for argument in ("data", "encoder", "task", "side", "seed", "results"):
+        single.add_argument(argument)
+    showing = parts.add_parser("table")
+    showing.add_argument("--results", type=Path, default=results)
+    options = parser.parse_args()
+    if options.part == "run":
+        return run(options)
+    if options.part == "table":
+        table(options.results)
+        return 0
+    line = one(Path(options.data), options.encoder, options.task, options.side, int(options.seed))
+    print(json.dumps(line), flush=True)
+    with Path(options.results).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
