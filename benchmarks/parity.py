@@ -14,11 +14,14 @@ eager", "ours compiled" (other step executors), "ours padded" (random batches wi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -27,7 +30,6 @@ from typing import Any
 import torch
 from parity_data import TASKS, read
 
-HERE = Path(__file__).parent
 _EXECUTION: dict[str, dict[str, Any]] = {
     "ours": {"compiled": False},
     "ours eager": {"captured": False},
@@ -40,57 +42,61 @@ SIDES = ("plain", *_EXECUTION)
 Line = dict[str, Any]
 
 
-def one(data: Path, encoder: str, name: str, side: str, seed: int) -> Line:
+def several(
+    data: Path, encoder: str, name: str, side: str, seeds: Sequence[int], results: Path
+) -> None:
+    """Runs of one side, one after the other in this process; a line for each."""
     task = TASKS[name]
     train_rows, held, labels = read(data, task)
-    started = time.perf_counter()
-    if side == "plain":
-        import parity_plain as plain
-
-        epochs = list(plain.train(task, encoder, train_rows, held, len(labels), seed))
-    else:
-        import parity_ours as ours
-
-        ours.change(side)
-        with tempfile.TemporaryDirectory() as cache:
-            found = ours.train(task, encoder, train_rows, held, labels, seed, Path(cache),
-                               **_EXECUTION[side])  # fmt: skip
-            epochs = list(found)
-    seconds = time.perf_counter() - started
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "task": name, "side": side, "seed": seed, "epochs": epochs, "rows": len(train_rows),
-        "held_out": len(held), "seconds": round(seconds, 1), "device": device,
-        "torch": torch.__version__,
-    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as cache:
+        for seed in seeds:
+            started = time.perf_counter()
+            if side == "plain":
+                import parity_plain as plain
+
+                epochs = list(plain.train(task, encoder, train_rows, held, len(labels), seed))
+            else:
+                import parity_ours as ours
+
+                ours.change(side)
+                epochs = ours.train(task, encoder, train_rows, held, labels, seed, Path(cache),
+                                    **_EXECUTION[side])  # fmt: skip
+            line = {
+                "task": name, "side": side, "seed": seed, "epochs": epochs,
+                "rows": len(train_rows), "held_out": len(held),
+                "seconds": round(time.perf_counter() - started, 1),
+                "device": device, "torch": torch.__version__,
+            }  # fmt: skip
+            with results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 def run(options: argparse.Namespace) -> int:
+    """Start a process for every `--each` seeds of a task and side."""
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = {(x["task"], x["side"], x["seed"]) for x in lines_of(options.results)}
-    sides = options.sides.split(",")
-    # Seed by seed, so that an interrupted run has compared all tasks.
-    wanted = [(t, s, i) for i in range(options.seeds) for t in options.tasks for s in sides]
+    wanted = []
+    for first in range(0, options.seeds, options.each):
+        seeds = range(first, min(options.seeds, first + options.each))
+        for task, side in itertools.product(options.tasks, options.sides.split(",")):
+            left = [seed for seed in seeds if (task, side, seed) not in done]
+            wanted += [(task, side, left)] if left else []
     ends = time.monotonic() + options.seconds
-    failed: list[str] = []
 
-    def work(what: tuple[str, str, int]) -> None:
-        left = ends - time.monotonic()
-        if what in done or left <= 0:
-            return
-        command = [sys.executable, __file__, "one", str(options.data), options.encoder]
-        command += [what[0], what[1], str(what[2]), str(options.results)]
+    def work(what: tuple[str, str, list[int]]) -> str:
+        left, (task, side, seeds) = ends - time.monotonic(), what
+        command = [sys.executable, __file__, "several", str(options.data), options.encoder, task]
+        command += [side, ",".join(map(str, seeds)), str(options.results)]
         try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=left)
+            found = subprocess.run(command, capture_output=True, text=True, timeout=max(0, left),
+                                   env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
         except subprocess.TimeoutExpired:
-            failed.append(f"{what}: no time left")
-            return
-        if result.returncode:
-            failed.append(f"{what}: {result.stderr[-2000:]}")
-        print(result.stdout.strip()[-300:], flush=True)
+            return f"{task} {side} {seeds}: no time left; the same command goes on with it"
+        return f"{task} {side} {seeds}: {found.stderr[-2000:]}" if found.returncode else ""
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(work, wanted))
+        failed = [words for words in pool.map(work, wanted) if words]
     print(*failed, sep="\n", file=sys.stderr)
     table(options.results)
     return int(bool(failed))
@@ -105,7 +111,7 @@ def table(path: Path) -> None:
     from scipy import stats
 
     lines = lines_of(path)
-    print(f"{'task':12} {'metric':17} {'side':16} {'seeds':>5} {'mean':>7} {'±95 %':>7} "
+    print(f"{'task':12} {'metric':22} {'side':16} {'seeds':>5} {'mean':>7} {'±95 %':>7} "
           f"{'- plain':>8} {'p':>7} {'epoch 1':>8} {'seconds':>8}")  # fmt: skip
     for name, task in TASKS.items():
         for metric in task.metrics:
@@ -123,7 +129,7 @@ def table(path: Path) -> None:
                 early = _values(lines, name, side, metric, epoch=0)
                 took = [x["seconds"] for x in lines if (x["task"], x["side"]) == (name, side)]
                 ends = f"{sum(early) / len(early):8.4f} {sum(took) / len(took):8.1f}"
-                print(f"{name:12} {metric:17} {side:16} {len(values):5} {mean:7.4f} {half:7.4f} "
+                print(f"{name:12} {metric:22} {side:16} {len(values):5} {mean:7.4f} {half:7.4f} "
                       f"{more} {ends}")  # fmt: skip
 
 
@@ -135,7 +141,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    results = HERE / "results" / f"parity-{date.today().isoformat()}.jsonl"
+    results = Path(__file__).parent / "results" / f"parity-{date.today().isoformat()}.jsonl"
     parts = parser.add_subparsers(dest="part", required=True)
     running = parts.add_parser("run")
     running.add_argument("data", type=Path)
@@ -146,8 +152,9 @@ def main() -> int:
     running.add_argument("--jobs", type=int, default=8)
     running.add_argument("--seconds", type=float, default=86_400, help="start and run no longer")
     running.add_argument("--results", type=Path, default=results)
-    single = parts.add_parser("one")
-    for argument in ("data", "encoder", "task", "side", "seed", "results"):
+    running.add_argument("--each", type=int, default=1, help="seeds a process")
+    single = parts.add_parser("several")
+    for argument in ("data", "encoder", "task", "side", "seeds", "results"):
         single.add_argument(argument)
     showing = parts.add_parser("table")
     showing.add_argument("--results", type=Path, default=results)
@@ -157,10 +164,11 @@ def main() -> int:
     if options.part == "table":
         table(options.results)
         return 0
-    line = one(Path(options.data), options.encoder, options.task, options.side, int(options.seed))
-    print(json.dumps(line), flush=True)
-    with Path(options.results).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    several(
+        Path(options.data), options.encoder, options.task, options.side, seeds,
+        Path(options.results),
+    )  # fmt: skip
     return 0
 
 

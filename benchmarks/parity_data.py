@@ -37,13 +37,16 @@ class Task:
     rate: float = 5e-5
     stride: int = 128
     max_answer: int = 30
+    held_from: int = 0
+    """Which articles of SQuAD are held out: three from this one on."""
 
 
-_SQUAD = ("has_answer_f1", "has_answer_exact")
+_SQUAD = ("has_answer_f1", "has_answer_exact", "has_answer_position_f1", "best_squad_f1")
 TASKS = {
     "emotion": Task("tweeteval-emotion", "criteria", ("macro_f1",), 128, 5, rate=1e-4),
     "irony": Task("tweeteval-irony", "criteria", ("macro_f1",), 128, 5, rate=1e-4),
     "squad": Task("squad2-dev", "evidence", _SQUAD, 384, 4),
+    "squad-others": Task("squad2-dev", "evidence", _SQUAD, 384, 4, held_from=HELD_OUT),
     "squad-share": Task("squad2-dev", "share", ("macro_f1", *_SQUAD), 384, 3),
     "squad-joint": Task("squad2-dev", "joint", ("macro_f1", *_SQUAD), 384, 3),
 }
@@ -70,7 +73,7 @@ def read(folder: Path, task: Task) -> tuple[list[Row], list[Row], list[str]]:
     text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
     table = list(csv.DictReader(io.StringIO(text, newline="")))
     if "passage" in table[0]:
-        return _squad(table)
+        return _squad(table, task.held_from)
     labels = sorted({line["label"] for line in table})
     rows = [
         Row(line["text"], labels.index(line["label"]), group=str(i), split=line["split"])
@@ -80,11 +83,13 @@ def read(folder: Path, task: Task) -> tuple[list[Row], list[Row], list[str]]:
     return [r for r in rows if r.split == "train"], [r for r in rows if r.split in held], labels
 
 
-def _squad(table: Sequence[dict[str, str]]) -> tuple[list[Row], list[Row], list[str]]:
+def _squad(
+    table: Sequence[dict[str, str]], held_from: int
+) -> tuple[list[Row], list[Row], list[str]]:
     """Questions of some articles are held out. The class is whether there is an answer."""
     titles = sorted({line["title"] for line in table})
     random.Random(0).shuffle(titles)
-    held = set(titles[:HELD_OUT])
+    held = set(titles[held_from : held_from + HELD_OUT])
     rows = [
         Row(line["passage"], int(bool(line["answer"])), line["asked"],
             int(float(line["start"])) if line["answer"] else -1, line["answer"], line["title"])
@@ -118,13 +123,45 @@ def answer_f1(predicted: str, gold: str) -> float:
     return 2 * common / (len(ours) + len(theirs))
 
 
-def answer_metrics(rows: Sequence[Row], answers: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """`answers`: each row's best answer, and by how much its score beats that of no answer."""
-    known = [(a, row.answer) for (a, _), row in zip(answers, rows, strict=True) if row.answer]
-    given = [a if margin > 0 else "" for a, margin in answers]
+def position_f1(text: str, predicted: tuple[int, int], gold: tuple[int, int]) -> float:
+    """F1 of the words that spans touch, by where they stand: the same word elsewhere is wrong."""
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    ours, theirs = (
+        {i for i, (begin, end) in enumerate(words) if begin < b and end > a}
+        for a, b in (predicted, gold)
+    )
+    return 2 * len(ours & theirs) / max(1, len(ours) + len(theirs))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best span of a row, and by how much its score beats that of no answer."""
+
+    begin: int
+    end: int
+    margin: float
+
+
+def answer_metrics(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, float]:
+    """F1 and exact match where there is an answer; F1 of all with the best threshold for none."""
+    f1, exact, positions, changes = [], [], [], []
+    for row, answer in zip(rows, answers, strict=True):
+        given = row.text[answer.begin : answer.end]
+        score = answer_f1(given, row.answer)
+        changes.append((answer.margin, score - float(not row.answer)))
+        if row.answer:
+            gold = (row.start, row.start + len(row.answer))
+            f1.append(score)
+            exact.append(normalised(given) == normalised(row.answer))
+            positions.append(position_f1(row.text, (answer.begin, answer.end), gold))
+    # Answer nothing at first; then, by falling margin, more and more.
+    total = best = float(sum(not row.answer for row in rows))
+    for _, change in sorted(changes, key=lambda change: -change[0]):
+        total += change
+        best = max(best, total)
     return {
-        "has_answer_f1": sum(answer_f1(a, gold) for a, gold in known) / len(known),
-        "has_answer_exact": sum(normalised(a) == normalised(g) for a, g in known) / len(known),
-        "squad_f1": sum(answer_f1(a, r.answer) for a, r in zip(given, rows, strict=True))
-        / len(rows),
+        "has_answer_f1": sum(f1) / len(f1),
+        "has_answer_exact": sum(exact) / len(exact),
+        "has_answer_position_f1": sum(positions) / len(positions),
+        "best_squad_f1": best / len(rows),
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Row, Task, answer_metrics, macro_f1
+from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
 
 from supermax.training import loop, models
 from supermax.training.config import Config, read_config
@@ -68,10 +67,9 @@ def metrics_of(evaluation: Evaluation, held: list[Row]) -> dict[str, float]:
         found["macro_f1"] = macro_f1([row.label for row in held], predicted)
     if evaluation.spans:
         answers = []
-        for i, row in enumerate(held):
-            spans = evaluation.spans[f"span {i}"]
-            text = row.text[spans[0][0] : spans[0][1]] if spans else ""
-            answers.append((text, evaluation.margins[f"span {i}"]))
+        for i in range(len(held)):
+            ((begin, end),) = evaluation.spans[f"span {i}"]
+            answers.append(Answer(begin, end, evaluation.margins[f"span {i}"]))
         found |= answer_metrics(held, answers)
     return found
 
@@ -140,7 +138,7 @@ def train(
     seed: int,
     cache: Path,
     **execution: Any,
-) -> Iterator[dict[str, float]]:
+) -> list[dict[str, float]]:
     precision = "bf16" if DEVICE == "cuda" else "fp32"
     prepared = prepare(
         config_of(task, encoder, seed),
@@ -151,5 +149,4 @@ def train(
     )
     watching = Watching(prepared, held)
     train_trial(prepared, watching)
-    print(f"steps: {prepared.way.how}", flush=True)
-    yield from watching.epochs
+    return watching.epochs

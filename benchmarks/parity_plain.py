@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Row, Task, answer_metrics, macro_f1
+from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -258,21 +258,19 @@ def evaluate(task: Task, model: nn.Module, tokenizer: Any, held: list[Row]) -> d
         predicted = [int(logits[0].argmax()) for _, logits in outputs(features)]
         found["macro_f1"] = macro_f1([row.label for row in held], predicted)
     if task.agent != "criteria":
-        best: dict[int, tuple[str, float]] = {}
+        best: dict[int, Answer] = {}
         for feature, (_, starts, ends) in outputs(
             span_features(held, tokenizer, task.length, task.stride)
         ):
-            text, margin = _answer(feature, starts, ends, held, task.max_answer)
-            if feature.row not in best or margin > best[feature.row][1]:
-                best[feature.row] = (text, margin)
+            answer = _answer(feature, starts, ends, task.max_answer)
+            if feature.row not in best or answer.margin > best[feature.row].margin:
+                best[feature.row] = answer
         found |= answer_metrics(held, [best[i] for i in range(len(held))])
     return found
 
 
-def _answer(
-    feature: Feature, starts: Tensor, ends: Tensor, held: list[Row], longest: int
-) -> tuple[str, float]:
-    """The best span of a window, and by how much it beats no answer."""
+def _answer(feature: Feature, starts: Tensor, ends: Tensor, longest: int) -> Answer:
+    """The best span of a window."""
     count = len(feature.ids)
     inside = torch.tensor([a >= 0 for a, _ in feature.offsets])
     scores = starts[:count, None] + ends[None, :count]
@@ -280,5 +278,5 @@ def _answer(
     scores = scores.masked_fill(~(allowed & inside[:, None] & inside[None]), -1e9)
     place = int(scores.argmax())
     first, last = place // count, place % count
-    text = held[feature.row].text[feature.offsets[first][0] : feature.offsets[last][1]]
-    return text, float(scores.max() - starts[0] - ends[0])
+    margin = float(scores.max() - starts[0] - ends[0])
+    return Answer(feature.offsets[first][0], feature.offsets[last][1], margin)
