@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from supermax import UserError
 from supermax.training.config import DecodeConfig, NoAnswerConfig
 from supermax.training.decode import Answers, best_threshold, calibrate, decode, predict
-from supermax.training.metrics import word_f1
+from supermax.training.metrics import token_f1
 
 LENGTH = 9
 
@@ -154,7 +154,7 @@ def test_no_other_threshold_is_better(cases: list[tuple[int, bool, bool]]) -> No
 
     def score(threshold: float) -> float:
         one = NoAnswerConfig(policy="threshold", threshold=threshold)
-        return float(word_f1(predict(answers, one), true, texts).mean())
+        return float(token_f1(predict(answers, one), true, texts).mean())
 
     found = calibrate(answers, true, texts)
     assert math.isfinite(found)

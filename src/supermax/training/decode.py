@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from supermax.errors import UserError
 from supermax.training.config import DecodeConfig, NoAnswerConfig
-from supermax.training.metrics import Floats, Ints, Span, word_f1
+from supermax.training.metrics import Floats, Ints, Span, token_f1
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def calibrate(answers: Answers, true: Sequence[Sequence[Span]], texts: Sequence[
     margins = answers.margin
     usable = np.isfinite(margins)
     silent = np.array([float(not spans) for spans in true])
-    gain = (word_f1(always, true, texts) - silent)[usable]
+    gain = (token_f1(always, true, texts) - silent)[usable]
     return best_threshold(margins[usable], gain)
 
 
