@@ -59,7 +59,8 @@ def decode(
     names = {name: row for row, name in enumerate(dict.fromkeys(ids))}
     rows = np.array([names[name] for name in ids], dtype=np.int64)
     null = np.full(len(names), np.inf)
-    np.minimum.at(null, rows, start[:, 0] + end[:, 0])
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        np.minimum.at(null, rows, start[:, 0] + end[:, 0])
     scores, spans = _best_of_windows(start, end, where, config)
     # By example, then best first; among equals the earliest window.
     order = np.lexsort((-scores, rows))

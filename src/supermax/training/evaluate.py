@@ -30,8 +30,8 @@ class Evaluation:
     probabilities: dict[str, list[float]]
     spans: dict[str, list[Span]]
     threshold: float | None = None
-    """Of the policy "calibrated". Where it was found on this split, it is fitted on all rows; spans
-    and metrics are by cross-fitted thresholds, so that no row has a part in its own."""
+    """Of the policy "calibrated". Where it was found on this split, it is fitted on all rows;
+    spans and metrics are by cross-fitted thresholds, so that no row has a part in its own."""
     margins: dict[str, float] = field(default_factory=dict)
     """By how much each example's best span beats no answer, whether it was given or not."""
 
@@ -83,7 +83,9 @@ def _evaluation(
         given = predict(answers, config.no_answer, used)
         spans = dict(zip(answers.ids, given, strict=True))
         margins = dict(zip(answers.ids, answers.margin.tolist(), strict=True))
-        metrics |= span_metrics(given, truths, texts)
+        found = span_metrics(given, truths, texts)
+        # A model that diverged answers nothing, and has no score, not that of answering nothing.
+        metrics |= found if _finite(view, starts, ends) else dict.fromkeys(found, float("nan"))
     return Evaluation(metrics, probabilities, spans, threshold, margins)
 
 
@@ -103,6 +105,15 @@ def _logits(
     if rows[0][1] is None:
         return classes, None, None
     return classes, [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _finite(view: Tokens, *logits: list[Any]) -> bool:
+    """Tell whether the logits of all tokens are finite; those of padding do not count."""
+    return all(
+        np.isfinite(row[:length]).all()
+        for rows in logits
+        for row, length in zip(rows, view.lengths, strict=True)
+    )
 
 
 def _answers(
