@@ -207,7 +207,8 @@ class StudyRecord:
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
-        """For a study of an agent: agent, data, objectives, limits; {} for others."""
+        """For a study of an agent: agent, data, objectives, metric_versions, limits; {} for
+        others."""
         kept = self.study.user_attrs.get(EXPERIMENT)
         return kept if isinstance(kept, dict) else {}
 

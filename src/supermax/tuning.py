@@ -20,10 +20,11 @@ from optuna.study import Study
 
 from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room
-from supermax.agents.measures import check_objectives
+from supermax.agents.measures import check_objectives, versions_of
 from supermax.agents.objective import AgentObjective, configured
 from supermax.agents.provisioning import MemoryPlanner
 from supermax.agents.starting import (
+    VERSIONS,
     all_of,
     check_corpus,
     check_counts,
@@ -167,6 +168,7 @@ class Tuning:
             "agent": self.agent,
             "data": self.corpus.fingerprint,
             "objectives": list(chosen),
+            VERSIONS: versions_of(chosen),
             "limits": limits,
         }
         study = self._opened(fit.space, directions, experiment)
@@ -250,9 +252,10 @@ class Tuning:
         """The study, unless its values come from another experiment than this."""
         where, name = str(self.storage), self.name or self.agent
         storage = make_storage(where)
-        if versions := find_versions(storage, name):
-            before = versions[-1].user_attrs.get(EXPERIMENT)
-            refuse_another(name, without_password(where), before, experiment)
+        notes = [version.user_attrs for version in find_versions(storage, name)]
+        # A version that `supermax study migrate` made has the trials of those before, and no note.
+        before = next((note[EXPERIMENT] for note in reversed(notes) if EXPERIMENT in note), None)
+        refuse_another(name, without_password(where), before, experiment)
         study = open_study(
             space,
             storage=storage,

@@ -14,6 +14,7 @@ import optuna
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from optuna.storages import get_storage
 from optuna.trial import create_trial
 
 import supermax
@@ -21,14 +22,16 @@ from supermax.agents import fitting
 from supermax.agents.keeping import BAR, Keeper, check_room, worth_keeping
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
+from supermax.agents.starting import VERSIONS
 from supermax.cleaning import leftovers
 from supermax.engine.home import find_home
 from supermax.engine.optimize import Summary
 from supermax.errors import EnvironmentFault, UserError
-from supermax.naming import HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
+from supermax.naming import EXPERIMENT, HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
 from supermax.ranking import ranked
 from supermax.records import read
-from supermax.space import load, narrowed
+from supermax.report.writing import write_report
+from supermax.space import find_versions, load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
 from supermax.training.steps import Execution
@@ -409,6 +412,47 @@ def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
     )
     again = replace(first, corpus=renamed).run(progress=False)  # the same texts: nothing to do
     assert len(again.study.trials) == 1
+
+
+def searched_by_old_rules(search: Tuning) -> optuna.Study:
+    """A study as it was before metrics of spans were defined anew: without their versions."""
+    study = search.run(progress=False).study
+    note = study.user_attrs[EXPERIMENT]
+    study.set_user_attr(EXPERIMENT, {k: v for k, v in note.items() if k != VERSIONS})
+    return study
+
+
+@pytest.mark.parametrize("migrated", [False, True])
+def test_values_by_two_definitions_of_a_metric_are_not_mixed(
+    tmp_path: Path, migrated: bool
+) -> None:
+    first = tuning(tmp_path, "evidence", trials=1)
+    study = searched_by_old_rules(first)
+    if migrated:  # as `supermax study migrate` does: it carries trials over, and no note
+        wider = narrowed(load("demo/evidence"), {"text.max_length": 48, "text.doc_stride": 8})
+        supermax.open_study(
+            wider, storage=first.storage, name="evidence", directions=["maximize"], quiet=True
+        )
+        first = replace(first, space=wider)
+        assert find_versions(get_storage(f"sqlite:///{first.storage}"), "evidence")[1].trials
+    with pytest.raises(UserError, match="another name or another storage") as caught:
+        replace(first, trials=2).run(progress=False)
+    words = "definition of token_f1 (docs/agents.md): version 1 then, version 2 now"
+    assert words in str(caught.value)
+    record = read(study)
+    assert record.best().values == study.best_trial.values
+    page = write_report(record, tmp_path / "report.html", storage=str(first.storage))
+    assert "token_f1" in page.read_text()
+    renamed = replace(first, name="anew").run(progress=False)
+    assert renamed.study.user_attrs[EXPERIMENT][VERSIONS] == {"token_f1": 2}
+    again = replace(first, name="anew", trials=2).run(progress=False)
+    assert again.summary.trials["COMPLETE"] == 2
+
+
+def test_a_search_by_metrics_that_have_not_changed_goes_on(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    searched_by_old_rules(first)
+    assert len(replace(first, trials=2).run(progress=False).study.trials) == 2
 
 
 def test_a_question_that_fits_no_configuration_is_told_before(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from supermax import UserError
 from supermax.training.config import DecodeConfig, NoAnswerConfig
-from supermax.training.decode import Answers, best_threshold, calibrate, decode, predict
-from supermax.training.metrics import word_f1
+from supermax.training.decode import Answers, best_threshold, calibrate, decode, gains, predict
+from supermax.training.metrics import token_f1
 
 LENGTH = 9
 
@@ -105,7 +105,7 @@ def test_an_example_without_any_token_is_never_answered() -> None:
     for policy in ("none", "threshold", "ratio"):
         one = NoAnswerConfig.model_validate({"policy": policy, "threshold": -1e9, "ratio": 1e-9})
         assert predict(answers, one) == [[]]
-    assert calibrate(answers, [[(0, 1)]], ["a b"]) == 0
+    assert calibrate(answers.margin, gains(answers, [[(0, 1)]], ["a b"])) == 0
 
 
 # No answer.
@@ -154,9 +154,9 @@ def test_no_other_threshold_is_better(cases: list[tuple[int, bool, bool]]) -> No
 
     def score(threshold: float) -> float:
         one = NoAnswerConfig(policy="threshold", threshold=threshold)
-        return float(word_f1(predict(answers, one), true, texts).mean())
+        return float(token_f1(predict(answers, one), true, texts).mean())
 
-    found = calibrate(answers, true, texts)
+    found = calibrate(answers.margin, gains(answers, true, texts))
     assert math.isfinite(found)
     assert score(found) == pytest.approx(max(score(t / 2) for t in range(-12, 13)))
 

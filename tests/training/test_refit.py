@@ -29,7 +29,7 @@ from supermax.training.evaluate import Evaluation
 from supermax.training.export import load_exported
 from supermax.training.intervals import Estimate, bootstrap, estimates
 from supermax.training.loop import train, train_blind
-from supermax.training.metrics import class_metrics, span_metrics
+from supermax.training.metrics import Span, class_metrics, span_metrics
 from supermax.training.predict import predict_examples
 from supermax.training.prepare import prepare
 from supermax.training.refit import Refit, refit
@@ -396,10 +396,12 @@ def test_a_diverged_seed_is_the_worst_and_is_not_hidden() -> None:
     assert module._median([0.9, 0.7], higher=False) == 0
     examples, evaluations = judged(1, 6, 2, 2)
     bad = Evaluation({}, dict.fromkeys(evaluations[0].probabilities, [nan] * 3), {})
-    bad = replace(bad, spans=evaluations[0].spans)
-    found = estimates(examples, [evaluations[0], bad], rounds=10)["macro_f1"]
-    assert isinstance(found, Estimate)
-    assert math.isnan(found.mean)
+    silent: dict[str, list[Span]] = {name: [] for name in evaluations[0].spans}
+    bad = replace(bad, spans=silent, metrics={"token_f1": nan})
+    found = estimates(examples, [evaluations[0], bad], rounds=10)
+    for name in ("macro_f1", "token_f1"):
+        assert isinstance(found[name], Estimate)
+        assert math.isnan(found[name].mean)
 
 
 # Wrong input.

@@ -69,6 +69,14 @@ def test_a_list_of_answers(tmp_path: Path) -> None:
     assert corpus.classes == ()
 
 
+def test_answers_that_overlap_are_alternatives(tmp_path: Path) -> None:
+    """As annotators of SQuAD give them: none is lost, and none made longer by another."""
+    answers = ["Denver Broncos", "The Denver Broncos", "Broncos", "won", "Denver Broncos"]
+    row = {"t": "The Denver Broncos won.", "a": answers}
+    corpus = read_table(jsonl(tmp_path / "many.jsonl", row), Columns("t", answer="a"))
+    assert corpus.spans[0].spans == ((0, 18), (4, 18), (11, 18), (19, 22))
+
+
 def test_rows_with_nothing_known_are_there_to_be_predicted(tmp_path: Path) -> None:
     corpus = read_table(csv_file(tmp_path / "new.csv", "body\nsome text\n"), Columns("body"))
     assert corpus.classes == corpus.spans

@@ -68,6 +68,11 @@ def check_objectives(
     return chosen, directions
 
 
+def versions_of(names: Sequence[str]) -> dict[str, int]:
+    """Return the version of each metric's definition among the objectives."""
+    return {name: check_metric(name).version for name in names if name not in COSTS}
+
+
 def values_of(names: Sequence[str], prepared: Prepared, result: Result) -> list[float]:
     return [
         COSTS[name](prepared, result) if name in COSTS else result.metrics[name] for name in names

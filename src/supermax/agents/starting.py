@@ -20,6 +20,8 @@ from supermax.training.tokens import check_room
 from supermax.words import listed, nearest
 
 _FEW = 20  # rows to judge by
+VERSIONS = "metric_versions"
+"""Key of an experiment: the version of the definition of each objective that is a metric."""
 
 
 def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
@@ -142,14 +144,27 @@ def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> N
     found = [
         f"{what}: {before[what]} then, {now[what]} now"
         for what in now
-        if what in before and before[what] != now[what]
+        if what != VERSIONS and what in before and before[what] != now[what]
     ]
+    found += _other_definitions(before, now)
     if found:
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(
             listed(head, found) + "\nTheir values cannot be compared. Give this search another "
-            "name or another storage (--set name=… or --storage …)."
+            "name or another storage (--set name=… or --storage …). The study can still be shown "
+            "and reported."
         )
+
+
+def _other_definitions(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Objectives in common whose metrics have been defined anew; without a note, version 1."""
+    objectives, versions = before.get("objectives") or (), before.get(VERSIONS) or {}
+    return [
+        f"definition of {metric} (docs/agents.md): version {versions.get(metric, 1)} then, "
+        f"version {version} now"
+        for metric, version in now.get(VERSIONS, {}).items()
+        if metric in objectives and versions.get(metric, 1) != version
+    ]
 
 
 def _end(space: Space, name: str, end: Any) -> int:

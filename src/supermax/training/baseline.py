@@ -16,7 +16,7 @@ import numpy as np
 
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.decode import best_threshold
-from supermax.training.metrics import Floats, Span, class_metrics, span_metrics, word_f1
+from supermax.training.metrics import Floats, Span, class_metrics, span_metrics, token_f1
 
 _STRENGTHS = (1.0, 10.0, 100.0)
 _FOLDS = 3
@@ -146,7 +146,7 @@ def _threshold(train: Sequence[Example], vectorizer: Any) -> float:
         true = [e.spans or () for e in judged]
         silent = np.array([float(not some) for some in true])
         margins.append(scores)
-        gains.append(word_f1(guesses, true, [e.text for e in judged]) - silent)
+        gains.append(token_f1(guesses, true, [e.text for e in judged]) - silent)
     if not margins:
         return 0.0
     return best_threshold(np.concatenate(margins), np.concatenate(gains))

@@ -2,7 +2,8 @@
 
     windows ──decode()──▶ Answers: each example's best span, its score, and the score of none
     Answers ──predict()─▶ spans, or none, as the no-answer policy says
-    Answers ──calibrate()──▶ the threshold of the policy "calibrated"
+    margins, gains() ──calibrate()──▶ the threshold of the policy "calibrated"
+                     └─cross_fit()──▶ those that its value is measured with
 
 Scores are sums of a start's and an end's logit, as in SQuAD 2. The score of no answer is that of
 position 0, the least over an example's windows: one window that holds an answer is enough.
@@ -10,6 +11,7 @@ position 0, the least over an example's windows: one window that holds an answer
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +22,10 @@ import numpy.typing as npt
 
 from supermax.errors import UserError
 from supermax.training.config import DecodeConfig, NoAnswerConfig
-from supermax.training.metrics import Floats, Ints, Span, word_f1
+from supermax.training.metrics import Floats, Ints, Span, token_f1
+
+FOLDS = 5
+"""Parts that the groups of a split are dealt to, to judge a calibrated threshold."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ def decode(
     names = {name: row for row, name in enumerate(dict.fromkeys(ids))}
     rows = np.array([names[name] for name in ids], dtype=np.int64)
     null = np.full(len(names), np.inf)
-    np.minimum.at(null, rows, start[:, 0] + end[:, 0])
+    with np.errstate(invalid="ignore"):  # NaN stays NaN
+        np.minimum.at(null, rows, start[:, 0] + end[:, 0])
     scores, spans = _best_of_windows(start, end, where, config)
     # By example, then best first; among equals the earliest window.
     order = np.lexsort((-scores, rows))
@@ -91,13 +97,14 @@ def _top(logits: Floats, count: int) -> Ints:
 
 
 def predict(
-    answers: Answers, config: NoAnswerConfig, calibrated: float | None = None
+    answers: Answers, config: NoAnswerConfig, calibrated: float | Floats | None = None
 ) -> list[list[Span]]:
     """Each example's answer as a list of one span, or of none where the policy says so.
 
     none: every example with a token is answered. threshold: where the margin is above it. ratio:
     where exp(margin) is, which within one window is the probability of the best span over that
-    of no answer. calibrated: as threshold, with the value that `calibrate` found.
+    of no answer. calibrated: as threshold, with the value that `calibrate` found, or
+    one for each example.
     """
     margins = answers.margin
     if config.policy == "none":
@@ -111,7 +118,7 @@ def predict(
     ]
 
 
-def _threshold(config: NoAnswerConfig, calibrated: float | None) -> float:
+def _threshold(config: NoAnswerConfig, calibrated: float | Floats | None) -> float | Floats:
     if config.policy == "threshold":
         return config.threshold
     if config.policy == "ratio":
@@ -124,17 +131,44 @@ def _threshold(config: NoAnswerConfig, calibrated: float | None) -> float:
     return calibrated
 
 
-def calibrate(answers: Answers, true: Sequence[Sequence[Span]], texts: Sequence[str]) -> float:
-    """The threshold of the margin with the best mean token F1 on these examples.
+def gains(answers: Answers, true: Sequence[Sequence[Span]], texts: Sequence[str]) -> Floats:
+    """Return by how much each example's token F1 grows when it is answered [N].
 
-    `true` and `texts` follow `answers.ids`. Among equally good ones, the closest to 0.
+    `true` and `texts` follow `answers.ids`.
     """
     always = predict(answers, NoAnswerConfig(policy="none"))
-    margins = answers.margin
-    usable = np.isfinite(margins)
     silent = np.array([float(not spans) for spans in true])
-    gain = (word_f1(always, true, texts) - silent)[usable]
-    return best_threshold(margins[usable], gain)
+    return np.asarray(token_f1(always, true, texts) - silent)
+
+
+def calibrate(margins: Floats, gain: Floats) -> float:
+    """Return the threshold of the margin with the best mean token F1 on these examples.
+
+    Among equally good ones, the closest to 0.
+    """
+    usable = np.isfinite(margins)
+    return best_threshold(margins[usable], gain[usable])
+
+
+def cross_fit(margins: Floats, gain: Floats, groups: Sequence[str]) -> Floats:
+    """Return a threshold for each example [N], fitted on groups of other folds than its own.
+
+    Predictions by these thresholds say what a calibrated threshold is worth on examples that it
+    has not seen: no example has a part in its own.
+    """
+    fold = _folds(groups)
+    thresholds = np.zeros(len(margins))
+    for held_out in range(FOLDS):
+        others = fold != held_out
+        thresholds[~others] = calibrate(margins[others], gain[others])
+    return thresholds
+
+
+def _folds(groups: Sequence[str]) -> Ints:
+    """The fold of each example. Follows from the names of the groups alone, not their order."""
+    digests = {g: hashlib.sha256(g.encode("utf-8", "surrogatepass")).digest() for g in groups}
+    number = {group: i % FOLDS for i, group in enumerate(sorted(digests, key=digests.__getitem__))}
+    return np.array([number[group] for group in groups], dtype=np.int64)
 
 
 def best_threshold(margins: Floats, gain: Floats) -> float:

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from supermax.training.config import Config
-from supermax.training.decode import Answers, calibrate, decode, predict
+from supermax.training.data.examples import Example
+from supermax.training.decode import Answers, calibrate, cross_fit, decode, gains, predict
 from supermax.training.looking import Looks, look
-from supermax.training.metrics import Span, class_metrics, span_metrics
+from supermax.training.metrics import Floats, Span, class_metrics, span_metrics
 from supermax.training.models import Model
 from supermax.training.steps import Execution
 from supermax.training.tokens import NONE, Tokens
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Predictions and their metrics. `threshold` is that of the policy "calibrated"."""
+    """Predictions and their metrics."""
 
     metrics: dict[str, float]
     probabilities: dict[str, list[float]]
     spans: dict[str, list[Span]]
     threshold: float | None = None
+    """Of the policy "calibrated". Where it was found on this split, it is fitted on all rows;
+    spans and metrics are by cross-fitted thresholds, so that no row has a part in its own."""
     margins: dict[str, float] = field(default_factory=dict)
     """By how much each example's best span beats no answer, whether it was given or not."""
 
@@ -70,15 +73,19 @@ def _evaluation(
         if (labels != NONE).all():
             metrics |= class_metrics(labels, softmax)
     if starts is not None and ends is not None:
-        answers, truths, texts = _answers(config, data, view, starts, ends)
-        known = all(truth is not None for truth in truths)
-        if config.no_answer.policy == "calibrated" and threshold is None and known:
-            threshold = calibrate(answers, truths, texts)
-        given = predict(answers, config.no_answer, threshold)
+        answers, examples = _answers(config, data, view, starts, ends)
+        truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
+        used: float | Floats | None = threshold
+        if config.no_answer.policy == "calibrated" and threshold is None:
+            margin, gain = answers.margin, gains(answers, truths, texts)
+            threshold = calibrate(margin, gain)
+            used = cross_fit(margin, gain, [e.group for e in examples])
+        given = predict(answers, config.no_answer, used)
         spans = dict(zip(answers.ids, given, strict=True))
         margins = dict(zip(answers.ids, answers.margin.tolist(), strict=True))
-        if known:
-            metrics |= span_metrics(given, truths, texts)
+        found = span_metrics(given, truths, texts)
+        # A model that diverged answers nothing, and has no score, not that of answering nothing.
+        metrics |= found if _finite(view, starts, ends) else dict.fromkeys(found, float("nan"))
     return Evaluation(metrics, probabilities, spans, threshold, margins)
 
 
@@ -100,10 +107,19 @@ def _logits(
     return classes, [row[1] for row in rows], [row[2] for row in rows]
 
 
+def _finite(view: Tokens, *logits: list[Any]) -> bool:
+    """Tell whether the logits of all tokens are finite; those of padding do not count."""
+    return all(
+        np.isfinite(row[:length]).all()
+        for rows in logits
+        for row, length in zip(rows, view.lengths, strict=True)
+    )
+
+
 def _answers(
     config: Config, data: Data, view: Tokens, starts: list[Any], ends: list[Any]
-) -> tuple[Answers, list[Any], list[str]]:
-    """The answers of the examples in which spans are sought, with the true ones and the texts."""
+) -> tuple[Answers, list[Example]]:
+    """The answers of the examples in which spans are sought, and these examples."""
     sought = [i for i in range(len(view)) if data.examples[view.example[i]].spans is not None]
     width = int(view.lengths[sought].max())
     shape = (len(sought), width)
@@ -116,5 +132,4 @@ def _answers(
     owners = [data.examples[view.example[i]] for i in sought]
     answers = decode([e.id for e in owners], wide_starts, wide_ends, offsets, config.decode)
     by_id = {e.id: e for e in owners}
-    examples = [by_id[name] for name in answers.ids]
-    return answers, [list(e.spans or ()) for e in examples], [e.text for e in examples]
+    return answers, [by_id[name] for name in answers.ids]

@@ -113,6 +113,8 @@ def _spans(
     ]
     names = list(single[0][0]) if asked else []
     values = np.array([[list(row.values()) for row in rows] for rows in single])
+    # The spans of a model that diverged look like those of one that answers nothing.
+    values[[np.isnan(one.metrics.get("token_f1", 0.0)) for one in evaluations]] = np.nan
 
     def measure(counts: Ints) -> Floats:
         weight, defined = counts[owner], ~np.isnan(values)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -67,17 +67,19 @@ class State:
     """Sum of their losses."""
     best: float = -math.inf
     best_epoch: int = -1
+    """Among those with a finite value; -1: none has one yet."""
     worse: int = 0
-    """Epochs since the best one."""
+    """Epochs since the best one, or since the first where none has a value."""
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Result:
     value: float
-    """The objective at the best epoch."""
+    """The objective at the best epoch; NaN where it is finite at none."""
     metrics: dict[str, float]
     best_epoch: int
+    """From 1; 0: none has a finite value, and the weights are the last ones."""
     epochs: int
     curve: list[dict[str, float]]
     evaluation: Evaluation
@@ -112,12 +114,14 @@ def train(
             {"epoch": state.epoch + 1, "train_loss": state.loss / max(1, state.update)}
             | evaluation.metrics
         )
-        if value > state.best + config.train.min_delta or state.best_epoch < 0:
+        if math.isfinite(value) and value > state.best + config.train.min_delta:
             state.best, state.best_epoch, state.worse = value, state.epoch, 0
             best = copied(prepared.model.state_dict(), best, on_host)
             best_evaluation = evaluation
         else:
-            state.worse += 1
+            state.worse += state.epoch > 0  # the first is not worse than any
+            if state.best_epoch < 0:
+                best_evaluation = evaluation  # that of the last weights, until one has a value
         state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
         stopping = reporter.stop_requested
         if stopping or states.due:
@@ -134,6 +138,8 @@ def train(
             raise
         if pruned:
             reporter.prune()
+    if state.best_epoch < 0:  # the last weights say so too: their value is NaN
+        best = prepared.model.state_dict()
     prepared.model.load_state_dict(best)
     final = best_evaluation or evaluate(prepared)
     states.wait()
@@ -269,4 +275,7 @@ def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str
     if prepared.execution.device == "cpu":  # sums over other numbers of threads differ in bits
         torch.set_num_threads(saved["threads"])
     device = "cpu" if prepared.execution.best_on_host else prepared.execution.device
-    return State(**saved["loop"]), {k: v.to(device) for k, v in saved["best"].items()}
+    state = State(**saved["loop"])
+    if not math.isfinite(state.best):  # earlier versions took the first epoch, whatever its value
+        return replace(state, best=-math.inf, best_epoch=-1), {}
+    return state, {k: v.to(device) for k, v in saved["best"].items()}

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from supermax.errors import UserError
+from supermax.training import squad
+from supermax.training.data.spans import merged
 from supermax.words import ended, nearest
 
 Span = tuple[int, int]
@@ -25,6 +28,9 @@ Ints = npt.NDArray[np.int64]
 ECE_BINS = 15
 _CLASSES = ("criteria", "share", "joint")
 _SPANS = ("evidence", "share", "joint")
+_SPAN_VERSION = 2
+"""1: by the words that spans touch, calibrated thresholds judged on the rows they were fitted on.
+2: by the rules of SQuAD 2.0, calibrated thresholds cross-fitted."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Metric:
     higher: bool
     """Whether more is better."""
     agents: tuple[str, ...]
+    version: int = 1
+    """Version of its definition. Values by two versions cannot be compared."""
 
 
 METRICS: dict[str, Metric] = {
@@ -44,8 +52,16 @@ METRICS: dict[str, Metric] = {
         ),
         Metric("ece", False, _CLASSES),
         *(
-            Metric(name, True, _SPANS)
-            for name in ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
+            Metric(name, True, _SPANS, _SPAN_VERSION)
+            for name in (
+                "exact_match",
+                "token_f1",
+                "char_f1",
+                "span_exact",
+                "span_f1",
+                "null_accuracy",
+                "has_answer_f1",
+            )
         ),
     )
 }
@@ -64,7 +80,8 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
                 f"f1_{classes - 1}."
             )
     if metric is None:
-        raise UserError(ended(f"There is no metric {name!r}{nearest(name, known)}"))
+        near = nearest(name, known) or f"; there are {', '.join(known)}"
+        raise UserError(ended(f"There is no metric {name!r}{near}"))
     if agent is not None and agent not in metric.agents:
         raise UserError(f"The agent {agent} has no metric {name!r}; it has {', '.join(known)}.")
     return metric
@@ -163,50 +180,78 @@ def _ece(right: npt.NDArray[np.bool_], confidence: Floats) -> float:
 def span_metrics(
     predicted: Sequence[Sequence[Span]], true: Sequence[Sequence[Span]], texts: Sequence[str]
 ) -> dict[str, float]:
-    """Every metric of spans, by the words that spans touch.
+    """Return every metric of spans, each a mean over examples.
 
-    exact_match: the same words; token_f1: the mean F1 of the words; null_accuracy: how often it is
-    right whether there is an answer at all; has_answer_f1: token_f1 where there is one.
+    Every true span of an example is a right answer by itself, and the best match counts. The
+    pieces of a prediction with several spans are compared together.
+
+    exact_match, token_f1: the answer's text, by the rules of SQuAD 2.0 (`squad.py`). char_f1: the
+    F1 of its characters, without white space and punctuation. span_exact: the same place in the
+    text, white space at the ends aside; span_f1: the F1 of the characters' places. null_accuracy:
+    how often it is right whether there is an answer; has_answer_f1: token_f1 where there is one.
     """
     if not texts:
         raise UserError("There are no examples to measure the spans on.")
-    f1 = word_f1(predicted, true, texts)
+    rows = [_scores(*row) for row in zip(predicted, true, texts, strict=True)]
+    values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     answer = np.array([bool(spans) for spans in true])
     given = np.array([bool(spans) for spans in predicted])
     return {
-        "exact_match": float((f1 == 1).mean()),  # F1 is 1 for equal sets alone
-        "token_f1": float(f1.mean()),
+        **{name: float(each.mean()) for name, each in values.items()},
         "null_accuracy": float((answer == given).mean()),
-        "has_answer_f1": float(f1[answer].mean()) if answer.any() else float("nan"),
+        "has_answer_f1": float(values["token_f1"][answer].mean()) if answer.any() else np.nan,
     }
 
 
-def word_f1(
+def _scores(guesses: Sequence[Span], truths: Sequence[Span], text: str) -> dict[str, float]:
+    """Return the metrics of one example that compare answers."""
+    golds = [(span,) for span in truths]
+    pieces = [_piece(spans, text) for spans in (guesses, *golds)]
+    words, *gold_words = map(squad.tokens, pieces)
+    letters, *gold_letters = map(squad.characters, pieces)
+    places, *gold_places = (_places(spans, text) for spans in (guesses, *golds))
+    span_f1 = squad.best(partial(_place_f1, text), places, gold_places)
+    return {
+        "exact_match": squad.best(squad.exact, words, gold_words),
+        "token_f1": squad.best(squad.f1, words, gold_words),
+        "char_f1": squad.best(squad.f1, letters, gold_letters),
+        "span_exact": float(span_f1 == 1),  # F1 is 1 for the same characters alone
+        "span_f1": span_f1,
+    }
+
+
+def token_f1(
     predicted: Sequence[Sequence[Span]], true: Sequence[Sequence[Span]], texts: Sequence[str]
 ) -> Floats:
-    """The F1 of the words of every example; 1 where there is rightly no answer."""
-    values = []
-    for guesses, truths, text in zip(predicted, true, texts, strict=True):
-        if not guesses or not truths:
-            values.append(float(not guesses and not truths))
-            continue
-        bounds = word_bounds(text)
-        guessed, wanted = touched(guesses, bounds), touched(truths, bounds)
-        size = len(guessed) + len(wanted)
-        values.append(2 * len(guessed & wanted) / size if size else 0.0)
+    """Return the token F1 of every example; 1 where there is rightly no answer."""
+    values = [
+        squad.best(squad.f1, _words(guesses, text), [_words([span], text) for span in truths])
+        for guesses, truths, text in zip(predicted, true, texts, strict=True)
+    ]
     return np.array(values, dtype=np.float64)
 
 
-def word_bounds(text: str) -> Ints:
-    """Where the words, as white space parts them, begin and end [words, 2]."""
-    found = [match.span() for match in re.finditer(r"\S+", text)]
-    return np.array(found, dtype=np.int64).reshape(-1, 2)
+def _piece(spans: Iterable[Span], text: str) -> str:
+    return " ".join(text[start:end] for start, end in spans)
 
 
-def touched(spans: Iterable[Span], bounds: Ints) -> set[int]:
-    """The words of which a span holds at least one character."""
-    words: set[int] = set()
-    for start, end in spans:
-        first = int(np.searchsorted(bounds[:, 1], start, side="right"))
-        words.update(range(first, int(np.searchsorted(bounds[:, 0], end, side="left"))))
-    return words
+def _words(spans: Iterable[Span], text: str) -> list[str]:
+    return squad.tokens(_piece(spans, text))
+
+
+def _places(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
+    """The parts of a text that spans cover; those of white space alone do not count."""
+    return merged((span for span in spans if text[slice(*span)].strip()), text)
+
+
+def _place_f1(text: str, guess: Sequence[Span], gold: Sequence[Span]) -> float:
+    """Return the F1 of the characters, white space aside, that two lists of places hold."""
+    if not guess or not gold:
+        return float(guess == gold)
+    both = [(max(a, c), min(b, d)) for a, b in guess for c, d in gold]
+    shared = _size([(a, b) for a, b in both if a < b], text)
+    return 2 * shared / (_size(guess, text) + _size(gold, text))
+
+
+def _size(spans: Sequence[Span], text: str) -> int:
+    return sum(len(word) for start, end in spans for word in text[start:end].split())

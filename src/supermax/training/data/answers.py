@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from supermax.training.data.rows import plain
-from supermax.training.data.spans import Span, locate, merged
+from supermax.training.data.spans import Span, locate
 
 
 def evidence(text: str, answers: object, starts: object) -> tuple[tuple[Span, ...], list[str]]:
     """Where the answers stand in the text, and what is wrong with them.
 
-    One answer or a list, with as many starts or none; an empty answer is no evidence.
+    One answer or a list, with as many starts or none; an empty answer is no evidence. Each answer
+    of a list is a right one by itself, as in SQuAD: those that overlap stay apart.
     """
     found, mistakes = [], []
     for span, what in _places(text, _listed(answers), _listed(starts)):
@@ -19,7 +20,7 @@ def evidence(text: str, answers: object, starts: object) -> tuple[tuple[Span, ..
             found.append(span)
         elif what not in mistakes:
             mistakes.append(what)
-    return merged(found, text), mistakes
+    return tuple(sorted(set(found))), mistakes
 
 
 def _places(

@@ -24,7 +24,7 @@ class Example:
     """The class, as its position among the corpus's label names; None: not asked."""
     spans: tuple[tuple[int, int], ...] | None = None
     """Evidence in the text, as character ranges [start, end); (): there is none; None: not
-    asked."""
+    asked. Each of several is a right answer by itself."""
 
     @property
     def stratum(self) -> str:
