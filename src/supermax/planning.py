@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 from supermax import mps
+from supermax.agents.data_notices import weaknesses
 from supermax.agents.fits import fits
 from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.objective import configured
 from supermax.agents.specs import spec_of
-from supermax.agents.starting import weaknesses
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.memory import planner

@@ -206,9 +206,12 @@ def same_data(record: StudyRecord, settings: Settings) -> Splits:
     hold what trials have learnt from."""
     splits = data_of(settings)
     if record.experiment.get("data") != whole(splits).fingerprint:
+        older = splits.joined and "splits" not in record.experiment
+        split_before = " or was split before equal texts were kept together" if older else ""
         raise UserError(
-            f"The data of the study '{record.name}' is not what it was ({settings.data.path}). "
-            f"Put back what was searched, or tune on what is there under another name."
+            f"The data of the study '{record.name}' is not what it was ({settings.data.path})"
+            f"{split_before}. Put back what was searched, or tune on what is there under another "
+            f"name."
         )
     return splits
 
@@ -307,4 +310,5 @@ def whole(splits: Splits) -> Corpus:
         sum((part.classes for part in parts), ()),
         sum((part.spans for part in parts), ()),
         splits.train.skipped,
+        splits.train.unlabelled,
     )

@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 
+from supermax.agents.data_notices import weaknesses
 from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room
 from supermax.agents.measures import check_objectives
@@ -32,7 +33,6 @@ from supermax.agents.starting import (
     check_questions,
     check_space,
     refuse_another,
-    weaknesses,
 )
 from supermax.engine import kernel
 from supermax.engine.home import find_home
@@ -166,10 +166,11 @@ class Tuning:
         experiment = {
             "agent": self.agent,
             "data": self.corpus.fingerprint,
+            "splits": splits.fingerprint,
             "objectives": list(chosen),
             "limits": limits,
         }
-        study = self._opened(fit.space, directions, experiment)
+        study = self._opened(fit.space, directions, experiment, splits.joined)
         if fit.space.defaults() is not None:
             with in_words(study._storage):
                 enqueue_defaults(study, fit.space)
@@ -246,13 +247,15 @@ class Tuning:
             budget,
         )
 
-    def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:
+    def _opened(
+        self, space: Space, directions: list[str], experiment: dict[str, Any], joined: int
+    ) -> Study:
         """The study, unless its values come from another experiment than this."""
         where, name = str(self.storage), self.name or self.agent
         storage = make_storage(where)
         if versions := find_versions(storage, name):
             before = versions[-1].user_attrs.get(EXPERIMENT)
-            refuse_another(name, without_password(where), before, experiment)
+            refuse_another(name, without_password(where), before, experiment, joined)
         study = open_study(
             space,
             storage=storage,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import check_room
 from supermax.words import listed, nearest
-
-_FEW = 20  # rows to judge by
 
 
 def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
@@ -120,30 +117,20 @@ def check_questions(
             ) from None
 
 
-def weaknesses(splits: Splits) -> list[str]:
-    """What makes the values of a search say little."""
-    notices = []
-    names = splits.train.label_names
-    for what, part in (("validation", splits.validation), ("test", splits.test)):
-        if not part.classes:
-            continue
-        counts = Counter(example.label for example in part.classes)
-        missing = [name for i, name in enumerate(names) if not counts[i]]
-        if missing:
-            notices.append(f"The {what} split has no row of {', '.join(missing)}.")
-        if len(part.classes) < _FEW:
-            notices.append(f"The {what} split has {len(part.classes)} rows: chance decides much.")
-    return notices
-
-
-def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> None:
-    """Raise UserError when the study's values come from another experiment."""
+def refuse_another(
+    name: str, where: str, before: Any, now: dict[str, Any], joined: int = 0
+) -> None:
+    """Raise UserError when the study's values come from another experiment. `joined` counts the
+    groups that are now kept together for a text they share."""
     before = before if isinstance(before, dict) else {}
     found = [
         f"{what}: {before[what]} then, {now[what]} now"
         for what in now
         if what in before and before[what] != now[what]
     ]
+    # Studies that note no splits are from when equal texts of different groups were not joined.
+    if joined and "data" in before and "splits" not in before:
+        found.append("splits: equal texts were in different ones then, and are kept together now")
     if found:
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(
