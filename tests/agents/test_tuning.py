@@ -25,7 +25,7 @@ from supermax.cleaning import leftovers
 from supermax.engine.home import find_home
 from supermax.engine.optimize import Summary
 from supermax.errors import EnvironmentFault, UserError
-from supermax.naming import HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
+from supermax.naming import EXPERIMENT, HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
 from supermax.ranking import ranked
 from supermax.records import read
 from supermax.space import load, narrowed
@@ -409,6 +409,42 @@ def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
     )
     again = replace(first, corpus=renamed).run(progress=False)  # the same texts: nothing to do
     assert len(again.study.trials) == 1
+
+
+def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    twice = replace(first.corpus.classes[1], text=first.corpus.classes[0].text.upper())
+    rows = (first.corpus.classes[0], twice, *first.corpus.classes[2:])
+    doubled = replace(first, corpus=replace(first.corpus, classes=rows), name="doubled")
+    for search in (first, doubled):
+        study = search.run(progress=False).study
+        noted = study.user_attrs[EXPERIMENT]
+        assert noted.pop("splits")
+        study.set_user_attr(EXPERIMENT, noted)  # as an earlier version left it
+    first.run(progress=False)  # no text stands twice, so its splits are what they were
+    with pytest.raises(UserError, match="splits: equal texts") as caught:
+        doubled.run(progress=False)
+    assert "another name or another storage" in str(caught.value)
+
+
+def test_other_splits_of_the_same_data_are_another_experiment(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    first.run(progress=False)
+    with pytest.raises(UserError, match="splits: "):
+        replace(first, splits=split(first.corpus, seed=1)).run(progress=False)
+
+
+def test_an_answer_without_any_token_is_told_before(tmp_path: Path) -> None:
+    first = tuning(tmp_path, "evidence")
+    rows = list(first.corpus.spans)
+    for place in (3, 7):
+        text = rows[place].text + " \u200b"
+        rows[place] = replace(rows[place], text=text, spans=((len(text) - 1, len(text)),))
+    wrong = replace(first, corpus=replace(first.corpus, spans=tuple(rows)))
+    with pytest.raises(UserError, match="2 rows have an answer of which the tokenizer") as caught:
+        wrong.run(progress=False)
+    assert all(rows[place].id in str(caught.value) for place in (3, 7))
+    assert not (tmp_path / "s.db").exists()
 
 
 def test_a_question_that_fits_no_configuration_is_told_before(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from supermax.space import Categorical, Space, load
 from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits
+from supermax.training.offsets import without_tokens
 from supermax.training.prepare import examples_for, longest, texts_of
 from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import check_room
-from supermax.words import listed, nearest
+from supermax.words import counted, listed, nearest
+
+_SHOWN = 10  # rows that a message names
 
 
 def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
@@ -97,13 +100,16 @@ def check_counts(**counts: object) -> None:
 def check_questions(
     agent: str, splits: Splits, space: Space, sources: Iterable[Source], cache: Path
 ) -> None:
-    """Every question must leave room for text in the largest configuration, at least."""
+    """Every question must leave room for text in the largest configuration, at least; and of every
+    answer some token must be left, or its row would be learnt as one without an answer."""
     length = _end(space, "text.max_length", max)
     stride = _end(space, "text.doc_stride", min) if agent != "criteria" else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)
         most = longest(source)
+        if agent != "criteria":
+            _check_answers(splits, source, tokenizer)
         try:
             check_room(examples, tokenizer, min(length, most), stride)
         except Infeasible as error:
@@ -115,6 +121,19 @@ def check_questions(
             raise UserError(
                 f"{error}\n{limit} Shorten these questions, or leave the rows out."
             ) from None
+
+
+def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
+    """Raise UserError with the rows whose answer the tokenizer drops."""
+    rows = [e for part in splits.parts for e in part.spans]
+    if lost := without_tokens(rows, tokenizer):
+        more = [f"and {len(lost) - _SHOWN:,} more"] if len(lost) > _SHOWN else []
+        many = counted(len(lost), "row has", "rows have")
+        head = f"{many} an answer of which the tokenizer of '{source.name}' leaves no token:"
+        raise UserError(
+            listed(head, [*(e.id for e in lost[:_SHOWN]), *more]) + "\nSuch an answer cannot be "
+            "learnt or found. Correct these answers, or leave the rows out of the file."
+        )
 
 
 def refuse_another(
