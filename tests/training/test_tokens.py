@@ -27,9 +27,11 @@ from supermax.training.data.examples import Example
 from supermax.training.decode import decode
 from supermax.training.metrics import touched, word_bounds, word_f1
 from supermax.training.offsets import without_tokens
+from supermax.training.prepare import prepare, tokenise
 from supermax.training.sources import find
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import Tokens, tokenised
+from tests.training.corpora import config, corpus
 
 SAMPLES = [
     ("I feel fine ❤️ today", "fine ❤️"),
@@ -230,3 +232,38 @@ def test_a_window_without_all_of_the_answer_has_no_target() -> None:
     ]
     assert np.flatnonzero(tokens.start > 0).tolist() == held
     assert 0 < len(held) < len(tokens)
+
+
+# The cache.
+
+
+@pytest.mark.parametrize("kind", ["learnt", "minilm"])
+def test_the_same_data_is_tokenised_once_whatever_was_tokenised_before(
+    kind: str, tmp_path: Path
+) -> None:
+    """The backend of a fast tokenizer keeps the truncation and padding of its last call."""
+    own, wanted = tokenizer(kind), config("share", text={"max_length": 48})
+    examples, source = corpus(8), find("tiny")
+    seen = []
+    for before in (
+        {"truncation": True, "max_length": 9},
+        {"truncation": False, "padding": False},
+        {"truncation": True, "max_length": 12, "stride": 4, "padding": "max_length"},
+    ):
+        own("some words before", **before)
+        seen.append(tokenise(wanted, examples, (source,), (own,), tmp_path))
+        assert len(list((tmp_path / "tokens").iterdir())) == 1
+    own("some words before", truncation=True, max_length=9)
+    made = tokenise(wanted, examples, (source,), (own,), tmp_path / "anew")
+    for data in (*seen, made):
+        for name, value in vars(data.views[0]).items():
+            assert np.array_equal(value, getattr(seen[0].views[0], name))
+
+
+def test_a_trial_leaves_one_folder_of_tokens_for_each_split(tmp_path: Path) -> None:
+    data = corpus(12)
+    for _ in range(2):
+        prepare(config("joint"), data, data, cache=tmp_path)
+    assert len(list((tmp_path / "tokens").iterdir())) == 2  # one for each of the two encoders
+    prepare(config("joint"), data, corpus(6, seed=1), cache=tmp_path)
+    assert len(list((tmp_path / "tokens").iterdir())) == 4
