@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
+from supermax.agents.starting import check_parts
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
@@ -60,6 +61,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     settings = resolved.settings
     check_gpus(settings.gpus)
     splits, at_a_time = data_of(settings), (settings.workers, settings.gpus)
+    check_parts(settings.agent, splits)
     tuning = Tuning(
         settings.agent,
         whole(splits),

@@ -30,10 +30,12 @@ from supermax.agents.starting import (
     check_counts,
     check_known,
     check_limits,
+    check_parts,
     check_questions,
     check_space,
     refuse_another,
 )
+from supermax.agents.truncation import told, truncation
 from supermax.engine import kernel
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
@@ -42,7 +44,7 @@ from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.devices import gpus, named
 from supermax.memory.learning import Book, default_folder
 from supermax.memory.sharing import cells_that_pay
-from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
+from supermax.naming import EXPERIMENT, NOTICES, RESULT, SETTINGS, plain_params
 from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
@@ -160,8 +162,11 @@ class Tuning:
             lambda: check_counts(trials=self.trials, top=self.top),
         )
         splits = self.splits or split(self.corpus)
+        check_parts(self.agent, splits)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
-        for notice in (*fit.notices, *weaknesses(splits)):
+        cuts = truncation(self.agent, splits, fit.space, fit.sources.values(), self.cache)
+        notices = [*weaknesses(splits), *told(cuts)]
+        for notice in (*fit.notices, *notices):
             self.tell(notice)
         experiment = {
             "agent": self.agent,
@@ -171,6 +176,9 @@ class Tuning:
             "limits": limits,
         }
         study = self._opened(fit.space, directions, experiment, splits.joined)
+        with in_words(study._storage):
+            if study.user_attrs.get(NOTICES, []) != notices:
+                study.set_user_attr(NOTICES, notices)
         if fit.space.defaults() is not None:
             with in_words(study._storage):
                 enqueue_defaults(study, fit.space)

@@ -86,6 +86,25 @@ def check_known(agent: str, corpus: Corpus) -> None:
         )
 
 
+def check_parts(agent: str, splits: Splits) -> None:
+    """Raise UserError where there is nothing to learn from, or to judge trials by."""
+    empty = [
+        f"{what}: no row with {kind}"
+        for what, part in (("train", splits.train), ("validation", splits.validation))
+        for kind, rows, unused in (
+            ("a label", part.classes, "evidence"),
+            ("an answer, or with none marked", part.spans, "criteria"),
+        )
+        if agent != unused and not rows
+    ]
+    if empty:
+        raise UserError(
+            listed(f"The agent '{agent}' learns from train and is judged by validation:", empty)
+            + "\nGive these splits such rows, or leave the column of the splits unmapped "
+            "(data.columns.split), so that the data is split."
+        )
+
+
 def check_counts(**counts: object) -> None:
     """What is not a number, or not enough."""
     wrong = [

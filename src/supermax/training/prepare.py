@@ -264,8 +264,8 @@ def longest(source: Source) -> int:
 
 
 def _vocabulary(tokenizer: Any) -> str:
-    """Digest of what the tokenizer makes of a text. The backend keeps truncation and padding of its
-    last call, and every call sets them anew: they are no part of it."""
+    """Digest of what the tokenizer makes of a text. The backend keeps the truncation and padding
+    of its last call, and every call sets them anew: they are no part of it."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
