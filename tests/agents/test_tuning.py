@@ -444,6 +444,10 @@ def test_an_answer_without_any_token_is_told_before(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="2 rows have an answer of which the tokenizer") as caught:
         wrong.run(progress=False)
     assert all(rows[place].id in str(caught.value) for place in (3, 7))
+    rows[7] = replace(rows[7], id="an id that looks like somebody's text")
+    with pytest.raises(UserError, match="- 1 row more") as caught:
+        replace(first, corpus=replace(first.corpus, spans=tuple(rows))).run(progress=False)
+    assert "somebody" not in str(caught.value)
     assert not (tmp_path / "s.db").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from supermax.training.prepare import examples_for, longest, texts_of
 from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import check_room
+from supermax.training.words import is_name
 from supermax.words import counted, listed, nearest
 
 _SHOWN = 10  # rows that a message names
@@ -144,15 +146,20 @@ def check_questions(
 
 def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
     """Raise UserError with the rows whose answer the tokenizer drops."""
-    rows = [e for part in splits.parts for e in part.spans]
-    if lost := without_tokens(rows, tokenizer):
-        more = [f"and {len(lost) - _SHOWN:,} more"] if len(lost) > _SHOWN else []
-        many = counted(len(lost), "row has", "rows have")
-        head = f"{many} an answer of which the tokenizer of '{source.name}' leaves no token:"
-        raise UserError(
-            listed(head, [*(e.id for e in lost[:_SHOWN]), *more]) + "\nSuch an answer cannot be "
-            "learnt or found. Correct these answers, or leave the rows out of the file."
-        )
+    lost = without_tokens([e for part in splits.parts for e in part.spans], tokenizer)
+    if not lost:
+        return
+    file = re.escape(splits.train.name)
+    named = [e.id for e in lost if is_name(e.id) or re.fullmatch(rf"{file}\.\w+:\d+", e.id)]
+    rows = named[:_SHOWN]
+    if len(lost) > len(rows):
+        rows.append(f"{counted(len(lost) - len(rows), 'row')} more")
+    many = counted(len(lost), "row has", "rows have")
+    head = f"{many} an answer of which the tokenizer of '{source.name}' leaves no token:"
+    raise UserError(
+        listed(head, rows) + "\nSuch an answer can be neither learnt nor found. Correct these "
+        "answers, or leave the rows out of the file."
+    )
 
 
 def refuse_another(
