@@ -216,8 +216,10 @@ def described(search: Search) -> list[str]:
         )
     )
     if splits.joined:
-        many = counted(splits.joined, "group shares", "groups share")
-        lines.append(f"{many} a text with another, and each stays in one split with it")
+        many = counted(splits.joined, "group is", "groups are")
+        lines.append(
+            f"{many} joined to another by a text in common, and stay in one split with it"
+        )
     if corpus.skipped:
         lines.append(f"{corpus.skipped} bad rows were skipped")
     return [f"{corpus.name}: {lines[0]}", *lines[1:]]

@@ -156,6 +156,7 @@ def test_an_answer_with_dropped_characters_has_a_target(kind: str, text: str, an
     span = (start, start + len(answer))
     tokens = windows_of(kind, Example("r", "g", text, "what?", None, (span,)))
     assert (tokens.start > 0).any()
+    assert tokens.offsets.dtype == np.int32
     found = decoded(tokens, 0)
     assert word_f1([[found]], [[span]], [text])[0] == 1 or answer == "end \u0301"
     # What a reader sees as one character is answered whole.

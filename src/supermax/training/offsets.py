@@ -36,7 +36,7 @@ def widened(text: str, windows: Sequence[Array]) -> list[Array]:
     does not end within what a reader sees as one character."""
     if text.isascii():
         return list(windows)
-    ends = np.arange(len(text) + 1)
+    ends = np.arange(len(text) + 1, dtype=np.int32)
     for place in np.flatnonzero(~covered(len(text), windows))[::-1]:
         if text[place] in _JOINERS or unicodedata.category(text[place]).startswith("M"):
             ends[place] = ends[place + 1]
