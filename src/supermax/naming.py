@@ -50,6 +50,8 @@ EXPERIMENT = "supermax:experiment"
 that its values come from."""
 SETTINGS = "supermax:settings"
 """On a study of an agent: the settings it was last searched with, without secrets."""
+NOTICES = "supermax:notices"
+"""On a study of an agent: sentences about its data, as they were told before the run."""
 FROM = "supermax:from"
 """On a version of a study: the versions whose trials it carries over, and how far that got."""
 

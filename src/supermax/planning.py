@@ -15,11 +15,12 @@ from statistics import median
 from typing import Any
 
 from supermax import mps
+from supermax.agents.data_notices import weaknesses
 from supermax.agents.fits import fits
 from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.objective import configured
 from supermax.agents.specs import spec_of
-from supermax.agents.starting import weaknesses
+from supermax.agents.truncation import told, truncation
 from supermax.engine import kernel
 from supermax.errors import SupermaxError
 from supermax.memory import planner
@@ -30,7 +31,6 @@ from supermax.search import Search, limits_of, space_of, storage_of
 from supermax.settings import Resolved, Settings
 from supermax.space import find_versions, nest
 from supermax.study import existing, without_password
-from supermax.training.prepare import examples_for
 from supermax.training.steps import Execution
 from supermax.tuning import bytes_needed, foreseen, has_cuda
 from supermax.words import counted, size_text
@@ -63,6 +63,8 @@ def plan(search: Search) -> list[str]:
         f"Disk        up to {size_text(needed)} of weights and states",
     ]
     assert tuning.splits is not None
+    cuts = truncation(settings.agent, tuning.splits, fit.space, fit.sources.values(), tuning.cache)
+    lines += _aligned("Truncation", told(cuts))
     lines += _aligned("Time", _pace(settings, workers))
     lines += _aligned("Memory", _fitting(search, fit, cuda))
     crowded = crowd(settings, workers, kernel.cores())
@@ -205,13 +207,19 @@ def described(search: Search) -> list[str]:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
     parts = [
-        len(examples_for(agent, part)) for part in (splits.train, splits.validation, splits.test)
+        len(part.classes) * (agent != "evidence") + len(part.spans) * (agent != "criteria")
+        for part in splits.parts
     ]
     lines.append(
         "split into {:,} to learn from, {:,} to judge trials by, {:,} to test a refit on".format(
             *parts
         )
     )
+    if splits.joined:
+        many = counted(splits.joined, "group is", "groups are")
+        lines.append(
+            f"{many} joined to another by a text in common, and stay in one split with it"
+        )
     if corpus.skipped:
         lines.append(f"{corpus.skipped} bad rows were skipped")
     return [f"{corpus.name}: {lines[0]}", *lines[1:]]

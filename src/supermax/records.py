@@ -23,7 +23,7 @@ from supermax.engine.job import fault_from
 from supermax.engine.logs import tail_of
 from supermax.engine.protocol import RECORD
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, ORIGIN, RESULT, plain_params
+from supermax.naming import EXPERIMENT, NOTICES, ORIGIN, RESULT, plain_params
 from supermax.ranking import broken, front, ranked
 from supermax.words import metric_title
 
@@ -211,6 +211,12 @@ class StudyRecord:
         others."""
         kept = self.study.user_attrs.get(EXPERIMENT)
         return kept if isinstance(kept, dict) else {}
+
+    @cached_property
+    def notices(self) -> list[str]:
+        """For a study of an agent: sentences about its data."""
+        kept = self.study.user_attrs.get(NOTICES)
+        return [str(line) for line in kept] if isinstance(kept, list) else []
 
     @cached_property
     def objectives(self) -> list[str]:

@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
 from supermax.agents.objective import configured, here
+from supermax.agents.starting import check_parts
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
@@ -60,6 +61,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     settings = resolved.settings
     check_gpus(settings.gpus)
     splits, at_a_time = data_of(settings), (settings.workers, settings.gpus)
+    check_parts(settings.agent, splits)
     tuning = Tuning(
         settings.agent,
         whole(splits),
@@ -206,9 +208,12 @@ def same_data(record: StudyRecord, settings: Settings) -> Splits:
     hold what trials have learnt from."""
     splits = data_of(settings)
     if record.experiment.get("data") != whole(splits).fingerprint:
+        older = splits.joined and "splits" not in record.experiment
+        split_before = " or was split before equal texts were kept together" if older else ""
         raise UserError(
-            f"The data of the study '{record.name}' is not what it was ({settings.data.path}). "
-            f"Put back what was searched, or tune on what is there under another name."
+            f"The data of the study '{record.name}' is not what it was ({settings.data.path})"
+            f"{split_before}. Put back what was searched, or tune on what is there under another "
+            f"name."
         )
     return splits
 
@@ -307,4 +312,5 @@ def whole(splits: Splits) -> Corpus:
         sum((part.classes for part in parts), ()),
         sum((part.spans for part in parts), ()),
         splits.train.skipped,
+        splits.train.unlabelled,
     )

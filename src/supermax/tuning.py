@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 
+from supermax.agents.data_notices import weaknesses
 from supermax.agents.fitting import fitted
 from supermax.agents.keeping import Keeper, check_room
 from supermax.agents.measures import check_objectives, versions_of
@@ -30,11 +31,12 @@ from supermax.agents.starting import (
     check_counts,
     check_known,
     check_limits,
+    check_parts,
     check_questions,
     check_space,
     refuse_another,
-    weaknesses,
 )
+from supermax.agents.truncation import told, truncation
 from supermax.engine import kernel
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
@@ -43,7 +45,7 @@ from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.devices import gpus, named
 from supermax.memory.learning import Book, default_folder
 from supermax.memory.sharing import cells_that_pay
-from supermax.naming import EXPERIMENT, RESULT, SETTINGS, plain_params
+from supermax.naming import EXPERIMENT, NOTICES, RESULT, SETTINGS, plain_params
 from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
@@ -161,17 +163,24 @@ class Tuning:
             lambda: check_counts(trials=self.trials, top=self.top),
         )
         splits = self.splits or split(self.corpus)
+        check_parts(self.agent, splits)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
-        for notice in (*fit.notices, *weaknesses(splits)):
+        cuts = truncation(self.agent, splits, fit.space, fit.sources.values(), self.cache)
+        notices = [*weaknesses(splits), *told(cuts)]
+        for notice in (*fit.notices, *notices):
             self.tell(notice)
         experiment = {
             "agent": self.agent,
             "data": self.corpus.fingerprint,
+            "splits": splits.fingerprint,
             "objectives": list(chosen),
             VERSIONS: versions_of(chosen),
             "limits": limits,
         }
-        study = self._opened(fit.space, directions, experiment)
+        study = self._opened(fit.space, directions, experiment, splits.joined)
+        with in_words(study._storage):
+            if study.user_attrs.get(NOTICES, []) != notices:
+                study.set_user_attr(NOTICES, notices)
         if fit.space.defaults() is not None:
             with in_words(study._storage):
                 enqueue_defaults(study, fit.space)
@@ -248,14 +257,16 @@ class Tuning:
             budget,
         )
 
-    def _opened(self, space: Space, directions: list[str], experiment: dict[str, Any]) -> Study:
+    def _opened(
+        self, space: Space, directions: list[str], experiment: dict[str, Any], joined: int
+    ) -> Study:
         """The study, unless its values come from another experiment than this."""
         where, name = str(self.storage), self.name or self.agent
         storage = make_storage(where)
         notes = [version.user_attrs for version in find_versions(storage, name)]
         # A version that `supermax study migrate` made has the trials of those before, and no note.
         before = next((note[EXPERIMENT] for note in reversed(notes) if EXPERIMENT in note), None)
-        refuse_another(name, without_password(where), before, experiment)
+        refuse_another(name, without_password(where), before, experiment, joined)
         study = open_study(
             space,
             storage=storage,

@@ -455,6 +455,46 @@ def test_a_search_by_metrics_that_have_not_changed_goes_on(tmp_path: Path) -> No
     assert len(replace(first, trials=2).run(progress=False).study.trials) == 2
 
 
+def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    twice = replace(first.corpus.classes[1], text=first.corpus.classes[0].text.upper())
+    rows = (first.corpus.classes[0], twice, *first.corpus.classes[2:])
+    doubled = replace(first, corpus=replace(first.corpus, classes=rows), name="doubled")
+    for search in (first, doubled):
+        study = search.run(progress=False).study
+        noted = study.user_attrs[EXPERIMENT]
+        assert noted.pop("splits")
+        study.set_user_attr(EXPERIMENT, noted)  # as an earlier version left it
+    first.run(progress=False)  # no text stands twice, so its splits are what they were
+    with pytest.raises(UserError, match="splits: equal texts") as caught:
+        doubled.run(progress=False)
+    assert "another name or another storage" in str(caught.value)
+
+
+def test_other_splits_of_the_same_data_are_another_experiment(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    first.run(progress=False)
+    with pytest.raises(UserError, match="splits: "):
+        replace(first, splits=split(first.corpus, seed=1)).run(progress=False)
+
+
+def test_an_answer_without_any_token_is_told_before(tmp_path: Path) -> None:
+    first = tuning(tmp_path, "evidence")
+    rows = list(first.corpus.spans)
+    for place in (3, 7):
+        text = rows[place].text + " \u200b"
+        rows[place] = replace(rows[place], text=text, spans=((len(text) - 1, len(text)),))
+    wrong = replace(first, corpus=replace(first.corpus, spans=tuple(rows)))
+    with pytest.raises(UserError, match="2 rows have an answer of which the tokenizer") as caught:
+        wrong.run(progress=False)
+    assert all(rows[place].id in str(caught.value) for place in (3, 7))
+    rows[7] = replace(rows[7], id="an id that looks like somebody's text")
+    with pytest.raises(UserError, match="- 1 row more") as caught:
+        replace(first, corpus=replace(first.corpus, spans=tuple(rows))).run(progress=False)
+    assert "somebody" not in str(caught.value)
+    assert not (tmp_path / "s.db").exists()
+
+
 def test_a_question_that_fits_no_configuration_is_told_before(tmp_path: Path) -> None:
     rows = corpus(60).classes
     long = (replace(rows[0], question="why " * 90), replace(rows[1], question="how " * 95))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from supermax import UserError
+from supermax.agents.data_notices import weaknesses
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.splits import Splits, _Table, read_splits, split
+from supermax.training.data.splits import (
+    Splits,
+    _Table,
+    joined,
+    read_splits,
+    shared_texts,
+    split,
+)
 from supermax.training.data.synthetic import synthetic
-from supermax.training.data.tables import Columns
+from supermax.training.data.tables import Columns, read_table
 
 
 @st.composite
@@ -24,8 +33,8 @@ def corpora(draw: st.DrawFn) -> Corpus:
     for group in range(groups):
         for row in range(draw(st.integers(1, 4))):
             label = draw(st.sampled_from([0, 0, 0, 1, 2]))
-            examples.append(Example(f"{group}/{row}", f"g{group}", "text", "", label))
-    posts = [Example(f"{g}", f"g{g}", "text", "", None, ()) for g in range(0, groups, 2)]
+            examples.append(Example(f"{group}/{row}", f"g{group}", f"{group} {row}", "", label))
+    posts = [Example(f"{g}", f"g{g}", f"post {g}", "", None, ()) for g in range(0, groups, 2)]
     return Corpus("drawn", ("a", "b", "c"), tuple(examples), tuple(posts), 3)
 
 
@@ -115,7 +124,7 @@ def test_seeds_differ() -> None:
 
 
 def test_questions_of_their_own_do_not_upset_the_labels() -> None:
-    rows = tuple(Example(f"{i}", f"g{i}", "text", f"q{i}", i % 5 // 4) for i in range(200))
+    rows = tuple(Example(f"{i}", f"g{i}", f"t{i}", f"q{i}", i % 5 // 4) for i in range(200))
     splits = split(Corpus("pairs", ("a", "b"), rows))
     assert [len(part.classes) for part in parts_of(splits)] == [140, 30, 30]
     assert [sum(e.label or 0 for e in part.classes) for part in parts_of(splits)] == [28, 6, 6]
@@ -148,13 +157,11 @@ def test_a_table_that_comes_split(tmp_path: Path) -> None:
 
 def test_a_split_that_leaks_or_is_unknown_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
-    path.write_text("t,y,s\nsecret,a,train\nsecret,b,test\nother,b,tset\nmore,b,test\n")
-    columns = Columns("t", label="y", split="s")
+    path.write_text("t,y,g,s\nsecret,a,1,train\nsame,b,1,test\nother,b,2,tset\nmore,b,3,test\n")
+    columns = Columns("t", label="y", group="g", split="s")
     with pytest.raises(UserError) as caught:
         read_splits(path, columns)
-    assert "line 3: rows of its group, or with its text, stand in another split" in str(
-        caught.value
-    )
+    assert "line 3: rows of its group stand in another split" in str(caught.value)
     assert "line 4: the split is none of train, validation, test" in str(caught.value)
     assert "secret" not in str(caught.value)
     splits = read_splits(path, columns, on_bad="skip")
@@ -162,3 +169,102 @@ def test_a_split_that_leaks_or_is_unknown_is_named(tmp_path: Path) -> None:
     assert splits.train.skipped == 2
     with pytest.raises(UserError, match="No column is mapped as split"):
         read_splits(path, Columns("t", label="y"))
+
+
+# Texts that stand twice.
+
+
+def plain(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+@st.composite
+def repeated(draw: st.DrawFn) -> Corpus:
+    """Groups, some of which share texts that are written differently."""
+    groups = draw(st.integers(12, 60))
+    written = [lambda t: t, str.upper, lambda t: f"  {t}\n", lambda t: t.replace(" ", "\u3000 ")]
+    examples = []
+    for group in range(groups):
+        for row in range(draw(st.integers(1, 3))):
+            other = draw(st.integers(0, 5 * groups))
+            text = f"said by {other}" if other < groups else f"own {group} {row}"
+            text = draw(st.sampled_from(written))(text)
+            kind = draw(st.booleans())
+            label, spans = (draw(st.integers(0, 1)), None) if kind else (None, ())
+            examples.append(Example(f"{group}/{row}", f"g{group}", text, "", label, spans))
+    classes = tuple(e for e in examples if e.spans is None)
+    return Corpus("drawn", ("a", "b"), classes, tuple(e for e in examples if e.spans == ()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(repeated(), st.integers(0, 99))
+def test_no_text_and_no_group_is_in_two_splits(corpus: Corpus, seed: int) -> None:
+    assume(len(set(joined(corpus).values())) >= 3)
+    splits = split(corpus, seed=seed)
+    for kind in ("group", "text"):
+        seen = [{plain(getattr(e, kind)) for e in part.examples} for part in parts_of(splits)]
+        assert not seen[0] & seen[1]
+        assert not seen[0] & seen[2]
+        assert not seen[1] & seen[2]
+    assert sum(len(part.examples) for part in parts_of(splits)) == len(corpus.examples)
+    assert all(part.examples for part in parts_of(splits))
+    assert splits == split(corpus, seed=seed)
+    assert shared_texts(splits) == {"validation": 0, "test": 0}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 4))
+def test_pairs_of_groups_leave_the_shares_as_they_are(seed: int, size: int) -> None:
+    rows = tuple(
+        Example(f"{i}", f"g{i}", f"said {i // size}", "", i // size % 2) for i in range(200)
+    )
+    splits = split(Corpus("pairs", ("a", "b"), rows), seed=seed)
+    for part, share in zip(parts_of(splits), (0.7, 0.15, 0.15), strict=True):
+        assert abs(len(part.classes) - share * 200) <= 2 * size
+        assert abs(sum(e.label or 0 for e in part.classes) - share * 100) <= 2 * size
+    assert splits.joined == 200 - -(-200 // size)
+    assert splits.undivided == 0
+
+
+def test_texts_without_groups_are_kept_together_however_they_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    lines = [f"{'Thank You' if i % 3 else 'thank  you'},{'ab'[i % 2]}" for i in range(9)]
+    lines += [f"other {i},{'ab'[i % 2]}" for i in range(40)]
+    path.write_text("\n".join(["t,y", *lines]) + "\n")
+    splits = split(read_table(path, Columns("t", label="y")))
+    holding = [p for p in parts_of(splits) if any(plain(e.text) == "thank you" for e in p.classes)]
+    assert len(holding) == 1
+    assert splits.joined == 1
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_one_huge_set_goes_to_train_and_is_told(share: float) -> None:
+    many = int(200 * share) - 1
+    rows = tuple(Example(f"{i}", f"g{i}", f"t{max(i, many)}", "", i % 2) for i in range(200))
+    splits = split(Corpus("huge", ("a", "b"), rows))
+    assert splits.undivided == share
+    wanted = (max(0.7, share), min(0.15, (1 - share) / 2), min(0.15, (1 - share) / 2))
+    for part, expected in zip(parts_of(splits), wanted, strict=True):
+        assert abs(len(part.classes) - 200 * expected) <= 3
+    assert any(e.text == f"t{many}" for e in splits.train.classes)
+    (notice,) = [n for n in weaknesses(splits) if "stay" in n]
+    assert f"{share:.0%}" in notice
+
+
+def test_all_in_one_set_cannot_be_split() -> None:
+    rows = tuple(Example(f"{i}", f"g{i}", "the same", "", i % 2) for i in range(30))
+    with pytest.raises(UserError, match="30 groups of examples, which share texts and so make 1"):
+        split(Corpus("one", ("a", "b"), rows))
+
+
+def test_texts_that_come_in_two_splits_stay_there_and_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    rows = ["one,a,train", "two,b,train", "ONE,a,test", "three,b,test", "two ,b,val", "four,a,val"]
+    rows += ["four,a,test"]
+    path.write_text("\n".join(["t,y,s", *rows]) + "\n")
+    splits = read_splits(path, Columns("t", label="y", split="s"))
+    assert [len(part.classes) for part in parts_of(splits)] == [2, 2, 3]
+    assert shared_texts(splits) == {"validation": 1, "test": 2}
+    said = "\n".join(weaknesses(splits))
+    assert "1 of 2 texts of the validation split also stands in train" in said
+    assert "2 of 3 texts of the test split also stand in train or validation" in said

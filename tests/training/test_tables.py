@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax import UserError
+from supermax.agents.data_notices import weaknesses
 from supermax.training.data.answers import evidence
 from supermax.training.data.spans import locate, merged
+from supermax.training.data.splits import read_splits
 from supermax.training.data.tables import Columns, read_table
 
 SECRET = "zanzibarquux"  # stands in every text, and in no message
@@ -83,6 +85,39 @@ def test_rows_with_nothing_known_are_there_to_be_predicted(tmp_path: Path) -> No
     assert (corpus.classes[0].label, corpus.classes[0].spans) == (None, None)
 
 
+def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
+    rows = [{"t": "one", "y": "a"}, {"t": "two"}, {"t": "three", "y": None}, {"t": "4", "y": "b"}]
+    path = jsonl(tmp_path / "some.jsonl", *rows, {"t": SECRET, "y": " "})
+    for labels in (None, ["a", "b"]):
+        corpus = read_table(path, Columns("t", label="y"), labels=labels)
+        assert [e.text for e in corpus.classes] == ["one", "4"]
+        assert [(u.file, u.rows) for u in corpus.unlabelled] == [("some.jsonl", 3)]
+        assert corpus.skipped == 0
+    # All of them are rows to predict.
+    assert len(read_table(path, Columns("t")).classes) == 5
+
+
+def test_a_file_without_labels_cannot_be_learnt_from(tmp_path: Path) -> None:
+    path = csv_file(tmp_path / "none.csv", "t,y\none,\ntwo,\n")
+    for labels in (None, ["a", "b"]):
+        message = refused(path, Columns("t", label="y"), labels=labels)
+        assert "none.csv: no row has a label in the column 'y'" in message
+    path = csv_file(tmp_path / "one.csv", "t,y\none,a\ntwo,\n")
+    for labels in (None, ["a", "b"]):
+        assert "the same label" in refused(path, Columns("t", label="y"), labels=labels)
+
+
+def test_rows_of_a_split_without_labels_are_counted_there(tmp_path: Path) -> None:
+    text = "t,y,s\none,a,train\ntwo,b,train\nthree,b,val\nfour,,test\nfive,,test\nsix,,train\n"
+    path = csv_file(tmp_path / "s.csv", text)
+    splits = read_splits(path, Columns("t", label="y", split="s"))
+    assert [len(part.classes) for part in splits.parts] == [2, 1, 0]
+    said = "\n".join(weaknesses(splits))
+    assert "2 rows of the test split in s.csv without a label cannot be scored" in said
+    assert "1 row of the train split in s.csv without a label is left out" in said
+    assert "supermax predict" in said
+
+
 def test_numbers_are_labels_in_their_order(tmp_path: Path) -> None:
     rows = [{"t": f"text {n}", "y": n, "n": n} for n in (10, 9, 9.0, -1)]
     path = jsonl(tmp_path / "numbers.jsonl", *rows)
@@ -111,7 +146,6 @@ BAD_CSV = (
     b"key,body,kind,proof,at\n"
     b"ok,one SECRET two,a,two,\n"
     b"notext,,a,,\n"
-    b"nolabel,SECRET,,,\n"
     b"wronglabel,SECRET,q SECRET,,\n"
     b"outside,SECRET,a,SECRET,99\n"
     b"elsewhere,SECRET SECRET,a,SECRET,1\n"
@@ -126,17 +160,16 @@ BAD_CSV = (
 )
 BAD_LINES = {
     3: "(id notext): the text is missing",
-    4: "(id nolabel): the label is missing",
-    5: "(id wronglabel): the label is none of a, b",
-    6: "(id outside): the answer's span is outside the text",
-    7: "(id elsewhere): the answer does not stand at its start in the text",
-    8: "(id notin): the answer is not in the text",
-    9: "(id notnumber): the answer's start is not a whole number",
-    10: "(id ok): the id stands twice (first in line 2)",
-    11: ": the row has not as many fields as the header (2, not 5)",
-    12: ": this is not UTF-8 text",
-    13: ": a quote is out of place in the row that begins here",
-    14: ": the id is missing",
+    4: "(id wronglabel): the label is none of a, b",
+    5: "(id outside): the answer's span is outside the text",
+    6: "(id elsewhere): the answer does not stand at its start in the text",
+    7: "(id notin): the answer is not in the text",
+    8: "(id notnumber): the answer's start is not a whole number",
+    9: "(id ok): the id stands twice (first in line 2)",
+    10: ": the row has not as many fields as the header (2, not 5)",
+    11: ": this is not UTF-8 text",
+    12: ": a quote is out of place in the row that begins here",
+    13: ": the id is missing",
 }
 
 

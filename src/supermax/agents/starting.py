@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,17 @@ from supermax.space import Categorical, Space, load
 from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits
+from supermax.training.offsets import without_tokens
 from supermax.training.prepare import examples_for, longest, texts_of
 from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.training.tokens import check_room
-from supermax.words import listed, nearest
+from supermax.training.words import is_name
+from supermax.words import counted, listed, nearest
 
-_FEW = 20  # rows to judge by
 VERSIONS = "metric_versions"
 """Key of an experiment: the version of the definition of each objective that is a metric."""
+_SHOWN = 10  # rows that a message names
 
 
 def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
@@ -88,6 +90,25 @@ def check_known(agent: str, corpus: Corpus) -> None:
         )
 
 
+def check_parts(agent: str, splits: Splits) -> None:
+    """Raise UserError where there is nothing to learn from, or to judge trials by."""
+    empty = [
+        f"{what}: no row with {kind}"
+        for what, part in (("train", splits.train), ("validation", splits.validation))
+        for kind, rows, unused in (
+            ("a label", part.classes, "evidence"),
+            ("an answer, or with none marked", part.spans, "criteria"),
+        )
+        if agent != unused and not rows
+    ]
+    if empty:
+        raise UserError(
+            listed(f"The agent '{agent}' learns from train and is judged by validation:", empty)
+            + "\nGive these splits such rows, or leave the column of the splits unmapped "
+            "(data.columns.split), so that the data is split."
+        )
+
+
 def check_counts(**counts: object) -> None:
     """What is not a number, or not enough."""
     wrong = [
@@ -102,13 +123,16 @@ def check_counts(**counts: object) -> None:
 def check_questions(
     agent: str, splits: Splits, space: Space, sources: Iterable[Source], cache: Path
 ) -> None:
-    """Every question must leave room for text in the largest configuration, at least."""
+    """Every question must leave room for text in the largest configuration, at least; and of every
+    answer some token must be left, or its row would be learnt as one without an answer."""
     length = _end(space, "text.max_length", max)
     stride = _end(space, "text.doc_stride", min) if agent != "criteria" else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)
         most = longest(source)
+        if agent != "criteria":
+            _check_answers(splits, source, tokenizer)
         try:
             check_room(examples, tokenizer, min(length, most), stride)
         except Infeasible as error:
@@ -122,24 +146,29 @@ def check_questions(
             ) from None
 
 
-def weaknesses(splits: Splits) -> list[str]:
-    """What makes the values of a search say little."""
-    notices = []
-    names = splits.train.label_names
-    for what, part in (("validation", splits.validation), ("test", splits.test)):
-        if not part.classes:
-            continue
-        counts = Counter(example.label for example in part.classes)
-        missing = [name for i, name in enumerate(names) if not counts[i]]
-        if missing:
-            notices.append(f"The {what} split has no row of {', '.join(missing)}.")
-        if len(part.classes) < _FEW:
-            notices.append(f"The {what} split has {len(part.classes)} rows: chance decides much.")
-    return notices
+def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
+    """Raise UserError with the rows whose answer the tokenizer drops."""
+    lost = without_tokens([e for part in splits.parts for e in part.spans], tokenizer)
+    if not lost:
+        return
+    file = re.escape(splits.train.name)
+    named = [e.id for e in lost if is_name(e.id) or re.fullmatch(rf"{file}\.\w+:\d+", e.id)]
+    rows = named[:_SHOWN]
+    if len(lost) > len(rows):
+        rows.append(f"{counted(len(lost) - len(rows), 'row')} more")
+    many = counted(len(lost), "row has", "rows have")
+    head = f"{many} an answer of which the tokenizer of '{source.name}' leaves no token:"
+    raise UserError(
+        listed(head, rows) + "\nSuch an answer can be neither learnt nor found. Correct these "
+        "answers, or leave the rows out of the file."
+    )
 
 
-def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> None:
-    """Raise UserError when the study's values come from another experiment."""
+def refuse_another(
+    name: str, where: str, before: Any, now: dict[str, Any], joined: int = 0
+) -> None:
+    """Raise UserError when the study's values come from another experiment. `joined` counts the
+    groups that are now kept together for a text they share."""
     before = before if isinstance(before, dict) else {}
     found = [
         f"{what}: {before[what]} then, {now[what]} now"
@@ -147,6 +176,9 @@ def refuse_another(name: str, where: str, before: Any, now: dict[str, Any]) -> N
         if what != VERSIONS and what in before and before[what] != now[what]
     ]
     found += _other_definitions(before, now)
+    # Studies that note no splits are from when equal texts of different groups were not joined.
+    if joined and "data" in before and "splits" not in before:
+        found.append("splits: equal texts were in different ones then, and are kept together now")
     if found:
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(

@@ -15,7 +15,7 @@ from supermax.settings.writing import written
 from supermax.space.presets import preset
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.words import is_name
-from supermax.words import ended, nearest
+from supermax.words import counted, ended, nearest
 
 
 def init(
@@ -85,6 +85,11 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
     if guessed.unused:
         said.append(f"  not used     {', '.join(guessed.unused)}")
     said += [f"  agent        {agent}"]
+    if guessed.unlabelled:
+        rows = counted(guessed.unlabelled, "row")
+        said.append(
+            f"{rows} without a label: `tune` leaves such rows out, `predict` answers them."
+        )
     if not guessed.role("label") and not guessed.role("answer"):
         said.append(
             f"No column looks like labels or answers, without which nothing can be learnt: set "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from supermax.words import ended, in_short, nearest, size_text
 
 if TYPE_CHECKING:
     from supermax.agents.fits import Share
+    from supermax.agents.truncation import Cut
     from supermax.memory.estimate import Need
     from supermax.memory.facts import Spec
     from supermax.memory.planner import NoPlan, Plan
@@ -128,8 +130,9 @@ def plan(
         from supermax.search import space_of
 
         search = _search(target, gpu_memory)
-        budget = _budget(search.gpu_memory, device)
-        _of_space(space_of(search), search.agent, budget, device, as_json)
+        budget, searched = _budget(search.gpu_memory, device), space_of(search)
+        truncated = _truncated(search, searched)
+        _of_space(searched, search.agent, budget, device, as_json, truncated)
         return
     budget = _budget(_bytes(gpu_memory), device)
     if space is not None:
@@ -315,9 +318,43 @@ def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict
     return data | {"plan": None, "smallest": found.smallest, "why": str(found)}
 
 
-def _of_space(space: Space, agent: str, budget: int, device: str, as_json: bool) -> None:
+def _truncated(search: Settings, space: Space) -> tuple[list[Cut], list[str]]:
+    """Texts of the search's data that its encoders cut, and what could not be counted. Nothing is
+    written where the search would have its cache."""
+    from supermax.agents.fitting import encoder_names
+    from supermax.agents.truncation import truncation
+    from supermax.search import data_of
+    from supermax.training.sources import find
+
+    try:
+        splits = data_of(search)
+    except UserError as error:
+        return [], [f"Texts that are cut are not counted: {in_short(error)}."]
+    cuts: list[Cut] = []
+    missing, names = [], encoder_names(space)
+    with TemporaryDirectory(prefix="supermax-") as cache:
+        for name in names:
+            try:
+                source, beside = find(name, weights=False), len(names) - 1
+                cuts += truncation(search.agent, splits, space, [source], Path(cache), beside)
+            except UserError:
+                missing.append(name)
+    if not missing:
+        return cuts, []
+    return cuts, [f"Texts that are cut are not counted for {', '.join(missing)}: not here."]
+
+
+def _of_space(
+    space: Space,
+    agent: str,
+    budget: int,
+    device: str,
+    as_json: bool,
+    truncated: tuple[list[Cut], list[str]] = ([], []),
+) -> None:
     from supermax.agents.fits import fits
     from supermax.agents.fitting import encoder_names
+    from supermax.agents.truncation import told
 
     sources = {encoder: _source(encoder) for encoder in encoder_names(space)}
     shares = fits(space, sources, agent, budget, _execution(device))
@@ -326,9 +363,12 @@ def _of_space(space: Space, agent: str, budget: int, device: str, as_json: bool)
         by_encoder = {
             encoder: {"combinations": share.all} | vars(share) for encoder, share in shares.items()
         }
-        print_json(named | {"encoders": by_encoder})
+        cuts = [vars(cut) for cut in truncated[0]]
+        print_json(named | {"encoders": by_encoder, "truncation": cuts})
     else:
         _print_shares(space.name, shares, budget)
+        for line in (*told(truncated[0]), *truncated[1]):
+            console().print(literal(line))
     if all(share.never == share.all for share in shares.values()):
         raise typer.Exit(1)
 

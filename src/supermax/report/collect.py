@@ -71,6 +71,8 @@ class Facts:
     improvement: tuple[TrialRecord, float] | None
     """The first trial with a value, and that value; what the best is compared with."""
     space: Space | None
+    notices: list[str]
+    """Sentences about the data."""
     about: list[tuple[str, str]]
     commands: list[str]
     config: str
@@ -111,6 +113,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
         front=front,
         improvement=first,
         space=_space(record),
+        notices=[clean(line) for line in record.notices],
         about=_about(record, place, ranking[:1]),
         commands=_commands(record.name, place),
         config=_config(ranking[0]) if ranking else "",

@@ -111,6 +111,7 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         Section("history", "History", some("history-", layout="halves" if several else "figures")),
         Section("best", "Best configuration", sections.best(facts)),
         Section("top", "Best trials", top or Html("")),
+        Section("data", "Data", sections.data(facts)),
         Section("importances", "Importances", some("importances")),
         Section("slices", "Slices", join(note, slices) if slices else Html("")),
         Section("parallel", "Parallel coordinates", some("parallel")),

@@ -282,6 +282,13 @@ def _evidence(title: str, content: str) -> Html | None:
     return tag("details", tag("summary", title), tag("pre", content))
 
 
+def data(facts: Facts) -> Html:
+    """Facts about the data that were told before the run."""
+    if not facts.notices:
+        return Html("")
+    return tag("ul", *(tag("li", line) for line in facts.notices))
+
+
 def reproduce(facts: Facts) -> Html:
     versions = ", ".join(f"{name} {number}" for name, number in facts.versions)
     parts = [

@@ -54,7 +54,7 @@ class ColumnSettings(_Part):
 
     text: str = Field(description="what is read")
     question: str | None = Field(None, description="what is asked of the text")
-    label: str | None = Field(None, description="the class")
+    label: str | None = Field(None, description="the class; empty for rows to predict")
     answer: str | None = Field(None, description="the part of the text that is sought")
     answer_start: str | None = Field(None, description="its first character, counted from 0")
     id: str | None = Field(None, description="names a row")

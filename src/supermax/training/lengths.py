@@ -1,10 +1,12 @@
-"""How long texts are, in an encoder's tokens: what decides a trial's memory."""
+"""Lengths of texts in an encoder's tokens: they decide a trial's memory, and what is cut."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,12 @@ def lengths_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: st
 
 def _counted(examples: Sequence[Example], tokenizer: Any) -> Lengths:
     longest = total = 0
+    for count in _token_counts(examples, tokenizer):
+        longest, total = max(longest, count), total + count
+    return Lengths(longest, total)
+
+
+def _token_counts(examples: Sequence[Example], tokenizer: Any) -> Iterator[int]:
     for first in range(0, len(examples), _AT_ONCE):
         batch = examples[first : first + _AT_ONCE]
         texts, questions = [e.text for e in batch], [e.question for e in batch]
@@ -46,6 +54,43 @@ def _counted(examples: Sequence[Example], tokenizer: Any) -> Lengths:
         encoded = tokenizer(
             *pairs, return_token_type_ids=False, return_attention_mask=False, verbose=False
         )
-        counts = [len(ids) for ids in encoded["input_ids"]]
-        longest, total = max(longest, *counts), total + sum(counts)
-    return Lengths(longest, total)
+        yield from (len(ids) for ids in encoded["input_ids"])
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Numbers of texts by their length in tokens, uncut, with their questions."""
+
+    counts: dict[int, int]
+    texts: int
+    """In all; more than were counted where a sample was taken."""
+
+    @property
+    def sampled(self) -> bool:
+        return self.texts > sum(self.counts.values())
+
+    def longer(self, length: int) -> int:
+        """Texts with more tokens than this; extrapolated from the sample where one was taken."""
+        found = sum(n for tokens, n in self.counts.items() if tokens > length)
+        return round(found * self.texts / max(1, sum(self.counts.values())))
+
+
+def histogram(
+    examples: Sequence[Example], load: Callable[[], Any], cache: Path, key: str, most: int
+) -> Histogram:
+    """Count the tokens of at most so many texts, once: `key` names the examples and the tokenizer,
+    which `load` gives."""
+    path = cache / "tokens" / f"lengths-{key}-{most}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+        kept = json.loads(path.read_text())
+        found = {int(tokens): int(n) for tokens, n in kept.items()}
+        if sum(found.values()) == min(most, len(examples)):
+            return Histogram(found, len(examples))
+    some = examples
+    if len(examples) > most:
+        chosen = sorted(random.Random(0).sample(range(len(examples)), most))
+        some = [examples[i] for i in chosen]
+    counts = dict(sorted(Counter(_token_counts(some, load())).items()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(counts))
+    return Histogram(counts, len(examples))

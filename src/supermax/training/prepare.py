@@ -264,7 +264,13 @@ def longest(source: Source) -> int:
 
 
 def _vocabulary(tokenizer: Any) -> str:
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()[:16]
+    """Digest of what the tokenizer makes of a text. The backend keeps the truncation and padding
+    of its last call, and every call sets them anew: they are no part of it."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    facts = f"{tokenizer.truncation_side} {backend.to_str()}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def _windows(examples: tuple[Example, ...], tokens: Tokens) -> list[Example]:

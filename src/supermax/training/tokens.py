@@ -12,23 +12,23 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from supermax.errors import Infeasible
 from supermax.training.data.examples import Example
+from supermax.training.data.spans import Span
+from supermax.training.offsets import Array, mapped, widened
 from supermax.words import listed
 
 NONE = -100
 """No target: what torch's losses ignore."""
-_FORMAT = 1
+_FORMAT = 2
 _AT_ONCE = 16  # texts: what the tokenizer returns is a hundred times their size
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -164,20 +164,14 @@ def _encode(
 def _sequences(
     encoded: Any, numbered: Sequence[tuple[int, Example]], windows: bool
 ) -> list[dict[str, Any]]:
+    whose = encoded["overflow_to_sample_mapping"] if windows else range(len(numbered))
+    found = _targets(encoded, numbered, whose) if windows else {}
     result = []
-    context = 1 if any(example.question for _, example in numbered) else 0
     for i, ids in enumerate(encoded["input_ids"]):
-        which = encoded["overflow_to_sample_mapping"][i] if windows else i
-        number, example = numbered[which]
+        number, example = numbered[whose[i]]
         segments = encoded.sequence_ids(i)
-        offsets: list[tuple[int, int]] = [(-1, -1)] * len(ids)
-        start = end = NONE
-        if windows:
-            offsets = [
-                tuple(o) if s == context else (-1, -1)
-                for o, s in zip(encoded["offset_mapping"][i], segments, strict=True)
-            ]
-            start, end = target(offsets, _trimmed(example))
+        nowhere = np.full((len(ids), 2), -1, dtype=np.int32)
+        offsets, (start, end) = found.get(i, (nowhere, (NONE, NONE)))
         result.append(
             {
                 "ids": np.array(ids, dtype=np.int32),
@@ -186,33 +180,41 @@ def _sequences(
                 "label": NONE if example.label is None else example.label,
                 "start": start,
                 "end": end,
-                "offsets": np.array(offsets, dtype=np.int32),
+                "offsets": offsets,
             }
         )
     return result
 
 
-def _trimmed(example: Example) -> tuple[tuple[int, int], ...] | None:
-    """The spans without the white space at their ends, which no token covers."""
-    if example.spans is None:
-        return None
-    result = []
-    for begin, end in example.spans:
-        inner = example.text[begin:end]
-        left = len(inner) - len(inner.lstrip())
-        result.append((begin + left, begin + len(inner.rstrip())))
-    return tuple(result)
+def _targets(
+    encoded: Any, numbered: Sequence[tuple[int, Example]], whose: Sequence[int]
+) -> dict[int, tuple[Array, tuple[int, int]]]:
+    """Offsets and target of every window. All windows of a text are looked at together: a
+    character that none of them covers was dropped, and is missing from no window."""
+    context = 1 if any(example.question for _, example in numbered) else 0
+    own: dict[int, dict[int, Array]] = {}
+    for i, which in enumerate(whose):
+        offsets = np.array(encoded["offset_mapping"][i], dtype=np.int32).reshape(-1, 2)
+        inside = np.array([segment == context for segment in encoded.sequence_ids(i)], dtype=bool)
+        own.setdefault(which, {})[i] = np.where(inside[:, None], offsets, np.int32(-1))
+    found: dict[int, tuple[Array, tuple[int, int]]] = {}
+    for which, windows in own.items():
+        _, example = numbered[which]
+        wide = widened(example.text, list(windows.values()))
+        spans = mapped(example.text, example.spans or (), wide)
+        found |= {
+            i: (offsets, target(offsets, spans)) for i, offsets in zip(windows, wide, strict=True)
+        }
+    return found
 
 
-def target(
-    offsets: Sequence[tuple[int, int]], spans: tuple[tuple[int, int], ...] | None
-) -> tuple[int, int]:
-    """The first and last token of the first span that lies whole in the window; 0, 0 where there
-    is none."""
-    if spans is None:
-        return NONE, NONE
+def target(offsets: Array, spans: Iterable[Span]) -> tuple[int, int]:
+    """Return the first and last token of the first span that lies whole in the window; 0, 0 where
+    there is none. Spans are as `mapped` gives them."""
     for begin, end in spans:
-        inside = [i for i, (a, b) in enumerate(offsets) if a >= 0 and b > begin and a < end]
-        if inside and offsets[inside[0]][0] <= begin and offsets[inside[-1]][1] >= end:
-            return inside[0], inside[-1]
+        inside = np.flatnonzero(
+            (offsets[:, 0] >= 0) & (offsets[:, 1] > begin) & (offsets[:, 0] < end)
+        )
+        if len(inside) and offsets[inside[0], 0] <= begin and offsets[inside[-1], 1] >= end:
+            return int(inside[0]), int(inside[-1])
     return 0, 0

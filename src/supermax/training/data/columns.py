@@ -21,8 +21,9 @@ class Columns:
     """Which column holds what; None: there is no such column.
 
     Without `id`, rows are named by file and line; without `group`, rows with the same text are
-    a group. `answer` is the evidence as it stands in the text (in JSONL also a list of pieces),
-    empty where there is none; `answer_start` is its first character, counted from 0.
+    a group. A row with an empty `label` is there to be predicted, and left out. `answer` is the
+    evidence as it stands in the text (in JSONL also a list of pieces), empty where there is none;
+    `answer_start` is its first character, counted from 0.
     """
 
     text: str

@@ -6,8 +6,8 @@ Nothing here knows about any subject: a question and a text, a class, spans of t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,16 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Unlabelled:
+    """Rows of a file without a label, which are left out: they are there to be predicted."""
+
+    file: str
+    rows: int
+    part: str = ""
+    """Train, validation or test, where the rows come split."""
+
+
+@dataclass(frozen=True)
 class Corpus:
     """Examples for classes, for spans, or for both."""
 
@@ -43,6 +53,8 @@ class Corpus:
     spans: tuple[Example, ...] = ()
     skipped: int = 0
     """Rows that were left out because they were bad, by the user's leave."""
+    unlabelled: tuple[Unlabelled, ...] = ()
+    """Of the whole file, like `skipped`, also in a part of it."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
@@ -58,10 +70,9 @@ class Corpus:
 
     def restricted_to(self, groups: Iterable[str]) -> Corpus:
         kept = set(groups)
-        return Corpus(
-            self.name,
-            self.label_names,
-            tuple(e for e in self.classes if e.group in kept),
-            tuple(e for e in self.spans if e.group in kept),
-            self.skipped,
-        )
+        return self.only(lambda example: example.group in kept)
+
+    def only(self, wanted: Callable[[Example], bool]) -> Corpus:
+        """Keep some of the examples."""
+        classes, spans = (tuple(filter(wanted, each)) for each in (self.classes, self.spans))
+        return replace(self, classes=classes, spans=spans)

@@ -6,7 +6,7 @@ A guess is to be looked at by a person: each comes with its reason, and with nob
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -41,6 +41,8 @@ class Guessed:
     columns: tuple[Guess, ...]
     unused: tuple[str, ...]
     labels: tuple[str, ...]
+    unlabelled: int = 0
+    """Rows of the file without a label, where a column of labels was found."""
 
     def role(self, name: str) -> str | None:
         return next((guess.column for guess in self.columns if guess.role == name), None)
@@ -64,7 +66,11 @@ def guess_file(path: Path) -> Guessed:
         for name in table.columns
         if name
     }
-    return guess(cells, path.name)
+    found = guess(cells, path.name)
+    if (label := found.role("label")) is None:
+        return found
+    empty = sum(not (plain(row.values.get(label)) or "").strip() for row in table.rows)
+    return replace(found, unlabelled=empty)
 
 
 def guess(cells: dict[str, list[str]], file: str) -> Guessed:

@@ -1,13 +1,15 @@
-"""Train, validation and test: no group straddles, and every stratum keeps its share.
+"""Train, validation and test: no group and no text straddles, and every stratum keeps its share.
 
-Groups are given out one by one, those with the rarest strata and the largest first, each to the
-part that lacks most of what it holds.
+Groups that have a text in common are joined, and what is joined is given out whole, those with the
+rarest strata and the largest first, each to the part that lacks most of what it holds.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +28,26 @@ Strata = Counter[tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Splits:
-    """Three corpora without a group in common; a search never looks at the test one."""
+    """Three corpora; a search never looks at the test one."""
 
     train: Corpus
     validation: Corpus
     test: Corpus
+    joined: int = 0
+    """Groups that were joined with another since they have a text in common."""
+    undivided: float = 0.0
+    """Share of the examples in the largest set that had to stay together, where it is larger than
+    the smallest part that was asked for; otherwise 0."""
+
+    @property
+    def parts(self) -> tuple[Corpus, Corpus, Corpus]:
+        return self.train, self.validation, self.test
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when an example changes or moves to another part."""
+        facts = "-".join(part.fingerprint for part in self.parts)
+        return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def split(
@@ -39,16 +56,57 @@ def split(
     """The same corpus and seed give the same splits; a share of 0 gives an empty one."""
     shares = (1 - validation - test, validation, test)
     _check(shares)
-    groups = _groups(corpus)
-    wanted = sum(share > 0 for share in shares)
-    if len(groups) < wanted:
-        raise UserError(
-            f"{corpus.name} has {counted(len(groups), 'group', 'groups')} of examples, too few "
-            f"to split in {wanted}: bring more data, or set a share to 0."
-        )
-    parts = _dealt(groups, shares, seed)
-    chosen = [{group for group, part in parts.items() if part == number} for number in range(3)]
-    return Splits(*(corpus.restricted_to(own) for own in chosen))
+    set_of = joined(corpus)
+    sets = _strata_of_sets(corpus, set_of)
+    wanted = [share for share in shares if share > 0]
+    if len(sets) < len(wanted):
+        raise UserError(_too_few(corpus, len(set_of), len(sets), len(wanted)))
+    parts = _dealt(sets, shares, seed)
+    own = [[g for g, its in set_of.items() if parts[its] == number] for number in range(3)]
+    sizes = Counter(set_of[example.group] for example in corpus.examples)
+    largest = max(sizes.values()) / sizes.total()
+    return Splits(
+        corpus.restricted_to(own[0]),
+        corpus.restricted_to(own[1]),
+        corpus.restricted_to(own[2]),
+        joined=len(set_of) - len(sets),
+        undivided=largest if largest > min(wanted) else 0.0,
+    )
+
+
+def joined(corpus: Corpus) -> dict[str, str]:
+    """Name for every group the set that it belongs to: groups with a text in common, directly or
+    by way of others, are one set, which is named by the first of them."""
+    above: dict[str, str] = {}
+
+    def top(group: str) -> str:
+        while (parent := above.setdefault(group, group)) != group:
+            above[group] = above[parent]
+            group = above[group]
+        return group
+
+    first: dict[bytes, str] = {}
+    for example in corpus.examples:
+        mine, other = top(example.group), top(first.setdefault(same(example.text), example.group))
+        above[max(mine, other)] = min(mine, other)
+    return {group: top(group) for group in above}
+
+
+def same(text: str) -> bytes:
+    """Digest that texts share which differ in letter case, white space or compatibility forms."""
+    plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _too_few(corpus: Corpus, groups: int, sets: int, wanted: int) -> str:
+    many = counted(groups, "group", "groups")
+    why = ""
+    if sets < groups:
+        why = f", which share texts and so make {counted(sets, 'set', 'sets')} that stay together"
+    return (
+        f"{corpus.name} has {many} of examples{why}, too few to split in {wanted}: bring more "
+        f"data, or set a share to 0."
+    )
 
 
 def read_splits(
@@ -59,12 +117,20 @@ def read_splits(
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
 ) -> Splits:
-    """A table that comes split, by its column `columns.split`."""
+    """A table that comes split, by its column `columns.split`. No row is moved: `shared_texts`
+    counts what stands in two parts."""
     if columns.split is None:
         raise UserError("No column is mapped as split; map one, or use read_table and split.")
     table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad)
-    chosen = [{g for g, part in table.part_of.items() if part == wanted} for wanted in PARTS]
-    return Splits(*(table.corpus.restricted_to(own) for own in chosen))
+    train, validation, test = (table.part(wanted) for wanted in PARTS)
+    return Splits(train, validation, test)
+
+
+def shared_texts(splits: Splits) -> dict[str, int]:
+    """Count the distinct texts of validation that stand in train too, and those of test that stand
+    in train or validation, from both of which a refit learns."""
+    train, validation, test = ({same(e.text) for e in part.examples} for part in splits.parts)
+    return {"validation": len(validation & train), "test": len(test & (train | validation))}
 
 
 def _check(shares: tuple[float, float, float]) -> None:
@@ -76,13 +142,14 @@ def _check(shares: tuple[float, float, float]) -> None:
         )
 
 
-def _groups(corpus: Corpus) -> dict[str, Strata]:
-    """What every group holds, in an order of its own whatever the order of the rows."""
-    groups: dict[str, Strata] = {}
+def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Strata]:
+    """Count what every set holds, in an order of its own whatever the order of the rows."""
+    sets: dict[str, Strata] = {}
     for kind, examples in (("classes", corpus.classes), ("spans", corpus.spans)):
         for example in examples:
-            groups.setdefault(example.group, Counter()).update(_strata(kind, example))
-    return dict(sorted(groups.items()))
+            own = sets.setdefault(set_of[example.group], Counter())
+            own.update(_strata(kind, example))
+    return dict(sorted(sets.items()))
 
 
 def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
-from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.rows import NOT_UTF8, Row, plain, read_rows, require
 from supermax.training.data.spans import Span
 from supermax.words import counted
@@ -23,10 +24,14 @@ from supermax.words import counted
 
 @dataclass(frozen=True)
 class Table:
-    """A corpus, and the split that each of its groups came with."""
+    """A corpus, and the split that each of its rows came with."""
 
     corpus: Corpus
     part_of: dict[str, str]
+    """Train, validation or test, by the example's id."""
+
+    def part(self, wanted: str) -> Corpus:
+        return self.corpus.only(lambda example: self.part_of[example.id] == wanted)
 
 
 def read_table(
@@ -39,7 +44,8 @@ def read_table(
 ) -> Corpus:
     """Classes where a label is mapped, spans where an answer is, both where both are.
 
-    Where neither is, nothing is known of the rows: they are in both lists, to be predicted.
+    Where neither is, nothing is known of the rows: they are in both lists, to be predicted. Where
+    a label is mapped, rows without one are left out and counted in `Corpus.unlabelled`.
     Bad rows stop it, all of them named by file, line and id, or are skipped and counted.
     """
     return open_table(path, columns, name=name, labels=labels, on_bad=on_bad).corpus
@@ -53,7 +59,7 @@ def open_table(
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
 ) -> Table:
-    """As `read_table`, with the split that each group came with."""
+    """As `read_table`, with the split that each row came with."""
     known = tuple(plain(label) or "" for label in labels or ())
     check_columns(columns, known)
     check_on_bad(on_bad)
@@ -64,10 +70,16 @@ def open_table(
     if require(table, columns.mapped().values(), bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
     skipped = bad.settle(on_bad, len(drafts), table.file)
-    names = known or _names_of(drafts, columns, table.file)
+    unlabelled: tuple[Unlabelled, ...] = ()
+    if columns.label is not None:
+        unlabelled = _unlabelled(drafts, table.file)
+        drafts = [draft for draft in drafts if draft.label]
+        _check_labels(drafts, columns, known, table.file)
+    names = known or _names_of(drafts)
     examples = tuple(_labelled(draft, names) for draft in drafts)
     corpus = _corpus(name or Path(path).stem, names, examples, columns, skipped)
-    return Table(corpus, reading.part_of)
+    part_of = {draft.example.id: draft.part for draft in drafts}
+    return Table(replace(corpus, unlabelled=unlabelled), part_of)
 
 
 @dataclass(frozen=True)
@@ -80,12 +92,14 @@ class _Reading:
     bad: BadRows
     line_of: dict[str, int] = field(default_factory=dict)
     part_of: dict[str, str] = field(default_factory=dict)
+    """By group."""
 
 
 @dataclass(frozen=True)
 class _Draft:
     example: Example
     label: str
+    part: str
 
 
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
@@ -98,14 +112,14 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     text = cells["text"]
     spans = _spans(row, text, reading, given) if columns.answer is not None else None
     group = cells.get("group", "").strip() or f"text-{_digest(text)}"
-    _remember(row, given, group, cells.get("split", ""), reading)
+    _remember(row, given, cells, reading)
     if len(reading.bad.found) > before:
         return None
     name = given or f"{reading.file}:{row.line}"
     question = cells.get("question", "")
-    return _Draft(
-        Example(name, group, text, question, None, spans), cells.get("label", "").strip()
-    )
+    example = Example(name, group, text, question, None, spans)
+    part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
+    return _Draft(example, cells.get("label", "").strip(), part)
 
 
 def _cell(row: Row, column: str) -> str:
@@ -119,7 +133,8 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
         if plain(row.values.get(reading.columns.mapped()[role])) is None:
             yield f"the {role} is a list or an object", ""
         elif not cells[role].strip():
-            yield f"the {role} is missing", ""
+            if role != "label":  # such a row is there to be predicted
+                yield f"the {role} is missing", ""
         elif not _is_encodable(cells[role]):
             yield NOT_UTF8, f": half a character stands in the {role}"
     label = cells.get("label", "").strip()
@@ -134,14 +149,16 @@ def _few(labels: tuple[str, ...]) -> str:
     return ", ".join(labels) if len(labels) <= 12 else f"the {len(labels)} that were given"
 
 
-def _remember(row: Row, given: str, group: str, split: str, reading: _Reading) -> None:
-    """An id names one row, and a group stands in one split."""
+def _remember(row: Row, given: str, cells: dict[str, str], reading: _Reading) -> None:
+    """An id names one row, and a group stands in one split. (A text may stand in two: that is
+    counted, and told, by `shared_texts`.)"""
     if given and reading.line_of.setdefault(given, row.line) != row.line:
         first = f" (first in line {reading.line_of[given]})"
         reading.bad.add(reading.file, row.line, "the id stands twice", first, id=given)
-    part = PART_NAMES.get(split.strip().lower())
-    if part and reading.part_of.setdefault(group, part) != part:
-        what = "rows of its group, or with its text, stand in another split"
+    part = PART_NAMES.get(cells.get("split", "").strip().lower())
+    group = cells.get("group", "").strip()
+    if part and group and reading.part_of.setdefault(group, part) != part:
+        what = "rows of its group stand in another split"
         reading.bad.add(reading.file, row.line, what, id=given)
 
 
@@ -155,20 +172,34 @@ def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ..
     return spans
 
 
-def _names_of(drafts: list[_Draft], columns: Columns, file: str) -> tuple[str, ...]:
-    """The labels that occur, in order; a UserError where they cannot be classes."""
-    if columns.label is None:
-        return ()
+def _unlabelled(drafts: list[_Draft], file: str) -> tuple[Unlabelled, ...]:
+    counts = Counter(draft.part for draft in drafts if not draft.label)
+    return tuple(Unlabelled(file, rows, part) for part, rows in sorted(counts.items()))
+
+
+def _check_labels(
+    drafts: list[_Draft], columns: Columns, known: tuple[str, ...], file: str
+) -> None:
+    """Raise UserError where the labels cannot be classes."""
     names = {draft.label for draft in drafts}
+    if not names:
+        raise UserError(
+            f"{file}: no row has a label in the column {columns.label!r}, so there is nothing to "
+            f"learn from. Fill it in, or map another column as label."
+        )
     if len(names) < 2:
         raise UserError(f"{file}: all rows have the same label; classes need at least two.")
-    if len(names) > max(20, len(drafts) // 2):
+    if not known and len(names) > max(20, len(drafts) // 2):
         many = counted(len(names), "label", "labels")
         raise UserError(
             f"{file}: the column {columns.label!r} holds {many} in {len(drafts):,} rows, which "
             "are no classes; map another column as label, or give the labels."
         )
-    return tuple(sorted(names, key=_by_number))
+
+
+def _names_of(drafts: list[_Draft]) -> tuple[str, ...]:
+    """The labels that occur, in order."""
+    return tuple(sorted({draft.label for draft in drafts if draft.label}, key=_by_number))
 
 
 def _by_number(label: str) -> tuple[float, str]:
