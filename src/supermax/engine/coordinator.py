@@ -142,6 +142,7 @@ class Coordinator:
     def request_stop(self, reason: str) -> None:
         """End the run cleanly; may be called from a signal handler."""
         self.stop_asked = reason
+        self.storage.patience.stop_soon()
         self.fleet.wake()
 
     def heed_stop(self) -> None:

@@ -16,6 +16,7 @@ from supermax.engine.job import Job
 from supermax.engine.outcome import Raised
 from supermax.engine.protocol import RECORD
 from supermax.engine.storage import PatientStorage
+from supermax.errors import EnvironmentFault
 
 FORMAT = 1
 _MOST_MESSAGE = 500
@@ -52,6 +53,8 @@ def tell(
         # What study.tell does, without reading the trial back from storage once more.
         state, told, _ = _tell_with_warning(study, job.trial, values, state, skip_if_finished=True)
         return Told(state, told)
+    except EnvironmentFault:  # the storage would be waited for once more
+        raise
     except Exception as error:
         finished = storage.get_trial(trial_id)
         if not finished.state.is_finished():
