@@ -423,19 +423,14 @@ class Coordinator:
             case policy.Fail():
                 self.finish(job, TrialState.FAIL, evidence)
                 self.consider_halting(fault, evidence)
-            case policy.Halt(reason):
-                self.finish(job, TrialState.FAIL, evidence)
-                if not self.settling:
-                    raise RunHalted(reason)
 
     def consider_halting(self, fault: Fault, evidence: Evidence) -> None:
         if self.settling:  # what an earlier run's objective did says nothing of today's
             return
         self.failures.append(fault.signature)
-        raised = evidence.outcome.raised if evidence.outcome else None
-        if raised is None or not policy.halts(self.failures, self.ever_succeeded):
-            return
-        raise RunHalted(halting_words(raised, len(self.failures)))
+        if evidence.outcome and policy.halts(self.failures, self.ever_succeeded):
+            raised = evidence.outcome.raised
+            raise RunHalted(halting_words(fault, raised, len(self.failures)))
 
     def finish(
         self,

@@ -102,14 +102,16 @@ def _short(fault: Fault) -> dict[str, str]:
     }
 
 
-def halting_words(raised: Raised, trials: int) -> str:
-    """Why a run ends whose first trials all failed in the same way."""
+def halting_words(fault: Fault, raised: Raised | None, trials: int) -> str:
+    """Return why a run ends whose first trials all failed in the same way. `raised`: the exception
+    of the last one, if there was one."""
     after = (
         "Fix it, then call again; n_trials += len(supermax.retry(study)) runs the failed trials "
         "once more."
     )
-    if raised.unsendable:
-        return f"{raised.message} That happened in all of the first {trials} trials. {after}"
+    if raised is None or raised.unsendable:
+        what = raised.message if raised is not None else f"{fault.message} {fault.advice}"
+        return f"{what} That happened in all of the first {trials} trials. {after}"
     return (
         f"The first {trials} trials all failed with the same exception from the same line "
         f"({raised.where}), and none has ever succeeded. {after}\n\n{raised.traceback}"
