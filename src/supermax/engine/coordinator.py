@@ -98,7 +98,9 @@ class Coordinator:
         self.emit = emit
         self.volatile = volatile
         devices = tuple(map(str, options.devices))
-        self.crew = Crew(fleet, options.workers, options.reuse_cells, devices, emit)
+        self.crew = Crew(
+            fleet, options.workers, options.reuse_cells, devices, emit, storage.patience
+        )
         self.watch = Watch(fleet, options.trial_timeout, options.stall_timeout)
         self.admission = Admission(options.planner, self.crew, answers, devices, emit)
         self.waiting: list[Job] = []
@@ -275,17 +277,21 @@ class Coordinator:
     def hear(self, attempt: Attempt, message: Message) -> None:
         attempt.last_heard = time.monotonic()
         match message:
-            case Finished(fields, unclean):
+            case Finished(fields, unclean, written):
                 try:
                     outcome = Outcome.from_json(fields)
                 except Exception as error:
                     self.reject(attempt, error)
                     return
+                if not written:
+                    attempt.job.folder.write_outcome(outcome)
                 del self.attempts[attempt.cell.number]
                 self.came_to(attempt, outcome, unclean)
             case StopStudy():
                 self.study._stop_flag = True
-            case Report(step, value):
+            case Report(step, value, written):
+                if not written:
+                    attempt.job.folder.append_report(attempt.job.attempt, step, value)
                 self.note(attempt, step, value)
             case Note(facts):
                 self.emit(say.TrialNoted(attempt.job.number, readable(facts)))

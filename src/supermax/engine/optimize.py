@@ -22,7 +22,7 @@ from supermax.engine.answers import Answers
 from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
 from supermax.engine.fleet import TAG, Fleet
-from supermax.engine.folder import Lock, StudyFolder, new_identity
+from supermax.engine.folder import Lock, StudyFolder, TrialFolder, new_identity
 from supermax.engine.job import Job
 from supermax.engine.names import Names
 from supermax.engine.patience import Patience
@@ -53,9 +53,10 @@ def run(
     check(study, objective, options, run_dir)
     blob = pickle_objective(objective, study)
     place = home.find_home(study)
-    folder = StudyFolder(_absolute(run_dir) if run_dir is not None else place.run_dir)
     emit = _emitter(listeners)
     patience = Patience(lambda text: emit(say.Notice(text)))
+    where = _absolute(run_dir) if run_dir is not None else place.run_dir
+    folder = StudyFolder(where, patience)
     signals = Signals()
     try:
         with _opened(study, place, folder, patience) as (storage, trials):
@@ -126,8 +127,10 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
         coordinator.fleet.close()
         coordinator.crew.closed()
         for attempt in coordinator.attempts.values():
-            with contextlib.suppress(EnvironmentFault):
-                attempt.job.note_stop()
+            job = attempt.job
+            job.folder = TrialFolder(job.folder.path)  # it is not waited for any more
+            with contextlib.suppress(OSError):
+                job.note_stop()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from supermax.errors import EnvironmentFault
 
@@ -67,16 +68,18 @@ class Wait:
     def check(self, why: str) -> None:
         """Say that the run waits, once; raise when it has waited too long."""
         now = time.monotonic()
-        waited = now - self._started
-        subject = self._subject
         if now > self._patience.deadline(self._started):
-            raise EnvironmentFault(
-                f"{subject.failure} for {waited:.0f} s ({why}). {subject.advice} and call again: "
-                f"the run goes on."
-            ) from TimeoutError(why)
-        if waited > _QUIET and not self._told:
+            self.give_up(why)
+        if now - self._started > _QUIET and not self._told:
             self._told = True
-            self._patience.say(f"Waiting for {subject.name}: {why}.")
+            self._patience.say(f"Waiting for {self._subject.name}: {why}.")
+
+    def give_up(self, why: str) -> NoReturn:
+        waited, subject = time.monotonic() - self._started, self._subject
+        raise EnvironmentFault(
+            f"{subject.failure} for {waited:.0f} s ({why}). {subject.advice} and call again: the "
+            f"run goes on."
+        ) from TimeoutError(why)
 
     def pause(self, why: str) -> None:
         """Check, then sleep before the next attempt, longer each time."""
