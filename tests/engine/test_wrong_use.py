@@ -100,6 +100,8 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "workers broken": (good, {"workers": 1.5}, ["workers must", "1.5"]),
     "retries None": (good, {"retries": None}, ["retries must", "None"]),
     "timeout text": (good, {"timeout": "60"}, ["timeout must", "'60'"]),
+    "deadline text": (good, {"deadline": "8:00"}, ["deadline must", "'8:00'"]),
+    "deadline NaN": (good, {"deadline": float("nan")}, ["deadline must", "nan"]),
     "callback without a list": (good, {"callbacks": print}, ["callbacks"]),
     "devices a number": (good, {"devices": 3}, ["devices"]),
     "run_dir a number": (good, {"run_dir": 5}, ["run_dir"]),

@@ -63,7 +63,8 @@ Callback = Callable[[Study, FrozenTrial], None]
 @dataclass(frozen=True)
 class Options:
     n_trials: int | None = None
-    timeout: float | None = None
+    timeout: float | None = None  # seconds from the first cell's being ready
+    deadline: float | None = None  # time.monotonic(), starting processes included
     workers: int = 1
     reuse_cells: bool = False
     trial_timeout: float | None = None
@@ -112,7 +113,7 @@ class Coordinator:
         self.ever_succeeded = False
         self.settling = False
         self.failures: list[str] = []
-        self._started = time.monotonic()
+        self._first_cell: float | None = None  # when it was ready
         self._counted = 0.0
         self._finished = 0
         self._again = False
@@ -148,8 +149,7 @@ class Coordinator:
         self.fleet.wake()
 
     def heed_stop(self) -> None:
-        timeout = self.options.timeout
-        if timeout is not None and time.monotonic() - self._started >= timeout:
+        if time.monotonic() >= self.pauses_at():
             self.stop_asked = self.stop_asked or "timeout"
         if self.stop_asked and not self.stop_reason:
             self.stop_reason = self.stop_asked
@@ -157,6 +157,14 @@ class Coordinator:
             for attempt in self.attempts.values():
                 self.fleet.send(attempt.cell, Stop())
                 self.watch.wind_down(attempt)
+
+    def pauses_at(self) -> float:
+        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
+        timeout, deadline = self.options.timeout, self.options.deadline
+        at = math.inf if deadline is None else deadline
+        if timeout is None or self._first_cell is None:
+            return at
+        return min(at, self._first_cell + timeout)
 
     def more_to_come(self) -> bool:
         """True while trials shall be launched that are not running yet."""
@@ -259,6 +267,7 @@ class Coordinator:
                 if (attempt := self.attempts.get(cell.number)) is not None:
                     self.hear(attempt, message)
             case CellReady(cell):
+                self._first_cell = self._first_cell or time.monotonic()
                 self.crew.came_up(cell)
             case CellMute(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
@@ -479,9 +488,8 @@ class Coordinator:
         due = [self.crew.next_deadline(), *self.watch.due(self.attempts.values())]
         if self.admission.short and not self.stop_reason:
             due.append(now + LOOK_AGAIN)
-        if self.options.timeout is not None and not self.stop_reason:
-            due.append(self._started + self.options.timeout)
         if not self.stop_reason:
+            due.append(self.pauses_at())
             due += [job.not_before for job in self.waiting if job.not_before > now]
         soonest = min(due)
         return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
