@@ -49,7 +49,7 @@ from supermax.engine.provision import Planner, Refused
 from supermax.engine.resume import standing_outcome
 from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
-from supermax.engine.telling import halting_words, tell
+from supermax.engine.telling import halting_words, succeeded, tell
 from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
 from supermax.naming import plain_params
@@ -493,10 +493,3 @@ class Coordinator:
             due += [job.not_before for job in self.waiting if job.not_before > now]
         soonest = min(due)
         return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
-
-
-def succeeded(trial: FrozenTrial) -> bool:
-    """True for what the objective itself brought to an end."""
-    if trial.state is TrialState.PRUNED:
-        return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
-    return trial.state is TrialState.COMPLETE

@@ -9,7 +9,7 @@ from typing import Any
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.study._tell import _tell_with_warning
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.faults import Evidence, Fault
 from supermax.engine.job import Job
@@ -61,6 +61,13 @@ def tell(
             raise
         trouble = None if isinstance(error, UpdateFinishedTrialError) else error
         return Told(finished.state, finished.values, trouble)
+
+
+def succeeded(trial: FrozenTrial) -> bool:
+    """Return True for what the objective itself brought to an end."""
+    if trial.state is TrialState.PRUNED:
+        return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
+    return trial.state is TrialState.COMPLETE
 
 
 def record(job: Job, evidence: Evidence) -> dict[str, Any]:
