@@ -37,6 +37,8 @@ STATE = "state.pt"
 
 CLAIM = "supermax:claim"
 """On a trial: the run that goes on with it."""
+CREATION = "supermax:creation"
+"""On a trial that a run made on a database server: a mark of its own, to find it again."""
 ORIGIN = "supermax:origin"
 """On a trial that was carried over: where it comes from, and what was assumed of it."""
 DRAWN = "supermax:draws"

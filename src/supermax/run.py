@@ -26,6 +26,7 @@ def optimize(
     n_trials: int | None = None,
     *,
     timeout: float | None = None,
+    deadline: float | None = None,
     workers: int = 1,
     reuse_cells: bool = False,
     trial_timeout: float | None = None,
@@ -51,7 +52,10 @@ def optimize(
         n_trials: How many finished trials the study shall hold in all; calling again goes on to
             that number. None: go on until `timeout`, Ctrl-C or ``study.stop()``.
         timeout: Seconds after which no new trial starts and running ones stop at their next
-            report; they go on the next time.
+            report; they go on the next time. They count from when the first process is ready for
+            a trial, so that loading what the objective imports costs no trial its time.
+        deadline: Moment, as ``time.monotonic()`` counts, at which the run pauses in the same way,
+            however far it has come: a budget of wall time. ``supermax tune --timeout`` sets it.
         workers: Trials at a time.
         reuse_cells: Let a healthy process serve many trials. Faster for short trials; what a
             trial does to its process then reaches the next.
@@ -78,6 +82,7 @@ def optimize(
     options = Options(
         n_trials=n_trials,
         timeout=timeout,
+        deadline=deadline,
         workers=workers,
         reuse_cells=reuse_cells,
         trial_timeout=trial_timeout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -528,7 +529,7 @@ def test_arguments_of_another_kind(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_value_has_no_winner(tmp_path: Path) -> None:
-    tuned = tuning(tmp_path, trials=1).run(progress=False, timeout=0.01)
+    tuned = tuning(tmp_path, trials=1).run(progress=False, deadline=time.monotonic())
     with pytest.raises(UserError, match="Run the search again"):
         tuned.winner()
 

@@ -39,7 +39,7 @@ def chaos(url: str, n_trials: str) -> None:
     supermax.optimize(study, short_trial, n_trials=int(n_trials), workers=3, progress=False)
 
 
-def staged(url: str, marks: str, n_trials: str) -> None:
+def staged(url: str, marks: str, n_trials: str, name: str = "staged") -> None:
     """Every trial says in `marks` which step it reached, and waits there for a go-ahead file."""
     folder = Path(marks)
 
@@ -61,7 +61,7 @@ def staged(url: str, marks: str, n_trials: str) -> None:
         y = trial.suggest_float("y", -10, 10)
         return x + y
 
-    study = optuna.create_study(storage=url, study_name="staged", load_if_exists=True)
+    study = optuna.create_study(storage=url, study_name=name, load_if_exists=True)
     wide = optuna.distributions.FloatDistribution(-10, 10)
     for known in range(len(study.trials), 12):  # enough for TPE to draw x and y together
         params = {"x": known / 2, "y": -known / 2}

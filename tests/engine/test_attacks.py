@@ -14,7 +14,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,35 +84,6 @@ def test_a_trial_that_removes_its_folder_loses_its_log_and_no_more(study: optuna
     summary = run(study, objective, 4, workers=2)
     assert summary.faults == {}
     assert states(study) == [COMPLETE] * 4
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk is not allowed here")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
-def test_a_full_disk_ends_the_run_in_words_and_the_next_one_goes_on(
-    study: optuna.Study, small_disk: Path
-) -> None:
-    ballast = small_disk / "ballast"
-
-    def fill(*_: object) -> None:
-        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
-
-    with pytest.raises(supermax.EnvironmentFault, match=r"cannot be written \(No space left"):
-        run(study, lambda trial: 1.0, 5, run_dir=small_disk / "run", callbacks=[fill])
-    assert states(study).count(COMPLETE) >= 1
-    ballast.unlink()
-    assert run(study, lambda trial: 1.0, 5, run_dir=small_disk / "run").finished == 5
-    assert set(states(study)) == {COMPLETE}
 
 
 def test_an_outcome_survives_a_cell_that_can_open_no_file(study: optuna.Study) -> None:
@@ -371,6 +341,35 @@ def test_a_stopped_keeper_is_replaced(study: optuna.Study) -> None:
 
     run(study, objective, 2, trial_timeout=1.0)
     assert study.trials[1].state is COMPLETE
+
+
+class KilledWhileLoading:
+    """Kills the process that makes cells from a trial, and the next one while it loads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        vars(self).update(fields)
+        if (self.folder / "trial").exists() and not (self.folder / "load").exists():
+            (self.folder / "load").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __call__(self, trial: Any) -> float:
+        if trial.number == 1 and trial.attempt == 1:
+            (self.folder / "trial").touch()
+            os.kill(os.getppid(), signal.SIGKILL)
+            threading.Event().wait()
+        return 1.0
+
+
+def test_a_keeper_that_is_killed_while_it_loads_again_is_replaced(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    """Once the objective has been loaded, that it can be is known."""
+    run(study, KilledWhileLoading(tmp_path), 3)
+    assert (tmp_path / "load").exists()
+    assert states(study) == [COMPLETE] * 3
 
 
 def test_no_descriptor_is_lost_over_many_trials(study: optuna.Study) -> None:

@@ -118,7 +118,7 @@ DECISIONS = [
     (fault(Kind.INFEASIBLE), [], policy.Prune),
     (fault(Kind.EXCEPTION), [], policy.Fail),
     (fault(Kind.UNSENDABLE), [], policy.Fail),
-    (fault(Kind.WRONG_ARITY), [], policy.Halt),
+    (fault(Kind.WRONG_ARITY), [], policy.Fail),
     (fault(Kind.KILLED), [fault(Kind.KILLED)] * 18, policy.Retry),
     (fault(Kind.KILLED), [fault(Kind.KILLED)] * 19, policy.Fail),
     (lost_coordinator(), [fault(Kind.KILLED)] * 19, policy.Fail),

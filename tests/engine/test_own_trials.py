@@ -13,6 +13,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
+from supermax.engine.patience import Patience
 from supermax.engine.storage import PatientStorage
 
 PARAMS: dict[str, Any] = {
@@ -35,7 +36,7 @@ WRITES = st.one_of(
 def opened(folder: Path) -> tuple[PatientStorage, optuna.Study, str]:
     url = f"sqlite:///{folder}/study.db"
     study = optuna.create_study(storage=url, study_name="s", load_if_exists=True)
-    storage = PatientStorage(study._storage, study, file=None, on_wait=print)
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
     storage.claim = "ours"
     return storage, study, url
 

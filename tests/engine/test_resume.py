@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,36 @@ def test_a_run_timeout_pauses_what_runs(study: optuna.Study) -> None:
     assert done.trials["COMPLETE"] == 1
     # The second attempt reported nothing, and the first one's curve is all there is.
     assert study.trials[0].user_attrs["supermax"]["attempts"] == 2
+
+
+class SlowToLoad:
+    """An objective whose imports take a while."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        vars(self).update(fields)
+        time.sleep(self.seconds)
+
+    def __call__(self, trial: Any) -> float:
+        return 1.0
+
+
+def test_a_run_timeout_counts_from_when_the_first_cell_is_ready(study: optuna.Study) -> None:
+    objective = SlowToLoad(3.0)
+    done = supermax.optimize(study, objective, n_trials=1, timeout=2.5, progress=False)
+    assert done.finished == 1
+    assert done.stopped_by is None
+
+
+def test_a_deadline_counts_the_start_too(study: optuna.Study) -> None:
+    deadline = time.monotonic() + 0.5
+    paused = supermax.optimize(
+        study, SlowToLoad(3.0), n_trials=1, deadline=deadline, progress=False
+    )
+    assert paused.stopped_by == "timeout"
+    assert paused.finished == 0
 
 
 def test_a_trial_that_never_reports_gets_term_when_the_run_stops(study: optuna.Study) -> None:

@@ -19,7 +19,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
 from supermax import EnvironmentFault, SupermaxError, UserError
-from supermax.engine.storage import PatientStorage
+from supermax.engine.patience import Patience
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -115,7 +115,7 @@ def test_sqlite_that_breaks_during_a_run_ends_it_in_words(
     accident: Callable[[Path], None],
 ) -> None:
     """Not in a success that nobody can read, and not in the driver's traceback."""
-    monkeypatch.setattr(PatientStorage, "default_patience", 2.0)
+    monkeypatch.setattr(Patience, "default", 2.0)
 
     def at_the_second(_: optuna.Study, trial: FrozenTrial) -> None:
         if trial.number == 1:

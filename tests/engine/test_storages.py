@@ -19,7 +19,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import Trial, TrialState
 
 import supermax
-from supermax.engine import storage as engine_storage
+from supermax.engine import patience
 from supermax.engine.events import Event, Notice, TrialStarted
 from tests.few import a_few
 
@@ -155,7 +155,7 @@ def test_after_a_run_sqlite_keeps_readers_and_writer_apart(
 def test_a_reader_in_the_way_at_first_does_not_cost_the_mode_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_storage, "_QUIET", 0.0)
+    monkeypatch.setattr(patience, "_QUIET", 0.0)
     path = tmp_path / "study.db"
     study = impatient(path)
     notices = []
@@ -178,7 +178,7 @@ def test_a_reader_in_the_way_at_first_does_not_cost_the_mode_for_ever(
 def test_a_writer_in_the_way_is_waited_for_and_talked_about(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_storage, "_QUIET", 0.1)
+    monkeypatch.setattr(patience, "_QUIET", 0.1)
     study = impatient(tmp_path / "study.db")
     notices = []
     with connected(tmp_path / "study.db") as writer:

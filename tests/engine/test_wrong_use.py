@@ -18,6 +18,7 @@ from optuna.trial import Trial, TrialState
 import supermax
 from supermax import EnvironmentFault, RunHalted, SupermaxError, UserError
 from supermax.engine.events import Event, FaultSeen
+from supermax.engine.folder import StudyFolder
 from supermax.engine.provision import Provision
 from tests.conftest import eventually
 from tests.few import a_few
@@ -99,6 +100,8 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "workers broken": (good, {"workers": 1.5}, ["workers must", "1.5"]),
     "retries None": (good, {"retries": None}, ["retries must", "None"]),
     "timeout text": (good, {"timeout": "60"}, ["timeout must", "'60'"]),
+    "deadline text": (good, {"deadline": "8:00"}, ["deadline must", "'8:00'"]),
+    "deadline NaN": (good, {"deadline": float("nan")}, ["deadline must", "nan"]),
     "callback without a list": (good, {"callbacks": print}, ["callbacks"]),
     "devices a number": (good, {"devices": 3}, ["devices"]),
     "run_dir a number": (good, {"run_dir": 5}, ["run_dir"]),
@@ -264,7 +267,30 @@ def test_values_that_do_not_match_the_directions_halt_the_run(
     count = len(returned) if isinstance(returned, tuple) else 1
     assert f"returned {count} value" in text
     assert f"{directions} direction" in text
-    assert [trial.state for trial in study.trials] == [TrialState.FAIL]
+    assert [trial.state for trial in study.trials] == [TrialState.FAIL] * 3
+
+
+def two_values_once(trial: Trial) -> Any:
+    return (1.0, 2.0) if trial.number == 1 else 1.0
+
+
+def test_a_wrong_number_of_values_once_costs_that_trial_alone(study: optuna.Study) -> None:
+    summary = supermax.optimize(study, two_values_once, 4, progress=False)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    (fault,) = study.trials[1].user_attrs["supermax"]["faults"]
+    assert "returned 2 value(s)" in fault["message"]
+    (line,) = [r for r in StudyFolder(summary.run_dir).trial(1).records() if "fault" in r]
+    assert "returned 2 value(s)" in line["fault"]["message"]
+    assert line["decision"] == "failed"
+
+
+def test_a_study_that_has_succeeded_goes_on_over_many_wrong_numbers_of_values(
+    study: optuna.Study,
+) -> None:
+    supermax.optimize(study, good, 1, progress=False)
+    summary = supermax.optimize(study, lambda _: (1.0, 2.0), 6, progress=False)
+    assert summary.trials["FAIL"] == 5
 
 
 def test_a_missing_return_halts_the_run_too(study: optuna.Study) -> None:
@@ -274,12 +300,12 @@ def test_a_missing_return_halts_the_run_too(study: optuna.Study) -> None:
     assert len(study.trials) == 3
 
 
-@pytest.mark.parametrize(("kind", "workers"), [("arity", 2), ("exception", 6)])
+@pytest.mark.parametrize("kind", ["arity", "exception"])
 def test_after_a_halt_the_fixed_objective_runs_at_the_first_call(
-    study: optuna.Study, tmp_path: Path, kind: str, workers: int
+    study: optuna.Study, tmp_path: Path, kind: str
 ) -> None:
     """Outcomes of the broken objective that were on disk already do not halt the next run."""
-    run_dir = tmp_path / "run"
+    run_dir, workers = tmp_path / "run", 6
 
     def broken(trial: Trial) -> Any:
         (tmp_path / f"started-{trial.number}").touch()

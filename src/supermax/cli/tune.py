@@ -233,8 +233,8 @@ def run_one(
             lines = planning.folded(lines, shutil.get_terminal_size().columns)
         print("\n".join(lines), flush=True)
     options = dict(prepared.options)
-    if options["timeout"] is not None:  # of the command, whatever it has done so far
-        options["timeout"] = max(0.001, options["timeout"] - spent)
+    if (timeout := options.pop("timeout")) is not None:  # wall time of the whole command
+        options["deadline"] = time.monotonic() + timeout - spent
     tuned = prepared.tuning.run(callbacks=[lambda *_: beat()], **options)
     print("\n".join(outcome(prepared, tuned)))
     stopped = tuned.summary.stopped_by

@@ -33,7 +33,7 @@ from supermax.engine.protocol import (
 )
 from supermax.engine.storage import PatientStorage
 from supermax.errors import EnvironmentFault
-from supermax.naming import CLAIM, plain_name, under_plain_names
+from supermax.naming import CLAIM, CREATION, plain_name, under_plain_names
 
 _STUDY_READS = {
     "get_study_id_from_name",
@@ -171,7 +171,7 @@ def snapshot(job: Job) -> FrozenTrial:
     trial.system_attrs = {
         key: value
         for key, value in trial.system_attrs.items()
-        if key != CLAIM and not key.startswith("constraints")
+        if key not in (CLAIM, CREATION) and not key.startswith("constraints")
     }
     return trial
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
@@ -26,6 +27,7 @@ def check(study: Any, objective: Any, options: Options, run_dir: Any) -> None:
             ("workers", options.workers, _whole(1), "a whole number from 1 on"),
             ("retries", options.retries, _whole(0), "a whole number from 0 on"),
             ("timeout", options.timeout, _or_none(_seconds), "a number of seconds above 0"),
+            ("deadline", options.deadline, _or_none(_moment), "a moment of time.monotonic()"),
             ("trial_timeout", options.trial_timeout, _or_none(_seconds), _SECONDS),
             ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
             ("devices", options.devices, _are_devices, "a list of numbers or names of GPUs"),
@@ -78,6 +80,10 @@ def _whole(least: int) -> Callable[[Any], bool]:
 
 def _seconds(value: Any) -> bool:
     return _number(value, Real) and bool(value > 0)
+
+
+def _moment(value: Any) -> bool:
+    return _number(value, Real) and not math.isnan(value)
 
 
 def _number(value: Any, kind: type[Any]) -> bool:

@@ -49,7 +49,7 @@ from supermax.engine.provision import Planner, Refused
 from supermax.engine.resume import standing_outcome
 from supermax.engine.sampling import exhausted
 from supermax.engine.storage import PatientStorage
-from supermax.engine.telling import halting_words, tell
+from supermax.engine.telling import halting_words, succeeded, tell
 from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
 from supermax.naming import plain_params
@@ -63,7 +63,8 @@ Callback = Callable[[Study, FrozenTrial], None]
 @dataclass(frozen=True)
 class Options:
     n_trials: int | None = None
-    timeout: float | None = None
+    timeout: float | None = None  # seconds from the first cell's being ready
+    deadline: float | None = None  # time.monotonic(), starting processes included
     workers: int = 1
     reuse_cells: bool = False
     trial_timeout: float | None = None
@@ -98,7 +99,9 @@ class Coordinator:
         self.emit = emit
         self.volatile = volatile
         devices = tuple(map(str, options.devices))
-        self.crew = Crew(fleet, options.workers, options.reuse_cells, devices, emit)
+        self.crew = Crew(
+            fleet, options.workers, options.reuse_cells, devices, emit, storage.patience
+        )
         self.watch = Watch(fleet, options.trial_timeout, options.stall_timeout)
         self.admission = Admission(options.planner, self.crew, answers, devices, emit)
         self.waiting: list[Job] = []
@@ -110,7 +113,7 @@ class Coordinator:
         self.ever_succeeded = False
         self.settling = False
         self.failures: list[str] = []
-        self._started = time.monotonic()
+        self._first_cell: float | None = None  # when it was ready
         self._counted = 0.0
         self._finished = 0
         self._again = False
@@ -142,11 +145,11 @@ class Coordinator:
     def request_stop(self, reason: str) -> None:
         """End the run cleanly; may be called from a signal handler."""
         self.stop_asked = reason
+        self.storage.patience.stop_soon()
         self.fleet.wake()
 
     def heed_stop(self) -> None:
-        timeout = self.options.timeout
-        if timeout is not None and time.monotonic() - self._started >= timeout:
+        if time.monotonic() >= self.pauses_at():
             self.stop_asked = self.stop_asked or "timeout"
         if self.stop_asked and not self.stop_reason:
             self.stop_reason = self.stop_asked
@@ -154,6 +157,14 @@ class Coordinator:
             for attempt in self.attempts.values():
                 self.fleet.send(attempt.cell, Stop())
                 self.watch.wind_down(attempt)
+
+    def pauses_at(self) -> float:
+        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
+        timeout, deadline = self.options.timeout, self.options.deadline
+        at = math.inf if deadline is None else deadline
+        if timeout is None or self._first_cell is None:
+            return at
+        return min(at, self._first_cell + timeout)
 
     def more_to_come(self) -> bool:
         """True while trials shall be launched that are not running yet."""
@@ -256,6 +267,7 @@ class Coordinator:
                 if (attempt := self.attempts.get(cell.number)) is not None:
                     self.hear(attempt, message)
             case CellReady(cell):
+                self._first_cell = self._first_cell or time.monotonic()
                 self.crew.came_up(cell)
             case CellMute(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
@@ -274,17 +286,21 @@ class Coordinator:
     def hear(self, attempt: Attempt, message: Message) -> None:
         attempt.last_heard = time.monotonic()
         match message:
-            case Finished(fields, unclean):
+            case Finished(fields, unclean, written):
                 try:
                     outcome = Outcome.from_json(fields)
                 except Exception as error:
                     self.reject(attempt, error)
                     return
+                if not written:
+                    attempt.job.folder.write_outcome(outcome)
                 del self.attempts[attempt.cell.number]
                 self.came_to(attempt, outcome, unclean)
             case StopStudy():
                 self.study._stop_flag = True
-            case Report(step, value):
+            case Report(step, value, written):
+                if not written:
+                    attempt.job.folder.append_report(attempt.job.attempt, step, value)
                 self.note(attempt, step, value)
             case Note(facts):
                 self.emit(say.TrialNoted(attempt.job.number, readable(facts)))
@@ -422,19 +438,14 @@ class Coordinator:
             case policy.Fail():
                 self.finish(job, TrialState.FAIL, evidence)
                 self.consider_halting(fault, evidence)
-            case policy.Halt(reason):
-                self.finish(job, TrialState.FAIL, evidence)
-                if not self.settling:
-                    raise RunHalted(reason)
 
     def consider_halting(self, fault: Fault, evidence: Evidence) -> None:
         if self.settling:  # what an earlier run's objective did says nothing of today's
             return
         self.failures.append(fault.signature)
-        raised = evidence.outcome.raised if evidence.outcome else None
-        if raised is None or not policy.halts(self.failures, self.ever_succeeded):
-            return
-        raise RunHalted(halting_words(raised, len(self.failures)))
+        if evidence.outcome and policy.halts(self.failures, self.ever_succeeded):
+            raised = evidence.outcome.raised
+            raise RunHalted(halting_words(fault, raised, len(self.failures)))
 
     def finish(
         self,
@@ -477,16 +488,8 @@ class Coordinator:
         due = [self.crew.next_deadline(), *self.watch.due(self.attempts.values())]
         if self.admission.short and not self.stop_reason:
             due.append(now + LOOK_AGAIN)
-        if self.options.timeout is not None and not self.stop_reason:
-            due.append(self._started + self.options.timeout)
         if not self.stop_reason:
+            due.append(self.pauses_at())
             due += [job.not_before for job in self.waiting if job.not_before > now]
         soonest = min(due)
         return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
-
-
-def succeeded(trial: FrozenTrial) -> bool:
-    """True for what the objective itself brought to an end."""
-    if trial.state is TrialState.PRUNED:
-        return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
-    return trial.state is TrialState.COMPLETE

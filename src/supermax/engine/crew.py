@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from supermax.engine import events as say
 from supermax.engine.faults import Kind, signal_name
 from supermax.engine.fleet import KILL, Cell, Fleet
+from supermax.engine.patience import Patience, Subject
 from supermax.engine.protocol import Exited
 from supermax.errors import EnvironmentFault, UserError
 
@@ -22,6 +23,11 @@ _LINGER = 10.0  # for a cell to end by itself after its trial
 _MOST_FAILED_STARTS = 5
 _MOST_KEEPER_DEATHS = 20  # in a row, without a trial finished between them
 _BACK_OFF = 0.25
+_KEEPER = Subject(
+    "the process that makes cells to start",
+    "The process that makes cells could not be started",
+    "Make room on the disk, or end other processes,",
+)
 
 
 class Crew:
@@ -32,13 +38,15 @@ class Crew:
         reuse: bool,
         devices: Sequence[str],
         emit: Callable[[say.Event], None],
+        patience: Patience,
     ) -> None:
         self._fleet = fleet
+        self._patience = patience
         self._workers = workers
         self._reuse = reuse
         self._devices = devices
         self._emit = emit
-        self._loaded = False
+        self._loaded = self._ever_loaded = False
         self._load_by = time.monotonic() + _LOAD_PATIENCE
         self._starting: dict[int, tuple[Cell, float]] = {}
         self._idle: list[Cell] = []
@@ -138,7 +146,7 @@ class Crew:
     # Hearing of cells.
 
     def loaded(self, why_not_fork: str | None) -> None:
-        self._loaded = True
+        self._loaded = self._ever_loaded = True
         if why_not_fork is not None:
             self._emit(
                 say.Notice(
@@ -195,10 +203,10 @@ class Crew:
     def keeper_gone(self, log_tail: str) -> None:
         """Start over: the keeper and all cells are dead."""
         self._keeper_deaths += 1
-        if not self._loaded or self._keeper_deaths >= _MOST_KEEPER_DEATHS:
+        if not self._ever_loaded or self._keeper_deaths >= _MOST_KEEPER_DEATHS:
             raise EnvironmentFault(
                 f"The process that makes cells ended {self._keeper_deaths} time(s) "
-                f"{'while it loaded the objective' if not self._loaded else 'in a row'}. "
+                f"{'in a row' if self._ever_loaded else 'while it loaded the objective'}. "
                 f"Its log ends with:\n{log_tail[-1500:] or '(nothing)'}"
             )
         self._starting.clear()
@@ -206,7 +214,7 @@ class Crew:
         self._leaving.clear()
         self._loaded = False
         self._load_by = time.monotonic() + _LOAD_PATIENCE
-        self._fleet.start_keeper()
+        self._fleet.start_keeper(self._patience.wait_for(_KEEPER))
         self._emit(say.Notice("The process that makes cells was killed; a new one was started."))
 
     def trial_finished(self) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from supermax.engine import kernel
 from supermax.engine.keeper import command
+from supermax.engine.patience import Wait
 from supermax.engine.protocol import (
     CaptureLog,
     Channel,
@@ -137,8 +138,27 @@ class Fleet:
 
     # Doing.
 
-    def start_keeper(self) -> None:
-        """Start the process that loads the objective; wait() tells how that went."""
+    def start_keeper(self, patience: Wait | None = None) -> None:
+        """Start the process that loads the objective; wait() tells how that went. With `patience`
+        it is tried again while the machine has no room for it."""
+        while True:
+            try:
+                control = self._start_keeper()
+                break
+            except OSError as error:
+                why = error.strerror or str(error)
+                if patience is None:
+                    raise EnvironmentFault(
+                        f"The process that makes cells cannot be started ({why}). Make room on "
+                        f"the disk, or end other processes, and call again."
+                    ) from error
+                patience.pause(why)
+        self._loaded = False
+        self._control = control
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._tell_keeper(Setup(self._fresh))
+
+    def _start_keeper(self) -> Channel:
         ours, theirs = socket.socketpair()
         try:
             with tempfile.TemporaryFile() as blob, theirs, self._log.open(self._log_mode()) as log:
@@ -154,16 +174,10 @@ class Fleet:
                     stderr=log,
                     start_new_session=True,
                 )
-        except OSError as error:
+        except OSError:
             ours.close()
-            raise EnvironmentFault(
-                f"The process that makes cells cannot be started ({error.strerror or error}). "
-                f"Make room on the disk, or end other processes, and call again."
-            ) from error
-        self._loaded = False
-        self._control = Channel(ours, _SEND_PATIENCE)
-        self._selector.register(self._control, selectors.EVENT_READ)
-        self._tell_keeper(Setup(self._fresh))
+            raise
+        return Channel(ours, _SEND_PATIENCE)
 
     def start_cell(self, device: str | None = None) -> Cell:
         ours, theirs = socket.socketpair()

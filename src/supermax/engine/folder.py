@@ -17,6 +17,7 @@ run_dir/
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -25,24 +26,31 @@ import platform
 import time
 import uuid
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import psutil
 
 from supermax.engine.outcome import Outcome
+from supermax.engine.patience import Patience, Subject
 from supermax.errors import EnvironmentFault, UserError
 from supermax.files import write_whole
 
 FORMAT = 1
+_LASTING = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}  # waiting would not help
 
 
 class TrialFolder:
-    """One trial's files. Cheap to make; nothing is created before it is written."""
+    """One trial's files. Cheap to make; nothing is created before it is written.
 
-    def __init__(self, path: Path) -> None:
+    With `patience`, as the coordinator has it, a write that fails is tried again until the folder
+    can be written; what a failed write left of a line is skipped by readers.
+    """
+
+    def __init__(self, path: Path, patience: Patience | None = None) -> None:
         self.path = path
+        self._patience = patience
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint"
         self._ledger = path / "ledger.jsonl"
@@ -52,9 +60,8 @@ class TrialFolder:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a line to the ledger; it is on the disk when this returns."""
-        with _clear_words(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            append_line(self._ledger, json.dumps({**record, "at": round(time.time(), 3)}))
+        line = json.dumps({**record, "at": round(time.time(), 3)})
+        self._written(lambda: append_line(self._ledger, line))
 
     def records(self) -> list[dict[str, Any]]:
         """The ledger's lines; a torn last one, from a crash while it was written, is left out."""
@@ -62,7 +69,8 @@ class TrialFolder:
 
     def append_report(self, attempt: int, step: int, value: float) -> None:
         """Survives this process, not the machine: it is written at every step."""
-        append_line(self._curve, json.dumps([attempt, step, value]), sync=False)
+        line = json.dumps([attempt, step, value])
+        self._written(lambda: append_line(self._curve, line, sync=False))
 
     def curve(self) -> dict[int, float]:
         """All that was reported, as the attempts that count make it: each one's first report
@@ -77,7 +85,8 @@ class TrialFolder:
         return curve
 
     def write_outcome(self, outcome: Outcome) -> None:
-        write_whole(self._outcome, json.dumps(outcome.to_json()))
+        text = json.dumps(outcome.to_json())
+        self._written(lambda: write_whole(self._outcome, text))
 
     def outcome(self) -> Outcome | None:
         """The outcome on disk, or None when there is none that can be read."""
@@ -87,9 +96,8 @@ class TrialFolder:
             return None
 
     def write_drawn(self, drawn: dict[str, Any]) -> None:
-        with _clear_words(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self._drawn, json.dumps(drawn))
+        text = json.dumps(drawn)
+        self._written(lambda: write_whole(self._drawn, text))
 
     def drawn(self) -> dict[str, Any] | None:
         try:
@@ -98,30 +106,42 @@ class TrialFolder:
             return None
         return drawn if isinstance(drawn, dict) else None
 
+    def _written(self, write: Callable[[], None]) -> None:
+        """Write, in a folder that is made where it is missing."""
+        wait = self._patience.wait_for(_writable(self.path)) if self._patience else None
+        while True:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                write()
+                break
+            except OSError as error:
+                if wait is None:
+                    raise
+                why = error.strerror or str(error)
+                wait.give_up(why) if error.errno in _LASTING else wait.pause(why)
 
-@contextlib.contextmanager
-def _clear_words(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{path} cannot be written ({error.strerror or error}). Make room or make it "
-            f"writable, then call again: the run goes on."
-        ) from error
+
+def _writable(path: Path) -> Subject:
+    return Subject(
+        f"{path} to be writable",
+        f"{path} could not be written",
+        "Make room or make it writable",
+    )
 
 
 class StudyFolder:
     """A run's folder, locked while a coordinator lives."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: Patience | None = None) -> None:
         self.path = path
+        self._patience = patience
         self.trials = path / "trials"
         self.keeper_log = path / "keeper.log"
         self.status = path / "status.json"
         self._run = path / "run.json"
 
     def trial(self, number: int) -> TrialFolder:
-        return TrialFolder(self.trials / f"{number:05d}")
+        return TrialFolder(self.trials / f"{number:05d}", self._patience)
 
     def open(self, identity: str, study: str, storage: str) -> str:
         """Make the folder the home of the study `identity`; returns the claim that marks the

@@ -20,7 +20,7 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 
-from supermax.engine import journal, sqlite
+from supermax.engine import journal, rdb, sqlite
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,13 @@ def _somewhere() -> Path:
 
 
 def prepare(storage: BaseStorage) -> None:
-    """Readers and one writer side by side on SQLite; no torn line in a journal."""
+    """Readers and one writer side by side on SQLite; servers that vanish are noticed; no torn line
+    in a journal."""
     storage = unwrapped(storage)
     if isinstance(storage, RDBStorage) and sqlite.is_sqlite(storage):
         sqlite.use_wal(storage)
+    if (server := rdb.server_of(storage)) is not None:
+        rdb.notice_lost_servers(server)
     if isinstance(storage, JournalStorage):
         journal.mend(storage)
 

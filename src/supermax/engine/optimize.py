@@ -22,14 +22,16 @@ from supermax.engine.answers import Answers
 from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
 from supermax.engine.fleet import TAG, Fleet
-from supermax.engine.folder import Lock, StudyFolder, new_identity
+from supermax.engine.folder import Lock, StudyFolder, TrialFolder, new_identity
 from supermax.engine.job import Job
 from supermax.engine.names import Names
+from supermax.engine.patience import Patience
 from supermax.engine.pickling import pickle_objective
+from supermax.engine.rdb import reason
 from supermax.engine.resume import find_leftovers, foreign_notice
 from supermax.engine.sampling import reseed
 from supermax.engine.sqlite import SameFile
-from supermax.engine.storage import PatientStorage, reason
+from supermax.engine.storage import PatientStorage
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault
 from supermax.ranking import best_of
@@ -51,11 +53,13 @@ def run(
     check(study, objective, options, run_dir)
     blob = pickle_objective(objective, study)
     place = home.find_home(study)
-    folder = StudyFolder(_absolute(run_dir) if run_dir is not None else place.run_dir)
     emit = _emitter(listeners)
+    patience = Patience(lambda text: emit(say.Notice(text)))
+    where = _absolute(run_dir) if run_dir is not None else place.run_dir
+    folder = StudyFolder(where, patience)
     signals = Signals()
     try:
-        with _opened(study, place, folder, emit) as (storage, trials):
+        with _opened(study, place, folder, patience) as (storage, trials):
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
@@ -123,20 +127,22 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
         coordinator.fleet.close()
         coordinator.crew.closed()
         for attempt in coordinator.attempts.values():
-            with contextlib.suppress(EnvironmentFault):
-                attempt.job.note_stop()
+            job = attempt.job
+            job.folder = TrialFolder(job.folder.path)  # it is not waited for any more
+            with contextlib.suppress(OSError):
+                job.note_stop()
 
 
 @contextlib.contextmanager
 def _opened(
-    study: Study, place: home.Home, folder: StudyFolder, emit: Callable[[say.Event], None]
+    study: Study, place: home.Home, folder: StudyFolder, patience: Patience
 ) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
     """The study for this run alone: locked, patient, its folder ready, nothing left running."""
     if place.file is not None and not place.file.is_file():
         raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_locked(place.run_dir / "lock", study.study_name))
-        storage = stack.enter_context(_patient(study, place, emit))
+        storage = stack.enter_context(_patient(study, place, patience))
         identity, trials = _first_look(study, storage)
         # The same study may be reached by two addresses: a link, another name of the server.
         # A copied file is another study, of the same identity.
@@ -160,14 +166,12 @@ def _locked(path: Path, study_name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _patient(
-    study: Study, place: home.Home, emit: Callable[[say.Event], None]
-) -> Iterator[PatientStorage]:
+def _patient(study: Study, place: home.Home, patience: Patience) -> Iterator[PatientStorage]:
     """For the run's duration the study writes through a patient storage that claims trials."""
     inner = study._storage
     home.prepare(inner)
     file = SameFile(place.file) if place.file is not None else None
-    storage = PatientStorage(inner, study, file=file, on_wait=lambda text: emit(say.Notice(text)))
+    storage = PatientStorage(inner, study, file=file, patience=patience)
     study._storage = storage
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
@@ -181,7 +185,7 @@ def _patient(
 
 def _first_look(study: Study, storage: PatientStorage) -> tuple[str, list[FrozenTrial]]:
     """The study's identity, which is made when it has none, and its trials."""
-    storage.patience = _OPENING_PATIENCE
+    storage.patience.limit = _OPENING_PATIENCE
     try:
         identity = storage.get_study_system_attrs(study._study_id).get(IDENTITY)
         if identity is None:
@@ -191,7 +195,7 @@ def _first_look(study: Study, storage: PatientStorage) -> tuple[str, list[Frozen
     except EnvironmentFault as error:
         raise EnvironmentFault(_cannot_open(study, reason(error.__cause__ or error))) from error
     finally:
-        storage.patience = PatientStorage.default_patience
+        storage.patience.limit = Patience.default
 
 
 def _cannot_open(study: Study, why: str) -> str:

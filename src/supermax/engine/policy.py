@@ -11,10 +11,10 @@ from supermax.words import ended
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
-SAME_EXCEPTION_HALTS = 3  # trials, while nothing has ever succeeded
+SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
 _FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
 _CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
-_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE}
+_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
 _TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
@@ -51,21 +51,12 @@ class Fail:
     culprit: Culprit
 
 
-@dataclass(frozen=True)
-class Halt:
-    """The run makes no sense as it stands; the trial fails."""
-
-    reason: str
-
-
-Decision = Retry | Replan | Prune | Fail | Halt
+Decision = Retry | Replan | Prune | Fail
 
 
 def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = False) -> Decision:
     """What to do about `fault`, given the faults of the trial's earlier attempts. `planned`: its
     memory was planned, so it can be planned anew."""
-    if fault.kind is Kind.WRONG_ARITY:
-        return Halt(f"{fault.message} {fault.advice}")
     if fault.kind in _CONFIGURATIONS_OWN:
         return Prune(constraint(fault.kind), fault.violation)
     if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
@@ -110,12 +101,11 @@ def constraint(kind: Kind) -> str:
 
 
 def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
-    """True when the first trials all failed with one exception from one line, and nothing else
-    has ever come of this study: going on would only fail thousands more."""
+    """Return True when the first trials all failed alike (one exception from one line, a wrong
+    number of values) and nothing else has ever come of this study: going on would only fail
+    thousands more. Once anything has succeeded, no trial's failure ends the run."""
     return (
-        not ever_succeeded
-        and len(signatures) >= SAME_EXCEPTION_HALTS
-        and len(set(signatures)) == 1
+        not ever_succeeded and len(signatures) >= SAME_FAILURE_HALTS and len(set(signatures)) == 1
     )
 
 
@@ -154,5 +144,3 @@ def in_words(decision: Decision, ran: bool = True) -> str:
             return f"pruned, constraint {name}"
         case Fail():
             return "failed"
-        case Halt():
-            return "halted"

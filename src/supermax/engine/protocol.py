@@ -125,6 +125,7 @@ class Look:
 class Report:
     step: int
     value: float
+    written: bool = True  # the line in the trial's folder
 
 
 @dataclass(frozen=True)
@@ -148,10 +149,12 @@ class StopStudy:
 
 @dataclass(frozen=True)
 class Finished:
-    """The objective is through. The outcome is on disk already unless it was interrupted."""
+    """The objective is through. Unless it was interrupted, the outcome is on disk already, or
+    the coordinator has to write it."""
 
     outcome: dict[str, Any]
     unclean: str | None  # why this cell should not serve another trial
+    written: bool = True
 
 
 # Coordinator to cell -----------------------------------------------------------------------

@@ -7,7 +7,6 @@ that reads from the coordinator and refuses to write.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Sequence
@@ -184,10 +183,13 @@ class RemoteStorage(BaseStorage):
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         link = self._own(trial_id)
-        with contextlib.suppress(OSError):  # a full disk: the study still hears of it
+        try:
             folder = TrialFolder(Path(link.task.folder))
             folder.append_report(link.task.attempt, step, intermediate_value)
-        link.tell(Report(step, intermediate_value))
+            written = True
+        except OSError:  # a full disk: the coordinator waits until it can be written
+            written = False
+        link.tell(Report(step, intermediate_value, written))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         if key == RECORD:

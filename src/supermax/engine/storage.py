@@ -7,102 +7,111 @@ no trial or one that the next run knows as its own. Everything else is Optuna's 
 from __future__ import annotations
 
 import copy
+import itertools
 import json
-import time
+import threading
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import optuna
-import sqlalchemy.exc
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
-from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
+from supermax.engine import rdb
+from supermax.engine.patience import Patience, Subject, Wait
 from supermax.engine.sqlite import SameFile
 from supermax.errors import EnvironmentFault, UserError
-from supermax.naming import CLAIM
+from supermax.naming import CLAIM, CREATION
 
-_QUIET = 5.0  # seconds of waiting before anybody is told
-_PASSING_ON_SQLITE = ("locked", "busy", "full", "disk i/o")
 T = TypeVar("T")
+_STORAGE = Subject("the study's storage", "The study's storage has not answered", "Bring it back")
+_LOOK_UP = 1.0  # seconds between two looks at how long a server has been silent
 
 
 class PatientStorage(BaseStorage):
-    """Wraps a storage: waits out what passes (locks, restarts), claims trials for `claim`."""
-
-    default_patience = 600.0
+    """Wraps a storage: waits out what passes (locks, restarts, lost connections), claims trials
+    for `claim`, and does no write twice."""
 
     def __init__(
-        self,
-        inner: BaseStorage,
-        study: Study,
-        *,
-        file: SameFile | None,
-        on_wait: Callable[[str], None],
+        self, inner: BaseStorage, study: Study, *, file: SameFile | None, patience: Patience
     ) -> None:
         self.inner = inner
         self.claim = ""  # set once the study's identity is known
-        self.patience = self.default_patience
+        self.patience = patience
+        self._server = rdb.server_of(inner)
         self._study_id = study._study_id
         self._study_name = study.study_name
         self._own: dict[
             int, FrozenTrial
         ] = {}  # RUNNING trials made here, as the database has them
         self._file = file
-        self._on_wait = on_wait
 
     def _do(self, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        started = time.monotonic()
-        pause = 0.01
-        told = False
+        try:
+            return self._patiently(partial(action, *args, **kwargs))
+        except KeyError as error:
+            if self._study_is_gone():
+                raise UserError(
+                    f"The study '{self._study_name}' is not in its storage any more. Create it "
+                    f"again, or open the storage it is in."
+                ) from error
+            raise
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        wait = self.patience.wait_for(_STORAGE)
         while True:
             try:
-                return action(*args, **kwargs)
-            except StorageInternalError as error:
-                waited = time.monotonic() - started
-                if not passing(error):
-                    self._broken(error)
+                return self._answer(action, wait) if self._server is not None else action()
+            except (StorageInternalError, SQLAlchemyError) as error:
+                if not rdb.passing(error, read_only=bool(self.claim)):
+                    if rdb.broken(error):
+                        raise EnvironmentFault(_unusable(rdb.reason(error))) from error
                     raise
-                if waited > self.patience:
-                    raise EnvironmentFault(
-                        f"The study's storage has not answered for {waited:.0f} s "
-                        f"({reason(error)}). Bring it back and call again: the run goes on."
-                    ) from error
-                if waited > _QUIET and not told:
-                    self._on_wait(f"Waiting for the study's storage: {reason(error)}.")
-                    told = True
-                time.sleep(pause)  # there is nothing to wait on but the storage itself
-                pause = min(pause * 2, 1.0)
-            except KeyError as error:
-                if self._study_is_gone():
-                    raise UserError(
-                        f"The study '{self._study_name}' is not in its storage any more. Create "
-                        f"it again, or open the storage it is in."
-                    ) from error
-                raise
+                failed = error
             except (OSError, json.JSONDecodeError) as error:  # a journal file
-                raise EnvironmentFault(_unusable(reason(error))) from error
+                raise EnvironmentFault(_unusable(rdb.reason(error))) from error
+            self.check_file()
+            wait.pause(rdb.reason(failed))
+
+    def _answer(self, action: Callable[[], T], wait: Wait) -> T:
+        """Run the action on a thread of its own, so that signals are handled while a server is
+        silent: most drivers block in C, and roll back over the same connection afterwards. A
+        thread that is left behind ends with its connection; it keeps nothing alive."""
+        answers: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put((action(), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        threading.Thread(target=work, name="supermax-storage", daemon=True).start()
+        while True:
+            try:
+                answer = answers.get(timeout=_LOOK_UP)
+            except Empty:
+                wait.check("its server is silent")
+            else:
+                break
+        if answer[1] is not None:
+            raise answer[1]
+        return answer[0]
 
     def _study_is_gone(self) -> bool:
         try:
-            self.inner.get_study_user_attrs(self._study_id)
+            self._patiently(partial(self.inner.get_study_user_attrs, self._study_id))
         except KeyError:
             return True
         return False
-
-    def _broken(self, error: StorageInternalError) -> None:
-        """Tell a database that is broken from one that refuses a value."""
-        cause = error.__cause__
-        if isinstance(cause, sqlalchemy.exc.DatabaseError) and not isinstance(
-            cause, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError)
-        ):
-            raise EnvironmentFault(_unusable(reason(error))) from error
 
     def file_key(self) -> str | None:
         """The same for all paths that lead to the study's file, or None without one."""
@@ -129,11 +138,26 @@ class PatientStorage(BaseStorage):
                 system_attrs={CLAIM: self.claim},
                 intermediate_values={},
             )
-        trial_id = self._do(self.inner.create_new_trial, study_id, template_trial)
+        if self._server is None:
+            trial_id = self._do(self.inner.create_new_trial, study_id, template_trial)
+        else:
+            trial_id = self._create_once(study_id, template_trial)
         if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
             _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
             self._own[trial_id] = _copy(self.inner._studies[study_id].trials[number])
         return trial_id
+
+    def _create_once(self, study_id: int, template: FrozenTrial) -> int:
+        """Create the trial on a server, which may lose the answer."""
+        marked = copy.copy(template)
+        marked.system_attrs = {**template.system_attrs, CREATION: uuid.uuid4().hex}
+        attempts = itertools.count()
+
+        def create() -> FrozenTrial:
+            repeated = next(attempts) > 0
+            return rdb.create_trial(self.inner, study_id, marked, repeated=repeated)
+
+        return self._do(create)._trial_id
 
     def _write(self, trial_id: int, action: Callable[..., T], *args: Any) -> T:
         """A write to a trial. One that somebody else has finished is not ours any more."""
@@ -147,14 +171,31 @@ class PatientStorage(BaseStorage):
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
         if state is not TrialState.RUNNING:
-            done = self._write(trial_id, self.inner.set_trial_state_values, state, values)
+            done = self._write(trial_id, self._finish, state, values)
             self._own.pop(trial_id, None)
             return done
+        backend = self._sql()
+        if backend is not None:
+            return self._do(rdb.take_trial, backend, trial_id, self.claim)
         self.set_trial_system_attr(trial_id, CLAIM, self.claim)
         taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
         if not taken:  # somebody else was faster
             self.set_trial_system_attr(trial_id, CLAIM, None)
         return taken
+
+    def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
+        """Finish a trial. One that is finished just so is a write whose answer was lost."""
+        try:
+            return self.inner.set_trial_state_values(trial_id, state, values)
+        except UpdateFinishedTrialError:
+            found = self.inner.get_trial(trial_id)
+            if found.state is state and list(found.values or ()) == list(values or ()):
+                return True
+            raise
+
+    def _sql(self) -> RDBStorage | None:
+        backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
+        return backend if isinstance(backend, RDBStorage) else None
 
     def forget_steps(self, trial_id: int, first: int) -> None:
         """Take back intermediate values from step `first` on, left by an attempt that does not
@@ -164,7 +205,7 @@ class PatientStorage(BaseStorage):
             own.intermediate_values = kept
         backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
         if isinstance(backend, RDBStorage):
-            self._do(_delete_steps, backend, trial_id, first)
+            self._do(rdb.delete_steps, backend, trial_id, first)
         elif isinstance(backend, InMemoryStorage):
             with backend._lock:
                 trial = copy.copy(backend._get_trial(trial_id))
@@ -184,10 +225,10 @@ class PatientStorage(BaseStorage):
     def create_new_study(
         self, directions: Sequence[StudyDirection], study_name: str | None = None
     ) -> int:
-        return self._do(self.inner.create_new_study, directions, study_name)
+        return self.inner.create_new_study(directions, study_name)  # a run makes none: no retries
 
     def delete_study(self, study_id: int) -> None:
-        self._do(self.inner.delete_study, study_id)
+        self.inner.delete_study(study_id)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         self._do(self.inner.set_study_user_attr, study_id, key, value)
@@ -296,25 +337,3 @@ def _unusable(why: str) -> str:
         f"The study's storage cannot be used any more: {why}. Outcomes that are not in the study "
         f"yet are in the run folder; bring the storage back and call again."
     )
-
-
-def _delete_steps(backend: RDBStorage, trial_id: int, first: int) -> None:
-    model = models.TrialIntermediateValueModel
-    with _create_scoped_session(backend.scoped_session, True) as session:
-        session.query(model).filter(model.trial_id == trial_id, model.step >= first).delete()
-
-
-def passing(error: StorageInternalError) -> bool:
-    """True for what may be over in a moment: a lock, a server that restarts, a full disk."""
-    cause = error.__cause__
-    if not isinstance(cause, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)):
-        return False
-    text = str(cause.orig).lower()
-    is_sqlite = type(cause.orig).__module__.startswith("sqlite3")
-    return not is_sqlite or any(word in text for word in _PASSING_ON_SQLITE)
-
-
-def reason(error: BaseException) -> str:
-    """The driver's own words, without the statement and its parameters."""
-    cause = error.__cause__ or error
-    return " ".join(str(getattr(cause, "orig", cause)).split())

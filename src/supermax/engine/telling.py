@@ -9,13 +9,14 @@ from typing import Any
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 from optuna.study._tell import _tell_with_warning
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.faults import Evidence, Fault
 from supermax.engine.job import Job
 from supermax.engine.outcome import Raised
 from supermax.engine.protocol import RECORD
 from supermax.engine.storage import PatientStorage
+from supermax.errors import EnvironmentFault
 
 FORMAT = 1
 _MOST_MESSAGE = 500
@@ -52,12 +53,21 @@ def tell(
         # What study.tell does, without reading the trial back from storage once more.
         state, told, _ = _tell_with_warning(study, job.trial, values, state, skip_if_finished=True)
         return Told(state, told)
+    except EnvironmentFault:  # the storage would be waited for once more
+        raise
     except Exception as error:
         finished = storage.get_trial(trial_id)
         if not finished.state.is_finished():
             raise
         trouble = None if isinstance(error, UpdateFinishedTrialError) else error
         return Told(finished.state, finished.values, trouble)
+
+
+def succeeded(trial: FrozenTrial) -> bool:
+    """Return True for what the objective itself brought to an end."""
+    if trial.state is TrialState.PRUNED:
+        return not any(key.startswith("constraints:supermax:") for key in trial.system_attrs)
+    return trial.state is TrialState.COMPLETE
 
 
 def record(job: Job, evidence: Evidence) -> dict[str, Any]:
@@ -99,14 +109,16 @@ def _short(fault: Fault) -> dict[str, str]:
     }
 
 
-def halting_words(raised: Raised, trials: int) -> str:
-    """Why a run ends whose first trials all failed in the same way."""
+def halting_words(fault: Fault, raised: Raised | None, trials: int) -> str:
+    """Return why a run ends whose first trials all failed in the same way. `raised`: the exception
+    of the last one, if there was one."""
     after = (
         "Fix it, then call again; n_trials += len(supermax.retry(study)) runs the failed trials "
         "once more."
     )
-    if raised.unsendable:
-        return f"{raised.message} That happened in all of the first {trials} trials. {after}"
+    if raised is None or raised.unsendable:
+        what = raised.message if raised is not None else f"{fault.message} {fault.advice}"
+        return f"{what} That happened in all of the first {trials} trials. {after}"
     return (
         f"The first {trials} trials all failed with the same exception from the same line "
         f"({raised.where}), and none has ever succeeded. {after}\n\n{raised.traceback}"

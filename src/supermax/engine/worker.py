@@ -87,11 +87,14 @@ def serve(
         peak_rss=kernel.peak_rss(),
         **_device_peaks(),
     )
+    written = True
     if state != INTERRUPTED:
-        with contextlib.suppress(OSError):  # a full disk: the message below still carries it
+        try:
             TrialFolder(Path(task.folder)).write_outcome(outcome)
+        except OSError:  # a full disk: the coordinator waits until it can be written
+            written = False
     _flush()
-    link.end(Finished(outcome.to_json(), _unclean(baseline)))
+    link.end(Finished(outcome.to_json(), _unclean(baseline), written))
 
 
 def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax.naming import CLAIM, DRAWN, ORIGIN, plain_name, plain_params
+from supermax.naming import CLAIM, CREATION, DRAWN, ORIGIN, plain_name, plain_params
 from supermax.space.domains import Branch, Categorical
 from supermax.space.expression import same
 from supermax.space.model import Flat, Space
 
 _QUEUED = "fixed_params"
-_LOCAL = (CLAIM, DRAWN, "tpe:relative_params")  # attributes that mean nothing elsewhere
+_LOCAL = (CLAIM, CREATION, DRAWN, "tpe:relative_params")  # attributes that mean nothing elsewhere
 
 
 @dataclass(frozen=True)
