@@ -158,9 +158,10 @@ class TwoEncoders(nn.Module):
         self.second = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         size = self.first.config.hidden_size
         self.dropout = nn.Dropout(DROPOUT)
-        self.of_first, self.of_second = head(size, self.WIDTH), head(size, self.WIDTH)
-        self.mix = head(2 * self.WIDTH, self.WIDTH)
-        self.classes, self.spans = head(self.WIDTH, classes), head(self.WIDTH, 2)
+        # Initialised as torch does: three maps of small numbers in a row would begin with nothing.
+        self.of_first, self.of_second = nn.Linear(size, self.WIDTH), nn.Linear(size, self.WIDTH)
+        self.mix = nn.Linear(2 * self.WIDTH, self.WIDTH)
+        self.classes, self.spans = nn.Linear(self.WIDTH, classes), nn.Linear(self.WIDTH, 2)
 
     def forward(self, **inputs: Tensor) -> tuple[Tensor | None, ...]:
         summary = self.of_first(self.first(**inputs).last_hidden_state[:, :1])
