@@ -68,10 +68,11 @@ class Operations:
         return Operations(self.products / steps, self.attention / steps)
 
 
-def counted(eager: Prepared, indices: Indices, width: int) -> Operations:
-    """Of one step on these sequences, padded to a width; `eager` takes its steps one by one."""
-    data, size = eager.train, eager.config.train.effective_batch
-    batch = widened(collate(data.views, eager.pads, data.rows(indices)), size, width)
+def counted(eager: Prepared, indices: Indices, rows: int, width: int) -> Operations:
+    """Of one step on so many rows of a width, filled with these sequences; `eager` takes its steps
+    one by one."""
+    data = eager.train
+    batch = widened(collate(data.views, eager.pads, data.rows(indices)), rows, width)
     share = shares(*data.targets(indices), eager.weights)
     device = eager.execution.device
     moved = Batch(

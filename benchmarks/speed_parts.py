@@ -38,6 +38,7 @@ from speed_tasks import (
 from torch.profiler import ProfilerActivity, profile
 
 from supermax.training.batches import order
+from supermax.training.captured import CapturedWay
 from supermax.training.loop import train_blind
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps import Execution
@@ -176,23 +177,25 @@ def _operations(
     prepared: Prepared, eager: Prepared, epoch: Epoch, steps: int
 ) -> tuple[Operations, Operations]:
     """Of a step: with padding as it was recorded, and of the tokens alone."""
-    size = prepared.config.train.effective_batch
     all_done = all_needed = Operations(0, 0)
-    by_width: dict[int, Operations] = {}
+    by_shape: dict[tuple[int, int], Operations] = {}
     for update, batch in enumerate(epoch.batches[:steps]):
         lengths = prepared.train.lengths[batch]
-        width = _width(prepared, update, int(lengths.max()))
-        if width not in by_width:
-            by_width[width] = counted(eager, batch, width)
-        all_done += by_width[width]
-        all_needed += useful(by_width[width], list(lengths), size, width)
+        rows, width = shape = _shape(prepared, update, len(batch), int(lengths.max()))
+        if shape not in by_shape:
+            by_shape[shape] = counted(eager, batch[:rows], rows, width)
+        all_done += by_shape[shape]
+        all_needed += useful(by_shape[shape], list(lengths), rows, width)
     return all_done.over(steps), all_needed.over(steps)
 
 
-def _width(prepared: Prepared, update: int, longest: int) -> int:
-    """That this update was recorded in; its longest sequence's where that cannot be seen."""
-    widths = getattr(prepared.way, "_widths_of", None)
-    return int(next(iter(widths(update)))[-1]) if widths is not None else longest
+def _shape(prepared: Prepared, update: int, size: int, longest: int) -> tuple[int, int]:
+    """Rows and width of this update's captured step; of the padded batch where there is none."""
+    if not isinstance(prepared.way, CapturedWay):
+        return size, longest
+    way = prepared.way
+    found, width = next(iter(way._widths_of(update)))[-1], way._packed[-1]
+    return (size, found) if width is None else (found, width)
 
 
 def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dict[str, float]:
