@@ -15,7 +15,7 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
-from supermax.training.baseline import baseline
+from supermax.training.baseline import baseline, trivial
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.export import load_exported
@@ -44,9 +44,13 @@ def main(folder: Path) -> None:
         f"{len(corpus.spans)} posts to find evidence in. The encoder is tiny and not pretrained."
     )
     tuned = {agent: search(agent, corpus, folder) for agent in TRIALS}
-    reference = baseline(tuned["criteria"].splits.train, tuned["criteria"].splits.validation)
+    splits = tuned["criteria"].splits
+    references = {
+        "TF-IDF": baseline(splits.train, splits.validation),
+        "most frequent class, no answer": trivial(splits.train, splits.validation),
+    }
     for agent, one in tuned.items():
-        leaderboard(agent, one, reference)
+        leaderboard(agent, one, references)
     use(tuned["criteria"], folder)
     console.print(f"All in {time.monotonic() - started:.0f} s; files in {folder}")
 
@@ -59,14 +63,15 @@ def search(agent: str, corpus: Corpus, folder: Path) -> Tuned:
     return tuning.run(workers=2)
 
 
-def leaderboard(agent: str, tuned: Tuned, reference: dict[str, float]) -> None:
+def leaderboard(agent: str, tuned: Tuned, references: dict[str, dict[str, float]]) -> None:
     names = SHOWN[agent]
     table = Table("trial", *names, "best epoch", title=agent)
     for row in tuned.best(3):
         scores = [f"{row['metrics'][name]:.3f}" for name in names]
         table.add_row(str(row["trial"]), *scores, str(row["best_epoch"]))
-    known = [f"{reference[name]:.3f}" if name in reference else "–" for name in names]
-    table.add_row("TF-IDF", *known, "")
+    for title, values in references.items():
+        known = [f"{values[name]:.3f}" if name in values else "–" for name in names]
+        table.add_row(title, *known, "")
     console.print(table)
 
 

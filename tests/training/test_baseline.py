@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from supermax.training.baseline import baseline, sentences
+from supermax.training.baseline import baseline, sentences, trivial
 from supermax.training.data.examples import Corpus, Example
 
 SIGNS = {"SLEEP_ISSUES": "insomnia", "FATIGUE": "tired"}
@@ -59,3 +59,14 @@ def test_sentences() -> None:
     text = "  One here. Two?! \n\n three "
     assert [text[a:b] for a, b in sentences(text)] == ["One here.", "Two?!", "three"]
     assert sentences("  \n ") == []
+
+
+def test_trivial_answers_are_the_most_frequent_class_and_none() -> None:
+    train, validation = corpus(1, 60), corpus(2, 40)
+    values = trivial(train, validation)
+    without = sum(not example.spans for example in validation.spans) / 40
+    assert values["token_f1"] == values["null_accuracy"] == without
+    assert values["has_answer_f1"] == 0
+    frequent = round(sum(example.label or 0 for example in train.classes) / 60)
+    assert values["accuracy"] == sum(e.label == frequent for e in validation.classes) / 40
+    assert values["mcc"] == 0

@@ -36,6 +36,20 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
     return values
 
 
+def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
+    """The metrics, on validation, of the class that is most frequent in train and of no answer."""
+    values: dict[str, float] = {}
+    if train.classes and validation.classes:
+        counts = np.bincount([_label(e) for e in train.classes], minlength=len(train.label_names))
+        probabilities = np.tile(np.eye(len(counts))[counts.argmax()], (len(validation.classes), 1))
+        values |= class_metrics([_label(e) for e in validation.classes], probabilities)
+    if validation.spans:
+        true = [example.spans or () for example in validation.spans]
+        texts = [example.text for example in validation.spans]
+        values |= span_metrics([()] * len(texts), true, texts)
+    return values
+
+
 # Classes.
 
 
