@@ -20,8 +20,8 @@ from optuna.storages.journal import JournalFileBackend
 
 import supermax
 from supermax.engine import journal
-from supermax.engine.folder import Lock
 from supermax.engine.home import find_home
+from supermax.engine.locks import Lock
 from supermax.errors import EnvironmentFault, UserError
 from supermax.report.serving import make_site, server
 from supermax.study import all_studies, existing, file_of, make_storage, refuse_while_running

@@ -104,10 +104,6 @@ class PatientStorage(BaseStorage):
         ):
             raise EnvironmentFault(_unusable(reason(error))) from error
 
-    def file_key(self) -> str | None:
-        """The same for all paths that lead to the study's file, or None without one."""
-        return self._file.key if self._file is not None else None
-
     def check_file(self) -> None:
         if self._file is not None and not self._file.is_there():
             raise EnvironmentFault(_unusable(f"{self._file.path} was removed or replaced"))
