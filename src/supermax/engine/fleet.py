@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from supermax.engine import kernel
 from supermax.engine.keeper import command
@@ -39,6 +40,7 @@ from supermax.engine.protocol import (
     Task,
 )
 from supermax.errors import EnvironmentFault
+from supermax.files import open_private
 
 TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
 TAG = "SUPERMAX_RUN"
@@ -141,7 +143,7 @@ class Fleet:
         """Start the process that loads the objective; wait() tells how that went."""
         ours, theirs = socket.socketpair()
         try:
-            with tempfile.TemporaryFile() as blob, theirs, self._log.open(self._log_mode()) as log:
+            with tempfile.TemporaryFile() as blob, theirs, self._open_log() as log:
                 blob.write(self._objective)
                 blob.flush()
                 fds = (theirs.fileno(), blob.fileno())
@@ -176,9 +178,10 @@ class Fleet:
         self._selector.register(cell.channel, selectors.EVENT_READ, cell)
         return cell
 
-    def _log_mode(self) -> str:
+    def _open_log(self) -> IO[bytes]:
         """Keepers write little. A log that has grown all the same begins anew."""
-        return "wb" if self._log.exists() and self._log.stat().st_size > _LONG_LOG else "ab"
+        long = self._log.exists() and self._log.stat().st_size > _LONG_LOG
+        return open_private(self._log, "wb" if long else "ab")
 
     def give(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task; its output goes to `log` from here on."""

@@ -112,11 +112,13 @@ def _clear_words(path: Path) -> Iterator[None]:
         ) from error
 
 
-def cannot_be_written(run_dir: Path, error: Exception) -> str:
+def cannot_be_written(run_dir: Path, error: Exception, *, in_home: bool = False) -> str:
+    """A message about a run folder; `in_home`: it is in the user's data folder by default."""
     why = getattr(error, "strerror", None) or error
+    where = " or, for all studies on servers, in XDG_DATA_HOME" if in_home else ""
     return (
         f"The run folder {run_dir} cannot be written ({why}). Free or fix it, or give a folder "
-        f"that can be written as run_dir."
+        f"that can be written as run_dir{where}."
     )
 
 

@@ -22,6 +22,7 @@ from optuna.study import Study
 
 from supermax.engine import journal, sqlite
 from supermax.files import user_folder
+from supermax.words import masked_addresses, masked_query
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,17 @@ def find_home(study: Study) -> Home:
         somewhere = vars(storage).get("_supermax") or _somewhere()
         vars(storage)["_supermax"] = somewhere
         return Home("memory", somewhere / name, None, True)
-    address = _address(storage)
-    data = user_folder("XDG_DATA_HOME", ".local", "share")
-    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return Home(address, data / "supermax" / digest / name, None, False)
+    raw = _address(storage)
+    address = masked_query(masked_addresses(raw))
+    data = user_folder("XDG_DATA_HOME", ".local", "share") / "supermax"
+    folder, older = data / _digest(address), data / _digest(raw)
+    if older.is_dir() and not folder.is_dir():  # it was named after the password too
+        folder = older
+    return Home(address, folder / name, None, False)
+
+
+def _digest(address: str) -> str:
+    return hashlib.sha256(address.encode()).hexdigest()[:12]
 
 
 def _beside(file: Path) -> Path:

@@ -146,7 +146,8 @@ def _opened(
             make_private(place.run_dir)
         except OSError as error:
             if not elsewhere:
-                raise EnvironmentFault(cannot_be_written(place.run_dir, error)) from error
+                words = cannot_be_written(place.run_dir, error, in_home=place.file is None)
+                raise EnvironmentFault(words) from error
         else:
             stack.enter_context(_locked(place.lock, name))
         if place.file is not None:

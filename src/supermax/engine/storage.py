@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from supermax.engine.sqlite import SameFile
 from supermax.errors import EnvironmentFault, UserError
 from supermax.naming import CLAIM
+from supermax.words import masked
 
 _QUIET = 5.0  # seconds of waiting before anybody is told
 _PASSING_ON_SQLITE = ("locked", "busy", "full", "disk i/o")
@@ -311,6 +312,6 @@ def passing(error: StorageInternalError) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The driver's own words, without the statement and its parameters."""
+    """The driver's own words, without the statement, its parameters and passwords."""
     cause = error.__cause__ or error
-    return " ".join(str(getattr(cause, "orig", cause)).split())
+    return masked(" ".join(str(getattr(cause, "orig", cause)).split()))

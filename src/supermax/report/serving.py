@@ -26,6 +26,7 @@ from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.records import StudyRecord, read
 from supermax.report.index import index_page, message_page
 from supermax.report.page import page, require_plotly
+from supermax.words import in_short
 
 HOST = "127.0.0.1"
 _LOCAL = frozenset({"127.0.0.1", "localhost"})
@@ -110,7 +111,7 @@ class Site:
         except SupermaxError as error:
             return "503 Service Unavailable", message_page(str(error))
         except Exception as error:  # of the storage: drivers raise what they like
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {in_short(error)}"
             return "503 Service Unavailable", message_page(f"The studies cannot be read. {why}")
 
     def _studies(self) -> list[tuple[int, str, int]]:
