@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from supermax.engine import kernel
+from supermax.engine import descriptors, kernel
 from supermax.engine.keeper import command
 from supermax.engine.protocol import (
     CaptureLog,
@@ -39,7 +39,6 @@ from supermax.engine.protocol import (
     Started,
     Task,
 )
-from supermax.errors import EnvironmentFault
 from supermax.files import open_private
 
 TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
@@ -128,7 +127,8 @@ class Fleet:
         self._tag = f"{TAG}={identity}"
         self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
         self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe()
+        with descriptors.in_words("The run"):
+            self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
@@ -141,6 +141,15 @@ class Fleet:
 
     def start_keeper(self) -> None:
         """Start the process that loads the objective; wait() tells how that went."""
+        with descriptors.in_words("The process that makes cells"):
+            ours = self._started()
+        self._loaded = False
+        self._control = Channel(ours, _SEND_PATIENCE)
+        self._selector.register(self._control, selectors.EVENT_READ)
+        self._tell_keeper(Setup(self._fresh))
+
+    def _started(self) -> socket.socket:
+        """Start the keeper; returns the coordinator's end of the socket between the two."""
         ours, theirs = socket.socketpair()
         try:
             with tempfile.TemporaryFile() as blob, theirs, self._open_log() as log:
@@ -156,19 +165,15 @@ class Fleet:
                     stderr=log,
                     start_new_session=True,
                 )
-        except OSError as error:
+        except OSError:
+            theirs.close()
             ours.close()
-            raise EnvironmentFault(
-                f"The process that makes cells cannot be started ({error.strerror or error}). "
-                f"Make room on the disk, or end other processes, and call again."
-            ) from error
-        self._loaded = False
-        self._control = Channel(ours, _SEND_PATIENCE)
-        self._selector.register(self._control, selectors.EVENT_READ)
-        self._tell_keeper(Setup(self._fresh))
+            raise
+        return ours
 
     def start_cell(self, device: str | None = None) -> Cell:
-        ours, theirs = socket.socketpair()
+        with descriptors.in_words("A cell"):
+            ours, theirs = socket.socketpair()
         self.made += 1
         cell = Cell(self.made, Channel(ours, _SEND_PATIENCE), device)
         self.cells[cell.number] = cell
@@ -185,7 +190,8 @@ class Fleet:
 
     def give(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task; its output goes to `log` from here on."""
-        reader, writer = os.pipe()
+        with descriptors.in_words("A trial"):
+            reader, writer = os.pipe()
         try:
             self._tell_keeper(CaptureLog(cell.number, str(log)), reader)
             with contextlib.suppress(ConnectionLost):  # its death will be heard of

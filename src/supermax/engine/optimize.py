@@ -15,8 +15,8 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from supermax.engine import descriptors, home, kernel, locks
 from supermax.engine import events as say
-from supermax.engine import home, kernel, locks
 from supermax.engine.answers import Answers
 from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
@@ -49,6 +49,7 @@ def run(
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
     check(study, objective, options, run_dir)
+    descriptors.check(options.workers)
     blob = pickle_objective(objective, study)
     place = home.find_home(study)
     folder = StudyFolder(_absolute(run_dir) if run_dir is not None else place.run_dir)
