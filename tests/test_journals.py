@@ -20,8 +20,8 @@ from optuna.storages.journal import JournalFileBackend
 
 import supermax
 from supermax.engine import journal
-from supermax.engine.folder import Lock
 from supermax.engine.home import find_home
+from supermax.engine.locks import Lock
 from supermax.errors import EnvironmentFault, UserError
 from supermax.report.serving import make_site, server
 from supermax.study import all_studies, existing, file_of, make_storage, refuse_while_running
@@ -115,12 +115,14 @@ def test_settings_may_name_one_beside_their_file(here: Path) -> None:
 
 def test_a_dashboard_of_a_journal() -> None:
     searched("a.journal")
-    with server(make_site(existing("a.journal"), "a.journal"), 0) as listening:
+    site = make_site(existing("a.journal"), "a.journal")
+    with server(site, 0) as listening:
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         for path, words in (("/", "plain"), ("/api/studies", "plain"), ("/report/0", "plain")):
             connection = http.client.HTTPConnection("127.0.0.1", listening.server_port)
-            connection.request("GET", path)
+            cookie = f"supermax-{listening.server_port}={site.token}"
+            connection.request("GET", path, headers={"Cookie": cookie})
             assert words in connection.getresponse().read().decode()
             connection.close()
         listening.shutdown()

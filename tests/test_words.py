@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supermax.errors import UserError
 from supermax.words import (
     clock,
     in_short,
     masked,
+    masked_addresses,
     masked_url,
     metric_title,
     nearest,
@@ -59,6 +61,7 @@ def test_one_line_is_not_for_ever() -> None:
         ("api_key=1 x", "api_key=*** x", "api_key=*** x"),
         ("AWS_SECRET_ACCESS_KEY=1", "AWS_SECRET_ACCESS_KEY=***", "AWS_SECRET_ACCESS_KEY=***"),
         ("PWD%3Dabc", "PWD%3D***", "PWD%3D***"),
+        ("password='a b' x", "password=*** x", "password=*** x"),
         ("{'password': 'x'", "{'password': ***", "{'password': ***"),
         ("at bob:s3@cr@h/db", "at bob:***@h/db", "at ***@h/db"),
         ("/x/bob:s3cr3t@h/db", "/x/bob:***@h/db", "/x/***@h/db"),
@@ -80,15 +83,32 @@ def test_an_odd_address_is_shown_without_its_login() -> None:
         ("x://h/?sslkey=1&sslpassword=2&a=3", "x://h/?sslkey=***&sslpassword=***&a=3"),
         ("x://?odbc_connect=DRIVER%3Dd%3BPWD%3Dabc&a=3", "x://?odbc_connect=***&a=3"),
         ("x://h/?options=pwd%3Dabc&key=1", "x://h/?options=pwd%3D***&key=***"),
+        ("x://h/?pass%77ord=1&user=2", "x://h/?pass%77ord=***&user=2"),
+        ("x://h/?passwd=1&pwd=2&token=3", "x://h/?passwd=***&pwd=***&token=***"),
+        ("x://h/?pass=1&auth_token=2&sig=3&db=4", "x://h/?pass=***&auth_token=***&sig=***&db=4"),
     ],
 )
 def test_no_secret_of_an_address_is_shown(url: str, shown: str) -> None:
     assert masked_url(url) == shown
 
 
+def test_code_in_a_traceback_stays_what_it_is() -> None:
+    said = "token = tokenizer(x)\nOSError: x://u:p@h/?password=1&a=2 'x://h/?key=3'"
+    shown = "token = tokenizer(x)\nOSError: x://u:***@h/?password=***&a=2 'x://h/?key=***'"
+    assert masked_addresses(said) == shown
+
+
+def test_errors_show_no_password() -> None:
+    address = "postgresql://bob:s3cr3t@host/db?sslpassword=s3cr3t"
+    for text in (str(UserError(f"no {address}")), in_short(OSError(address))):
+        assert "s3cr3t" not in text
+        assert "host" in text
+
+
 def test_a_long_text_is_masked_at_once() -> None:
     began = time.monotonic()
     masked("a" * 200_000 + ":" + "b:" * 2_000)
+    masked_addresses("a" * 200_000 + ":" + "b:" * 2_000)
     assert time.monotonic() - began < 2
 
 

@@ -9,7 +9,6 @@ import contextlib
 import importlib.metadata
 import os
 import platform
-import resource
 import shutil
 import sysconfig
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from supermax import mps
-from supermax.engine import kernel
+from supermax.engine import descriptors, kernel
 from supermax.errors import SupermaxError
 from supermax.memory.devices import Gpu, gpus
 from supermax.study import existing, file_of, without_password
@@ -79,10 +78,13 @@ def machine() -> Iterator[Finding]:
         f"memory free, {platform.system()} on {platform.machine()}",
         "close what else is running" if low else "",
     )
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft < _LEAST_FILES:
+    files = descriptors.allow(_LEAST_FILES)
+    if files < _LEAST_FILES:
         yield Finding(
-            "machine", WARNING, f"only {soft} files may be open at once", "ulimit -n 1024"
+            "machine",
+            WARNING,
+            f"only {files} files may be open at once",
+            f"ulimit -n {_LEAST_FILES}, in a new terminal if the shell refuses it",
         )
 
 

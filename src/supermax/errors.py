@@ -6,9 +6,14 @@ the message alone; a program can catch the class.
 
 from __future__ import annotations
 
+from supermax.words import masked_addresses
+
 
 class SupermaxError(Exception):
-    """Everything Supermax raises on purpose."""
+    """Everything Supermax raises on purpose. Its text shows no password of an address."""
+
+    def __str__(self) -> str:
+        return masked_addresses(super().__str__())
 
 
 class UserError(SupermaxError):

@@ -1,10 +1,17 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and files that only their owner can read."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
+
+_OTHERS = 0o077
+"""Permissions of the group and of everybody else."""
 
 
 def write_whole(path: Path, content: str | bytes, *, shared: bool = False) -> None:
@@ -23,6 +30,66 @@ def write_whole(path: Path, content: str | bytes, *, shared: bool = False) -> No
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def open_private(path: Path, mode: str) -> IO[Any]:
+    """Open a file that only its owner can read, whatever the umask is. A symbolic link is not
+    followed: in a folder that others can write it could lead to any file of this user's."""
+    return open(path, mode, opener=_private)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and the parents it lacks, for this user alone. One that is there already is
+    tightened with all that is in it: call it for folders that belong to Supermax by their name."""
+    _make(folder)
+    found = folder.stat()
+    if found.st_mode & _OTHERS and found.st_uid == os.geteuid():
+        tighten(folder.resolve())
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(0o700)
+    except FileNotFoundError:
+        _make(folder.parent)
+        folder.mkdir(0o700, exist_ok=True)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise
+
+
+def tighten(path: Path) -> None:
+    """Take all permissions of others from a file, or from a folder and all that is in it.
+
+    Files of other users stay as they are, and so do links: what a symbolic link leads to, or a
+    hard link is another name of, may be anything.
+    """
+    for each in (path, *_inside(path)):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            found = each.lstat()
+            linked = stat.S_ISLNK(found.st_mode) or (each.is_file() and found.st_nlink > 1)
+            if stat.S_IMODE(found.st_mode) & _OTHERS and not linked:
+                each.chmod(stat.S_IMODE(found.st_mode) & ~_OTHERS)
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        yield from (Path(place) / name for name in (*folders, *files))
+
+
+def user_folder(variable: str, *parts: str) -> Path:
+    """A folder of the user's by the XDG convention: what `variable` says, or else `parts` in the
+    home folder. A user without one is told so when something is written there, not before."""
+    if base := os.environ.get(variable):
+        return Path(base)
+    try:
+        return Path.home().joinpath(*parts)
+    except RuntimeError:  # HOME is not set and the user is not in the password database
+        return Path("/nonexistent").joinpath(*parts)
 
 
 def _umask() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import os
 import re
 import sqlite3
@@ -26,9 +26,9 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.util import asbool
 
-from supermax.engine import journal
-from supermax.engine.folder import Lock
-from supermax.engine.home import find_home, prepare
+from supermax.engine import journal, locks
+from supermax.engine.home import find_home, key_of, prepare
+from supermax.engine.optimize import IDENTITY
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 from supermax.words import in_short, masked, masked_query, masked_url
@@ -161,15 +161,16 @@ def _opening(storage: BaseStorage, name: str) -> Iterator[None]:
     if place.volatile:
         yield
         return
-    folder = place.run_dir.parent
+    if place.file is not None:
+        path = locks.beside(place.file, "opening")
+    else:
+        key = hashlib.sha256(f"{place.address} {name}".encode()).hexdigest()[:24]
+        path = locks.own_folder() / f"opening-{key}"
+    lock = locks.Lock(path, name, like=place.file, wait=True)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / f".{place.run_dir.name}.opening").open("w")
-    except OSError as error:
-        raise EnvironmentFault(f"{folder} cannot be written ({error.strerror}).") from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
         yield
+    finally:
+        lock.release()
 
 
 def connect(storage: Storage) -> BaseStorage:
@@ -351,12 +352,21 @@ def without_password(url: str) -> str:
         return masked_url(url)
 
 
+def locks_of(study: Study) -> list[Path]:
+    """The locks that a run of this user's on this machine holds; none is made."""
+    place = find_home(study)
+    identity = study._storage.get_study_system_attrs(study._study_id).get(IDENTITY)
+    return [place.lock, locks.own_path(key_of(study, place, str(identity)))]
+
+
 def refuse_while_running(study: Study, what: str = "change its space") -> None:
     """Raise UserError when a run is at work on the study on this machine. Makes no file."""
-    lock = find_home(study).run_dir / "lock"
-    if not lock.exists():
-        return
-    try:
-        Lock(lock, study.study_name).release()
-    except UserError as error:
-        raise UserError(f"{error} It cannot {what} meanwhile.") from None
+    file = find_home(study).file
+    shared = [locks.beside(file, str(study._study_id))] if file is not None else []
+    for path in (*locks_of(study), *shared):
+        if not path.exists():
+            continue
+        try:
+            locks.Lock(path, study.study_name, like=file if path in shared else None).release()
+        except UserError as error:
+            raise UserError(f"{error} It cannot {what} meanwhile.") from None

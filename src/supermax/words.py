@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 # Not more than these: what swallows a letter of "password" uncovers the one behind it.
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
@@ -16,12 +17,20 @@ _LOGIN = re.compile(r"(?<=://)[^\s/]+@")
 # bob:secret@host/ without a scheme.
 _BARE = re.compile(r"(?<![^\s/:@'\"])([^\s/:@'\"]+):(?!//)[^\s/'\"]+@(?=[\w.-]+[/:])")
 _SECRETS = (
-    r"password|passwd|passphrase|pwd|secret|token|odbc_connect"
+    r"password|passwd|passphrase|passcode|pwd|secret|token|credentials?|signature|odbc_connect"
     r"|(?:ssl|api|access|account|private)key|[_-]key"
 )
 """How the names of secrets end."""
-_SECRET = re.compile(rf"(?i)((?:{_SECRETS})['\"]?\s*(?:=|:|%3D)\s*)\S+")
-_IN_QUERY = re.compile(rf"(?i)((?:{_SECRETS}|\bkey)(?:=|%3D))[^&]*")
+_SECRET = re.compile(rf"(?i)((?:{_SECRETS})['\"]?\s*(?:=|:|%3D)\s*)(?:'[^']*'|\"[^\"]*\"|\S+)")
+_IN_QUERY = re.compile(rf"(?i)((?:{_SECRETS}|\b(?:pass|key|sig))(?:=|%3D))[^&]*")
+_IN_TEXT = re.compile(
+    rf"(?i)((?:{_SECRETS}|[?&](?:pass|key|sig))=)(?:'[^'\n]*'|\"[^\"\n]*\"|[^\s&'\"]+)"
+)
+_NAMES = re.compile(
+    r"pass|pwd|secret|token|credential|signature|jwt|odbc_connect|key$|^(sig|auth)$"
+)
+"""How the names of secrets look in an address."""
+_PAIR = re.compile(r"([^&=]*)=([^&]*)")
 _LINK = "(Background on this error"  # SQLAlchemy's, to a page about its classes
 _LONGEST = 10_000  # characters of which one line is made: an exception may say megabytes
 
@@ -47,8 +56,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def in_short(error: object, most: int = 200) -> str:
-    """What an error of somebody else's says, on one line and not for ever."""
-    return one_line(str(error).partition(_LINK)[0], most).rstrip(".")
+    """What an error of somebody else's says, on one line, not for ever and without passwords."""
+    return one_line(masked(str(error).partition(_LINK)[0][:_LONGEST]), most).rstrip(".")
 
 
 def printable(text: str) -> str:
@@ -86,7 +95,25 @@ def masked_url(url: str) -> str:
 
 
 def masked_query(url: str) -> str:
-    return _IN_QUERY.sub(r"\1***", url)
+    """An address without the values behind its ? whose names look like those of secrets."""
+    head, mark, query = url.partition("?")
+    return head + mark + _PAIR.sub(_masked_pair, query)
+
+
+def _masked_pair(pair: re.Match[str]) -> str:
+    value = "***" if is_secret(pair[1]) else _IN_QUERY.sub(r"\1***", pair[2])
+    return f"{pair[1]}={value}"
+
+
+def is_secret(name: str) -> bool:
+    """True for the name of a parameter whose value nobody else should see."""
+    return _NAMES.search(unquote(name).lower()) is not None
+
+
+def masked_addresses(text: str) -> str:
+    """A text without passwords in addresses and without name=value pairs of secrets, otherwise as
+    it is: for tracebacks and logs, in which `token = tokenizer(…)` is code."""
+    return _IN_TEXT.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 def finite(data: Any) -> Any:

@@ -28,7 +28,7 @@ from supermax.display.gauges import Gauges
 from supermax.display.state import RunState
 from supermax.display.status import StatusFile, read, restore, snapshot, standing, write
 from supermax.engine import events as ev
-from supermax.engine.folder import Lock, holder
+from supermax.engine.locks import Lock, holder
 from tests.conftest import eventually
 from tests.display.test_display import Clock, ended, finish, started, state_after
 from tests.display.test_view import lines, search

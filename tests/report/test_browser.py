@@ -149,12 +149,16 @@ def test_a_rich_report_on_a_desk_a_telephone_and_paper(
 def test_the_dashboard_of_a_hostile_study(browser: Any, tmp_path: Path, pictures: Path) -> None:
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/s.db")
     record = studies.hostile(storage)
-    with server(make_site(storage, "s.db"), 0) as listening:
+    site = make_site(storage, "s.db")
+    with server(site, 0) as listening:
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
             address = f"http://127.0.0.1:{listening.server_port}"
             browser.get(address)
+            assert "printed" in browser.find_element("tag name", "body").text  # without a token
+            browser.get(site.address(listening.server_port))
+            assert browser.current_url == f"{address}/"
             assert studies.HOSTILE[0] in browser.find_element("tag name", "table").text
             browser.save_screenshot(str(pictures / "studies.png"))
             opened(browser, f"{address}/report/{record.study._study_id}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -64,8 +65,13 @@ def test_the_dashboard_serves_until_ctrl_c(db: str) -> None:
         if "Ctrl-C" in line:
             break
     (report,) = [line.split(": ")[-1].strip() for line in lines if line.startswith("Report of")]
-    with urllib.request.urlopen(report, timeout=60) as answer:
+    assert any("only be read" in line for line in lines)
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with browser.open(report, timeout=60) as answer:
         assert b"criteria" in answer.read()
+        assert "token" not in answer.url
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(report.partition("?")[0], timeout=60)
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=30)
     assert process.returncode == 0

@@ -1,11 +1,12 @@
-"""The dashboard: on this machine only, read only, as new as needed."""
+"""The dashboard: for its user on this machine only, read only, as new as needed."""
 
 from __future__ import annotations
 
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import optuna
@@ -13,8 +14,11 @@ import pytest
 
 from supermax.errors import UserError
 from supermax.records import read
-from supermax.report import serving
+from supermax.report import serving as reports
+from supermax.report.access import Guard
 from supermax.report.serving import FreshReport, make_site, server, stamp_of
+
+Ask = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -24,63 +28,208 @@ def study(tmp_path: Path) -> optuna.Study:
     return study
 
 
-@pytest.fixture
-def port(study: optuna.Study) -> Iterator[int]:
-    with server(make_site(study._storage, "s.db"), 0) as listening:
+@contextmanager
+def serving(site: Guard) -> Iterator[int]:
+    with server(site, 0) as listening:
         thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield listening.server_port
-        listening.shutdown()
-        thread.join()
+        try:
+            yield listening.server_port
+        finally:
+            listening.shutdown()
+            thread.join()
 
 
-def ask(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+@pytest.fixture
+def site(study: optuna.Study) -> Guard:
+    return make_site(study._storage, "s.db")
+
+
+@pytest.fixture
+def port(site: Guard) -> Iterator[int]:
+    with serving(site) as port:
+        yield port
+
+
+@pytest.fixture
+def ask(site: Guard, port: int) -> Ask:
+    """Ask as the browser of whoever started the dashboard does."""
+    cookie = f"supermax-{port}={site.token}"
+
+    def asked(path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        status, _, content = answered(port, path, method, **{"Cookie": cookie, **headers})
+        return status, content
+
+    return asked
+
+
+def answered(
+    port: int, path: str, method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, headers=headers)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    connection.endheaders()
     answer = connection.getresponse()
-    content = answer.read().decode()
+    content = answer.read().decode(errors="replace")
     connection.close()
-    return answer.status, content
+    return answer.status, {k.lower(): v for k, v in answer.getheaders()}, content
 
 
-def test_an_index_a_report_and_optunas_dashboard(port: int, study: optuna.Study) -> None:
-    status, text = ask(port, "/")
+def test_an_index_a_report_and_optunas_dashboard(ask: Ask, study: optuna.Study) -> None:
+    status, text = ask("/")
     assert status == 200
     assert "&lt;i&gt;s&lt;/i&gt;" in text
     assert f'href="/report/{study._study_id}"' in text
     assert f'href="/dashboard/studies/{study._study_id}"' in text
-    status, text = ask(port, f"/report/{study._study_id}")
+    status, text = ask(f"/report/{study._study_id}")
     assert status == 200
     assert "3 complete trials" in text
-    assert ask(port, "/dashboard")[0] == 200
-    assert "study_summaries" in ask(port, "/api/studies")[1]
+    assert ask("/dashboard")[0] == 200
+    assert "study_summaries" in ask("/api/studies")[1]
     for path in ("/report/99", "/report/x", "/report/../etc", "/report", "/report/%C2%B2"):
-        assert ask(port, path)[0] == 404
+        assert ask(path)[0] == 404
 
 
-def test_strangers_and_writers_are_refused(port: int, study: optuna.Study) -> None:
-    for host in ("evil.example", f"evil.example:{port}", "", "127.0.0.1.evil.example", "[::1"):
-        for path in ("/", f"/report/{study._study_id}", "/api/studies", "/dashboard"):
-            assert ask(port, path, Host=host)[0] == 403
-    for host in (f"localhost:{port}", "127.0.0.1"):
-        assert ask(port, "/", Host=host)[0] == 200
-    for method in ("POST", "PUT", "DELETE"):
-        assert ask(port, "/", method)[0] == 405
-        assert ask(port, f"/report/{study._study_id}", method)[0] == 405
+HOSTS = [
+    "evil.example",
+    "evil.example:80",
+    "",
+    "127.0.0.1.evil.example",
+    "[::1",
+    "evil@localhost",
+    "localhost@evil.example",
+    "localhost:80@evil.example",
+    "localhost:x",
+    "localhost/",
+    "localhost evil",
+]
+
+
+def test_a_name_that_is_not_this_machines_is_refused(ask: Ask, site: Guard) -> None:
+    for host in HOSTS:
+        for path in ("/", "/report/1", "/api/studies", f"/?token={site.token}"):
+            assert ask(path, Host=host)[0] == 403, host
+
+
+def test_names_of_this_machine_are_taken(ask: Ask, port: int) -> None:
+    for host in (f"localhost:{port}", "127.0.0.1", "LOCALHOST"):
+        assert ask("/", Host=host)[0] == 200
+    assert ask("/", "HEAD") == (200, "")
+
+
+def test_without_the_token_there_is_a_sentence(
+    port: int, site: Guard, study: optuna.Study
+) -> None:
     there = f"/api/studies/{study._study_id}"
-    assert ask(port, there, "DELETE", Origin="http://evil.example")[0] == 403
-    assert ask(port, "/", "HEAD") == (200, "")
+    cookies = ["", "x", f"supermax-{port}=", f"supermax-{port}={site.token[:-1]}", "supermax=é"]
+    for cookie in cookies:
+        for method, path in (
+            ("GET", "/"),
+            ("GET", "/api/studies"),
+            ("GET", "/static/bundle.js"),
+            ("GET", f"/?token={site.token[:-1]}"),
+            ("GET", "/?token="),
+            ("GET", "/%00"),
+            ("POST", f"{there}?token={site.token}"),
+            ("DELETE", there),
+        ):
+            status, headers, text = answered(port, path, method, Cookie=cookie)
+            assert (status, "set-cookie" in headers) == (403, False), path
+            assert "`supermax dashboard` printed" in text
+            assert site.token not in text
+    assert optuna.get_all_study_names(study._storage) == ["<i>s</i>"]
+
+
+def test_the_address_with_the_token_lets_a_browser_in(port: int, site: Guard) -> None:
+    for path in ("/", "/report/1", "/dashboard", "//evil.example", "/%C3%A9"):
+        status, headers, text = answered(port, f"{path}?token={site.token}&a=b+c")
+        assert (status, text) == (303, "")
+        assert headers["location"] == f"/{path.lstrip('/')}?a=b+c"
+        value, *attributes = headers["set-cookie"].split("; ")
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} == set(attributes)
+        assert value == f"supermax-{port}={site.token}"
+        assert headers["referrer-policy"] == "no-referrer"
+    assert answered(port, "/", Cookie=f"other=1; {value}")[0] == 200
+
+
+def test_every_dashboard_has_a_token(site: Guard, study: optuna.Study) -> None:
+    assert len(site.token) > 40
+    assert make_site(study._storage, "s.db").token != site.token
+    assert site.token not in repr(site)
+
+
+def test_studies_can_only_be_read(ask: Ask, study: optuna.Study) -> None:
+    there = f"/api/studies/{study._study_id}"
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "NONSENSE"):
+        for path in ("/", f"/report/{study._study_id}", there, f"{there}/rename", "/api/studies"):
+            status, text = ask(path, method)
+            assert status == 405
+            assert "supermax dashboard --edit" in text
+    assert ask(there)[0] == 200
+    assert optuna.get_all_study_names(study._storage) == ["<i>s</i>"]
+
+
+def test_with_edit_studies_can_be_changed_from_its_own_pages(study: optuna.Study) -> None:
+    site = make_site(study._storage, "s.db", edit=True)
+    there = f"/api/studies/{study._study_id}"
+    with serving(site) as port:
+        cookie = {"Cookie": f"supermax-{port}={site.token}"}
+        for origin in ("http://evil.example", f"http://localhost:{port}", "http://[", "null"):
+            assert answered(port, there, "DELETE", Origin=origin, **cookie)[0] == 403
+        assert answered(port, there, "DELETE")[0] == 403
+        assert answered(port, "/", "DELETE", **cookie)[0] == 405
+        own = f"http://127.0.0.1:{port}"
+        assert answered(port, there, "DELETE", Origin=own, **cookie)[0] == 204
+    assert optuna.get_all_study_names(study._storage) == []
+
+
+ODD = [
+    "/static/..",
+    "/static/../../setup.py",
+    "/static/%2e%2e/%2e%2e/_app.py",
+    "/static/..%2f_app.py",
+    "/static/%00",
+    "/static/x%00y",
+    "/static/.",
+    "/static/" + "a" * 5000,
+    "/static/..%5c_app.py",
+    "/%00",
+    "/%ff%fe",
+    "/static/%ff",
+    "/static/%0d%0aSet-Cookie:x=y",
+    "/api/studies/99999999999999999999999",
+    "/api/studies/-1",
+    "/api/studies/1?after=x",
+    "/api/studies/1/plot/x",
+    "/artifacts/1/../x",
+    "/report/",
+    "/report/1/../2",
+    "/report/%D9%A3",
+    "//",
+    "*",
+]
+
+
+def test_odd_paths_break_nothing(ask: Ask) -> None:
+    for path in ODD:
+        for headers in ({}, {"Accept-Encoding": "gzip"}):
+            status, text = ask(path, **headers)
+            assert status in (200, 302, 400, 404, 503), path
+            assert "import optuna" not in text
+    assert ask("/")[0] == 200
 
 
 def test_a_changed_study_has_a_new_report(
-    port: int, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+    ask: Ask, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "_AT_MOST_EVERY", 0.0)
-    monkeypatch.setattr(serving, "_PATIENCE", 60.0)
+    monkeypatch.setattr(reports, "_AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(reports, "_PATIENCE", 60.0)
     path = f"/report/{study._study_id}"
-    assert "3 complete trials" in ask(port, path)[1]
+    assert "3 complete trials" in ask(path)[1]
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
-    assert "4 complete trials" in ask(port, path)[1]
+    assert "4 complete trials" in ask(path)[1]
 
 
 def test_a_report_is_made_only_when_the_study_has_changed_and_not_too_often() -> None:
@@ -102,8 +251,8 @@ def test_a_report_is_made_only_when_the_study_has_changed_and_not_too_often() ->
 
 
 def test_nobody_waits_long_for_a_newer_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_AT_MOST_EVERY", 0.0)
-    monkeypatch.setattr(serving, "_PATIENCE", 0.05)
+    monkeypatch.setattr(reports, "_AT_MOST_EVERY", 0.0)
+    monkeypatch.setattr(reports, "_PATIENCE", 0.05)
     go_on, state = threading.Event(), ["a"]
 
     def make() -> tuple[str, object]:
@@ -121,7 +270,7 @@ def test_nobody_waits_long_for_a_newer_report(monkeypatch: pytest.MonkeyPatch) -
     state[0] = "b"
     assert report.content() == b"a"
     go_on.set()
-    monkeypatch.setattr(serving, "_PATIENCE", 30.0)
+    monkeypatch.setattr(reports, "_PATIENCE", 30.0)
     assert report.content() == b"b"
 
 

@@ -100,7 +100,7 @@ def test_a_run_at_work_is_not_migrated_under_its_feet(tmp_path: Path) -> None:
     folder = tmp_path / "s.db.supermax" / "s"
     holder = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys, pathlib; from supermax.engine.folder import Lock;"
+         "import sys, pathlib; from supermax.engine.locks import Lock;"
          f"lock = Lock(pathlib.Path({str(folder / 'lock')!r}), 's'); print('held', flush=True);"
          "sys.stdin.read()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

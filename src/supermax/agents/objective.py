@@ -214,4 +214,5 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
 def keep(result: Result, folder: Path) -> None:
     """The best epoch's weights, whole or not at all."""
     save_file({name: w.contiguous() for name, w in result.weights.items()}, folder / HALF_WRITTEN)
+    (folder / HALF_WRITTEN).chmod(0o600)
     (folder / HALF_WRITTEN).replace(folder / WEIGHTS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from supermax.files import write_whole
+from supermax.files import make_private, write_whole
 from supermax.memory.facts import Encoder
 from supermax.memory.learning import default_folder
 from supermax.training.encoders import depth_of, layer_list, outline
@@ -51,7 +51,7 @@ def _kept(mark: str) -> Encoder | None:
 
 def _keep(mark: str, encoder: Encoder) -> None:
     with contextlib.suppress(OSError):  # it is only quicker
-        _file(mark).parent.mkdir(parents=True, exist_ok=True)
+        make_private(_file(mark).parent)
         write_whole(_file(mark), json.dumps(asdict(encoder)))
 
 

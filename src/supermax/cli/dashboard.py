@@ -12,18 +12,24 @@ import typer
 from supermax.cli.completing import studies
 from supermax.cli.opening import Storage, find_study
 from supermax.naming import STORAGE
-from supermax.report.serving import HOST, make_site, server
+from supermax.report.serving import make_site, server
 from supermax.study import existing, without_password
 
 Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free one.")]
+Edit = Annotated[bool, typer.Option("--edit", help="Let studies be changed and deleted.")]
 Study = Annotated[
     str | None,
     typer.Argument(help="Print the address of this study's report.", autocompletion=studies),
 ]
 
 
-def dashboard(name: Study = None, storage: Storage = STORAGE, port: Port = 8080) -> None:
+def dashboard(
+    name: Study = None, storage: Storage = STORAGE, port: Port = 8080, edit: Edit = False
+) -> None:
     """Serve reports and Optuna's dashboard to browsers on this machine, until Ctrl-C.
+
+    The addresses that are printed hold a token: without it, other users of this machine see
+    nothing. Studies can be read and, with --edit, changed and deleted.
 
     \b
     Example:
@@ -31,14 +37,16 @@ def dashboard(name: Study = None, storage: Storage = STORAGE, port: Port = 8080)
     """
     backend = existing(storage)
     study = None if name is None else find_study(backend, name)
-    site = make_site(backend, without_password(storage))
+    site = make_site(backend, without_password(storage), edit=edit)
     before = signal.signal(signal.SIGTERM, _end)
     with contextlib.suppress(KeyboardInterrupt), server(site, port) as listening:
-        address = f"http://{HOST}:{listening.server_port}"
-        print(f"Studies: {address}/")
+        port = listening.server_port
+        print(f"Studies: {site.address(port)}")
         if study is not None:
-            print(f"Report of '{study.study_name}': {address}/report/{study._study_id}")
-        print(f"Optuna's dashboard: {address}/dashboard")
+            report = site.address(port, f"/report/{study._study_id}")
+            print(f"Report of '{study.study_name}': {report}")
+        print(f"Optuna's dashboard: {site.address(port, '/dashboard')}")
+        print("Studies can be changed and deleted there." if edit else "Studies can only be read.")
         print("Ctrl-C ends it.", flush=True)
         listening.serve_forever(poll_interval=0.1)
     signal.signal(signal.SIGTERM, before)

@@ -24,12 +24,12 @@ from supermax.display import status as file
 from supermax.display import text
 from supermax.display.state import RunState
 from supermax.display.view import draw
-from supermax.engine.folder import holder
 from supermax.engine.home import find_home
+from supermax.engine.locks import holder
 from supermax.errors import UserError
 from supermax.naming import STORAGE
 from supermax.ranking import best_of
-from supermax.study import all_studies, existing, without_password
+from supermax.study import all_studies, existing, locks_of, without_password
 from supermax.words import clock, one_line
 
 PAUSE = 1.0  # seconds between two looks
@@ -132,9 +132,9 @@ class Seen:
 
 def look(study: Study, run_dir: Path | None = None) -> Seen:
     home, front = find_home(study), front_size(study)
-    lock = home.run_dir / "lock"
-    fields, stands = file.look(run_dir or home.run_dir, lock)
-    at_work = stands not in ALIVE and holder(lock) is not None  # and has written nothing here
+    locks = locks_of(study)
+    fields, stands = file.look(run_dir or home.run_dir, *locks)
+    at_work = stands not in ALIVE and holder(*locks) is not None  # and has written nothing here
     if fields is None or at_work or fields["study"] != study.study_name:
         return Seen(_from_study(study), file.RUNNING if at_work else NEVER, None, front)
     try:

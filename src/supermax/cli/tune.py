@@ -21,6 +21,7 @@ import typer
 from supermax import supervise
 from supermax.cli.completing import among, preset_names, targets
 from supermax.cli.stdio import Surviving
+from supermax.engine import descriptors
 from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings import Resolved, resolve
@@ -131,6 +132,7 @@ def tune(
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in given.items() if v is not None}
     searches = resolved(target, flags | assigned(assign or []))
+    descriptors.check(workers=1)  # before torch is loaded, which opens many
     if not supervise.is_supervised():
         _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():

@@ -30,8 +30,10 @@ from supermax.display.curve import Curve
 from supermax.display.gauges import Gauges, Readings
 from supermax.display.state import HAPPENINGS_KEPT, Happening, RunningTrial, RunState
 from supermax.engine import events as ev
-from supermax.engine.folder import StudyFolder, holder
+from supermax.engine.folder import StudyFolder
+from supermax.engine.locks import holder
 from supermax.engine.notes import readable
+from supermax.files import open_private
 from supermax.memory.devices import Gpu
 from supermax.words import finite
 
@@ -183,7 +185,8 @@ def write(path: Path, fields: dict[str, Any]) -> None:
     """All of it or nothing, as far as readers can tell; after a power cut it may be missing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(fields, separators=(",", ":")))
+        with open_private(temporary, "w") as file:
+            file.write(json.dumps(fields, separators=(",", ":")))
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -201,21 +204,21 @@ def read(run_dir: Path) -> dict[str, Any] | None:
     return fields if fields["format"] == FORMAT else None
 
 
-def standing(fields: dict[str, Any], lock: Path, now: float | None = None) -> str:
+def standing(fields: dict[str, Any], *locks: Path, now: float | None = None) -> str:
     """Whether the run that wrote this is alive. It only looks: a living run does not notice.
 
-    `lock` is the study's, which a run on this machine holds for as long as it lives. Of a run on
+    `locks` are the study's; a run on this machine holds one for as long as it lives. Of a run on
     another machine there is only how fresh its file is.
     """
     if fields["ended"] is not None:
         return ENDED
     if fields["host"] == platform.node():
-        return RUNNING if holder(lock) == fields["pid"] else KILLED
+        return RUNNING if holder(*locks) == fields["pid"] else KILLED
     age = (time.time() if now is None else now) - float(fields["updated"])
     return ELSEWHERE if age <= FRESH else SILENT
 
 
-def look(run_dir: Path, lock: Path) -> tuple[dict[str, Any] | None, str]:
+def look(run_dir: Path, *locks: Path) -> tuple[dict[str, Any] | None, str]:
     """What the folder's last run wrote, and how that run stands now.
 
     A run lets go of its lock about when it writes its last word: before it is called killed it
@@ -227,7 +230,7 @@ def look(run_dir: Path, lock: Path) -> tuple[dict[str, Any] | None, str]:
             break
         time.sleep(pause)
         fields = read(run_dir)
-        stands = standing(fields, lock) if fields else ENDED
+        stands = standing(fields, *locks) if fields else ENDED
         if stands != KILLED:
             break
     return fields, stands

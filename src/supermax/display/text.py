@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from supermax.display.state import RunState
-from supermax.words import counted, one_line
+from supermax.words import counted, masked, one_line
 
 STARTING = "starting the first cell, which loads what the objective needs"
 
@@ -37,7 +37,7 @@ def ending(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, KeyboardInterrupt):
         return "at once, by Ctrl-C"
-    first = one_line(str(error).partition("\n")[0])
+    first = one_line(masked(str(error).partition("\n")[0]))
     return f"early: {type(error).__name__}{': ' if first else ''}{first}"
 
 

@@ -53,6 +53,7 @@ from supermax.engine.telling import halting_words, succeeded, tell
 from supermax.engine.watch import Watch
 from supermax.errors import EnvironmentFault, RunHalted
 from supermax.naming import plain_params
+from supermax.words import in_short
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _LONGEST_WAIT = 3600.0  # what the system call takes; then the deadlines are looked at anew
@@ -395,7 +396,11 @@ class Coordinator:
         except EnvironmentFault:
             raise
         except Exception as error:  # a step the database has no room for, say
-            self.emit(say.Notice(f"Trial {job.number}: its reports cannot be stored ({error})."))
+            self.emit(
+                say.Notice(
+                    f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
+                )
+            )
         if outcome is not None:
             self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
         elif job.last_fault is not None:

@@ -20,8 +20,9 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from supermax.engine import kernel
+from supermax.engine import descriptors, kernel
 from supermax.engine.keeper import command
 from supermax.engine.patience import Wait
 from supermax.engine.protocol import (
@@ -39,7 +40,7 @@ from supermax.engine.protocol import (
     Started,
     Task,
 )
-from supermax.errors import EnvironmentFault
+from supermax.files import open_private
 
 TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
 TAG = "SUPERMAX_RUN"
@@ -127,7 +128,8 @@ class Fleet:
         self._tag = f"{TAG}={identity}"
         self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
         self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe()
+        with descriptors.in_words("The run"):
+            self._wake_r, self._wake_w = os.pipe()
         os.set_blocking(self._wake_r, False)
         os.set_blocking(self._wake_w, False)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
@@ -146,13 +148,9 @@ class Fleet:
                 control = self._start_keeper()
                 break
             except OSError as error:
-                why = error.strerror or str(error)
                 if patience is None:
-                    raise EnvironmentFault(
-                        f"The process that makes cells cannot be started ({why}). Make room on "
-                        f"the disk, or end other processes, and call again."
-                    ) from error
-                patience.pause(why)
+                    raise descriptors.fault("The process that makes cells", error) from error
+                patience.pause(error.strerror or str(error))
         self._loaded = False
         self._control = control
         self._selector.register(self._control, selectors.EVENT_READ)
@@ -161,7 +159,7 @@ class Fleet:
     def _start_keeper(self) -> Channel:
         ours, theirs = socket.socketpair()
         try:
-            with tempfile.TemporaryFile() as blob, theirs, self._log.open(self._log_mode()) as log:
+            with tempfile.TemporaryFile() as blob, theirs, self._open_log() as log:
                 blob.write(self._objective)
                 blob.flush()
                 fds = (theirs.fileno(), blob.fileno())
@@ -175,12 +173,14 @@ class Fleet:
                     start_new_session=True,
                 )
         except OSError:
+            theirs.close()
             ours.close()
             raise
         return Channel(ours, _SEND_PATIENCE)
 
     def start_cell(self, device: str | None = None) -> Cell:
-        ours, theirs = socket.socketpair()
+        with descriptors.in_words("A cell"):
+            ours, theirs = socket.socketpair()
         self.made += 1
         cell = Cell(self.made, Channel(ours, _SEND_PATIENCE), device)
         self.cells[cell.number] = cell
@@ -190,13 +190,15 @@ class Fleet:
         self._selector.register(cell.channel, selectors.EVENT_READ, cell)
         return cell
 
-    def _log_mode(self) -> str:
+    def _open_log(self) -> IO[bytes]:
         """Keepers write little. A log that has grown all the same begins anew."""
-        return "wb" if self._log.exists() and self._log.stat().st_size > _LONG_LOG else "ab"
+        long = self._log.exists() and self._log.stat().st_size > _LONG_LOG
+        return open_private(self._log, "wb" if long else "ab")
 
     def give(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task; its output goes to `log` from here on."""
-        reader, writer = os.pipe()
+        with descriptors.in_words("A trial"):
+            reader, writer = os.pipe()
         try:
             self._tell_keeper(CaptureLog(cell.number, str(log)), reader)
             with contextlib.suppress(ConnectionLost):  # its death will be heard of

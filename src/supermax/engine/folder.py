@@ -18,27 +18,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
+import re
+import stat
 import time
 import uuid
-import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
-
-import psutil
+from typing import Any
 
 from supermax.engine.outcome import Outcome
 from supermax.engine.patience import Patience, Subject
 from supermax.errors import EnvironmentFault, UserError
-from supermax.files import write_whole
+from supermax.files import make_private, open_private, tighten, write_whole
 
 FORMAT = 1
 _LASTING = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}  # waiting would not help
+_OWN = re.compile(
+    r"lock|trials|tracking|old-\d+|(run|status)\.json|keeper\.log|\.(run|status)\.json\..*"
+)
+"""Names of what a run makes in its folder."""
 
 
 class TrialFolder:
@@ -111,7 +113,7 @@ class TrialFolder:
         wait = self._patience.wait_for(_writable(self.path)) if self._patience else None
         while True:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_private(self.path)
                 write()
                 break
             except OSError as error:
@@ -129,8 +131,18 @@ def _writable(path: Path) -> Subject:
     )
 
 
+def cannot_be_written(run_dir: Path, error: Exception, *, in_home: bool = False) -> str:
+    """A message about a run folder; `in_home`: it is in the user's data folder by default."""
+    why = getattr(error, "strerror", None) or error
+    where = " or, for all studies on servers, in XDG_DATA_HOME" if in_home else ""
+    return (
+        f"The run folder {run_dir} cannot be written ({why}). Free or fix it, or give a folder "
+        f"that can be written as run_dir{where}."
+    )
+
+
 class StudyFolder:
-    """A run's folder, locked while a coordinator lives."""
+    """A run's folder, for its owner alone."""
 
     def __init__(self, path: Path, patience: Patience | None = None) -> None:
         self.path = path
@@ -151,23 +163,32 @@ class StudyFolder:
         aside within the folder; nothing is removed and nobody else's folder is taken.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists():
+                make_private(self.path)
             about = {"study": study, "storage": storage}
             known = self._known()
             if known is not None and known.get("identity") != identity:
                 self._take_over(known, about)
-            self.trials.mkdir(exist_ok=True)
+            self._close(known is not None)
+            make_private(self.trials)
             known = self._known() or {}
             claim = known.get("claim") or _claim_of(identity, self.path)
             content = {"format": FORMAT, "identity": identity, "claim": claim, **about}
             write_whole(self._run, json.dumps(content, indent=1))
             return str(claim)
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise EnvironmentFault(
-                f"The run folder {self.path} cannot be written ({why}). "
-                f"Free or fix it, or give a folder that can be written as run_dir."
-            ) from error
+            raise EnvironmentFault(cannot_be_written(self.path, error)) from error
+
+    def _close(self, known: bool) -> None:
+        """Keep others out of what is there. `run_dir` may be any folder of the user's: what is not
+        of a run in it stays as it is, and so does the folder itself then. `known`: a run was here
+        before, so that what has its files' names is its own."""
+        inside = list(self.path.iterdir())
+        own = [path for path in inside if known and _OWN.fullmatch(path.name)]
+        alone = len(own) == len(inside) and not self.path.stat().st_mode & stat.S_ISVTX
+        for path in (self.path,) if alone else own:
+            if path.lstat().st_mode & 0o077:
+                tighten(path)
 
     def _take_over(self, known: dict[str, Any], about: dict[str, str]) -> None:
         if known.get("format", FORMAT) > FORMAT:
@@ -184,7 +205,7 @@ class StudyFolder:
         number = 1
         while (aside := self.path / f"old-{number}").exists():
             number += 1
-        aside.mkdir()
+        make_private(aside)
         for item in (self.trials, self.keeper_log, self._run):
             if item.exists():
                 item.rename(aside / item.name)
@@ -200,99 +221,9 @@ class StudyFolder:
         return known if isinstance(known, dict) else {}
 
 
-class Lock:
-    """Held by a living coordinator; the kernel lets go of it when that dies, however it dies."""
-
-    def __init__(self, path: Path, study_name: str) -> None:
-        self._path = path
-        while True:
-            self._file = self._open()
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                self._file.seek(0)
-                holder = self._file.read().strip() or "unknown"
-                self._file.close()
-                raise UserError(
-                    f"Another run is at work on the study '{study_name}' on this machine (process "
-                    f"{holder}). Wait for it or stop it; one run at a time keeps the study whole."
-                ) from error
-            if self._is_there():
-                break
-            self._file.close()  # its last holder removed it between the two steps
-        _held.add(self)
-        with contextlib.suppress(OSError):  # a full disk: the lock holds, it just says not whose
-            self._file.truncate(0)
-            self._file.write(str(os.getpid()))
-            self._file.flush()
-
-    def _open(self) -> IO[str]:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return self._path.open("a+")
-        except OSError as error:
-            raise EnvironmentFault(
-                f"The lock file {self._path} cannot be written ({error.strerror or error}). It "
-                f"keeps two runs from working on one study; make its folder writable."
-            ) from error
-
-    def _is_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
-        except OSError:
-            return False
-
-    def release(self) -> None:
-        self._path.unlink(missing_ok=True)
-        self.let_go()
-
-    def let_go(self) -> None:
-        """In a forked copy of this process: close it; the lock stays where it is."""
-        _held.discard(self)
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-def holder(path: Path) -> int | None:
-    """The living process that holds the lock, if there is one.
-
-    It looks and touches nothing: to try the lock would, for that moment, keep a run from starting.
-    """
-    try:
-        process = psutil.Process(int(path.read_text()))
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        # Another process may have got the number of one that was killed.
-        held = any(_same_file(opened.path, path) for opened in process.open_files())
-    except psutil.AccessDenied:  # somebody else's: all that can be seen is that it lives
-        return process.pid
-    except (OSError, ValueError, psutil.Error):
-        return None
-    return process.pid if held else None
-
-
-def _same_file(one: str, other: Path) -> bool:
-    try:
-        return other.samefile(one)
-    except OSError:
-        return False
-
-
-# A process that the user's program forks must not keep the lock when the program is gone.
-_held: weakref.WeakSet[Lock] = weakref.WeakSet()
-
-
-def _let_go() -> None:
-    for lock in list(_held):
-        lock.let_go()
-
-
-os.register_at_fork(after_in_child=_let_go)
-
-
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
     """Add a line that starts on its own, even after one that a crash tore."""
-    with path.open("ab+") as file:
+    with open_private(path, "ab+") as file:
         if file.tell() and not _ends_with_newline(file):
             line = "\n" + line
         file.write(line.encode() + b"\n")

@@ -21,6 +21,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 
 from supermax.engine import journal, rdb, sqlite
+from supermax.files import user_folder
+from supermax.words import masked_addresses, masked_query
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,54 @@ class Home:
     file: Path | None  # that the study is in
     volatile: bool  # the study is gone with this process
 
+    @property
+    def lock(self) -> Path:
+        """The lock in the default run folder, which other commands look at."""
+        return self.run_dir / "lock"
+
 
 def find_home(study: Study) -> Home:
     storage = unwrapped(study._storage)
     name = _file_name(study.study_name)
     file = _file_of(storage)
     if file is not None:
-        return Home(str(file), file.with_name(f"{file.name}.supermax") / name, file, False)
+        return Home(str(file), _beside(file) / name, file, False)
     if isinstance(storage, InMemoryStorage) or sqlite.is_sqlite(storage):
         # Found again for as long as the study lives, which is in this very object.
         somewhere = vars(storage).get("_supermax") or _somewhere()
         vars(storage)["_supermax"] = somewhere
         return Home("memory", somewhere / name, None, True)
-    address = _address(storage)
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return Home(address, data / "supermax" / digest / name, None, False)
+    raw = _address(storage)
+    address = masked_query(masked_addresses(raw))
+    data = user_folder("XDG_DATA_HOME", ".local", "share") / "supermax"
+    folder, older = data / _digest(address), data / _digest(raw)
+    if older.is_dir() and not folder.is_dir():  # it was named after the password too
+        folder = older
+    return Home(address, folder / name, None, False)
+
+
+def _digest(address: str) -> str:
+    return hashlib.sha256(address.encode()).hexdigest()[:12]
+
+
+def _beside(file: Path) -> Path:
+    """The folder of run files beside a study's. Where it is another user's, in which this one
+    cannot or should not write, each user has one with a number of their own."""
+    usual = file.with_name(f"{file.name}.supermax")
+    try:
+        owner = usual.lstat().st_uid
+        trusted = owner == file.stat().st_uid and os.access(usual, os.R_OK | os.W_OK | os.X_OK)
+    except OSError:  # it is not there yet, or the study's file is gone
+        return usual
+    mine = owner == os.geteuid() or trusted
+    return usual if mine else file.with_name(f"{file.name}.supermax-{os.geteuid()}")
+
+
+def key_of(study: Study, place: Home, identity: str) -> str:
+    """A name of the study that is the same by whatever address it is reached: a link, another
+    name of the server. A copied file is another study, of the same identity."""
+    file = sqlite.SameFile(place.file).key if place.file is not None else None
+    return f"{file}-{study._study_id}" if file else identity
 
 
 def _somewhere() -> Path:

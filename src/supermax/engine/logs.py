@@ -6,8 +6,11 @@ import contextlib
 import os
 from pathlib import Path
 
+from supermax.words import masked_addresses
+
 HEAD = 512 * 1024
 TAIL = 512 * 1024
+_OVERLAP = 512  # bytes before a tail: half a password is one too
 
 
 class BoundedLog:
@@ -84,11 +87,12 @@ def _size(path: Path) -> int:
 
 
 def tail_of(path: Path, most: int = 4000) -> str:
-    """The last `most` bytes of a log, as text; empty when there is none."""
+    """The last `most` bytes of a log, as text without passwords; empty when there is none."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most))
-            return file.read().decode(errors="replace")
+            file.seek(max(0, size - most - _OVERLAP))
+            text = masked_addresses(file.read().decode(errors="replace"))
+            return text[-most:]
     except OSError:
         return ""

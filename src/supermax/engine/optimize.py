@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,13 +15,13 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from supermax.engine import descriptors, home, kernel, locks
 from supermax.engine import events as say
-from supermax.engine import home, kernel
 from supermax.engine.answers import Answers
 from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
 from supermax.engine.fleet import TAG, Fleet
-from supermax.engine.folder import Lock, StudyFolder, TrialFolder, new_identity
+from supermax.engine.folder import StudyFolder, TrialFolder, cannot_be_written, new_identity
 from supermax.engine.job import Job
 from supermax.engine.names import Names
 from supermax.engine.patience import Patience
@@ -34,6 +33,7 @@ from supermax.engine.sqlite import SameFile
 from supermax.engine.storage import PatientStorage
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault
+from supermax.files import make_private
 from supermax.ranking import best_of
 
 IDENTITY = "supermax:run"
@@ -51,6 +51,7 @@ def run(
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
     check(study, objective, options, run_dir)
+    descriptors.check(options.workers)
     blob = pickle_objective(objective, study)
     place = home.find_home(study)
     emit = _emitter(listeners)
@@ -59,7 +60,7 @@ def run(
     folder = StudyFolder(where, patience)
     signals = Signals()
     try:
-        with _opened(study, place, folder, patience) as (storage, trials):
+        with _opened(study, place, folder, patience, run_dir is not None) as (storage, trials):
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
@@ -135,30 +136,43 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(
-    study: Study, place: home.Home, folder: StudyFolder, patience: Patience
+    study: Study,
+    place: home.Home,
+    folder: StudyFolder,
+    patience: Patience,
+    elsewhere: bool,
 ) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
-    """The study for this run alone: locked, patient, its folder ready, nothing left running."""
+    """The study for this run alone: locked, patient, its folder ready, nothing left running.
+    `elsewhere`: the run's folder is not where other commands look for it."""
     if place.file is not None and not place.file.is_file():
         raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
+    name = study.study_name
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_locked(place.run_dir / "lock", study.study_name))
+        try:
+            make_private(place.run_dir.parent)
+            make_private(place.run_dir)
+        except OSError as error:
+            if not elsewhere:
+                words = cannot_be_written(place.run_dir, error, in_home=place.file is None)
+                raise EnvironmentFault(words) from error
+        else:
+            stack.enter_context(_locked(place.lock, name))
+        if place.file is not None:
+            shared = locks.beside(place.file, str(study._study_id))
+            stack.enter_context(_locked(shared, name, like=place.file))
         storage = stack.enter_context(_patient(study, place, patience))
         identity, trials = _first_look(study, storage)
-        # The same study may be reached by two addresses: a link, another name of the server.
-        # A copied file is another study, of the same identity.
-        file = storage.file_key()
-        key = f"{file}-{study._study_id}" if file else identity
-        locks = Path(tempfile.gettempdir()) / f"supermax-locks-{os.getuid()}"
-        stack.enter_context(_locked(locks / key, study.study_name))
-        storage.claim = folder.open(identity, study.study_name, place.address)
+        own = locks.own_folder() / home.key_of(study, place, identity)
+        stack.enter_context(_locked(own, name))
+        storage.claim = folder.open(identity, name, place.address)
         kernel.sweep(f"{TAG}={storage.claim}")
         yield storage, trials
 
 
 @contextlib.contextmanager
-def _locked(path: Path, study_name: str) -> Iterator[None]:
+def _locked(path: Path, study_name: str, like: Path | None = None) -> Iterator[None]:
     """One coordinator a study and host, wherever its run folder is."""
-    lock = Lock(path, study_name)
+    lock = locks.Lock(path, study_name, like=like)
     try:
         yield
     finally:

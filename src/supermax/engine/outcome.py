@@ -13,6 +13,7 @@ from typing import Any
 
 from supermax.engine.shortage import Shortage
 from supermax.errors import Infeasible
+from supermax.words import masked, masked_addresses
 
 COMPLETE, PRUNED, RAISED, INTERRUPTED = "complete", "pruned", "raised", "interrupted"
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -105,8 +106,8 @@ def describe(error: BaseException, objective: Any = None, short: Shortage | None
     code = error.code if isinstance(error, SystemExit) else None
     return Raised(
         type=_qualified(type(error)),
-        message=message[:2000],
-        traceback=text[-_MOST_TRACEBACK:],
+        message=masked(message)[:2000],
+        traceback=masked_addresses(text)[-_MOST_TRACEBACK:],
         where=where,
         unsendable=isinstance(error, NoNumber),
         exit_code=(code if isinstance(code, int) else int(code is not None))

@@ -23,6 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.sqlite import is_sqlite
 from supermax.naming import CLAIM, CREATION
+from supermax.words import masked
 
 _PASSING_ON_SQLITE = ("locked", "busy", "full", "disk i/o")
 _READ_ONLY_SQLITE = ("readonly database", "unable to open")
@@ -96,9 +97,9 @@ def broken(error: BaseException) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Return the driver's own words, without the statement and its parameters."""
+    """Return the driver's own words, without the statement, its parameters and passwords."""
     root = root_of(error)
-    return " ".join(str(getattr(root, "orig", root)).split())
+    return masked(" ".join(str(getattr(root, "orig", root)).split()))
 
 
 def notice_lost_servers(storage: RDBStorage) -> None:

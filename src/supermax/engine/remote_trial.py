@@ -44,6 +44,7 @@ from supermax.engine.protocol import (
     Task,
     faithful,
 )
+from supermax.files import make_private
 
 
 class TrialInterrupted(BaseException):
@@ -313,7 +314,7 @@ class RemoteTrial(Trial):
     def checkpoint_dir(self) -> Path:
         """A folder of this trial's own that all its attempts see."""
         folder = TrialFolder(Path(self._task.folder)).checkpoint
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         return folder
 
     @property

@@ -113,10 +113,6 @@ class PatientStorage(BaseStorage):
             return True
         return False
 
-    def file_key(self) -> str | None:
-        """The same for all paths that lead to the study's file, or None without one."""
-        return self._file.key if self._file is not None else None
-
     def check_file(self) -> None:
         if self._file is not None and not self._file.is_there():
             raise EnvironmentFault(_unusable(f"{self._file.path} was removed or replaced"))

@@ -39,6 +39,7 @@ from supermax.engine.outcome import (
 from supermax.engine.protocol import Channel, ConnectionLost, Finished, Ready, Task
 from supermax.engine.remote_trial import Link, RemoteTrial, TrialInterrupted, set_current_link
 from supermax.engine.shortage import shortage
+from supermax.files import tighten
 
 Objective = Callable[[Any], Any]
 
@@ -93,6 +94,7 @@ def serve(
             TrialFolder(Path(task.folder)).write_outcome(outcome)
         except OSError:  # a full disk: the coordinator waits until it can be written
             written = False
+    tighten(Path(task.folder))  # what the objective wrote there has the modes of its umask
     _flush()
     link.end(Finished(outcome.to_json(), _unclean(baseline), written))
 

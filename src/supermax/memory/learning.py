@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from supermax.files import write_whole
+from supermax.files import make_private, open_private, user_folder, write_whole
 from supermax.memory.estimate import Correction, Split, need
 from supermax.memory.facts import Spec
 from supermax.memory.speed import Pace
@@ -81,12 +81,12 @@ class Book:
         """Remember it. What cannot be written is forgotten: it only makes plans better."""
         path = self._path(spec)
         with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_private(self.folder)
             line = json.dumps({**asdict(measured), "traits": _traits(spec)}) + "\n"
             if path.exists() and path.stat().st_size > _LONGEST:
                 write_whole(path, "\n".join(_end(path)) + "\n")
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line)
+            with open_private(path, "ab") as file:
+                file.write(line.encode())
 
     def known(self, spec: Spec) -> Known:
         path = self._path(spec)
@@ -184,5 +184,4 @@ def _end(path: Path) -> list[str]:
 
 def default_folder() -> Path:
     """Of this user, across studies."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "supermax" / "memory"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "supermax" / "memory"

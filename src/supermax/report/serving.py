@@ -1,8 +1,8 @@
 """Reports in a browser, beside Optuna's dashboard: on this machine only, always as new as needed.
 
-browser ──▶ guarded ──▶ /            the studies
-                   ├──▶ /report/ID   made when asked for, made anew when the study has changed
-                   └──▶ all else     Optuna's dashboard
+browser ──▶ Guard ──▶ Site ──▶ /            the studies
+                          ├──▶ /report/ID   made when asked for, and when the study has changed
+                          └──▶ all else     Optuna's dashboard
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from socketserver import ThreadingMixIn
 from typing import Any
-from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -24,11 +23,12 @@ from optuna.storages import BaseStorage
 
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.records import StudyRecord, read
+from supermax.report.access import Guard, answer, refuse, tamed
 from supermax.report.index import index_page, message_page
 from supermax.report.page import page, require_plotly
+from supermax.words import in_short
 
 HOST = "127.0.0.1"
-_LOCAL = frozenset({"127.0.0.1", "localhost"})
 _AT_MOST_EVERY = 3.0
 """Seconds between two looks at a study, however often it is asked for."""
 _PATIENCE = 2.0
@@ -88,15 +88,13 @@ class Site:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if not is_local(environ):
-            return _answer(start, "403 Forbidden", message_page("Only from this machine."))
         path = environ.get("PATH_INFO", "/")
         if path not in ("", "/") and not path.startswith("/report"):
             return self.dashboard(environ, start)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _answer(start, "405 Method Not Allowed", message_page("It can only be read."))
+            return refuse(start, "405 Method Not Allowed", "It can only be read.")
         status, content = self._page(path)
-        return _answer(start, status, content if environ["REQUEST_METHOD"] == "GET" else b"")
+        return answer(start, status, content if environ["REQUEST_METHOD"] == "GET" else b"")
 
     def _page(self, path: str) -> tuple[str, bytes]:
         try:
@@ -110,7 +108,7 @@ class Site:
         except SupermaxError as error:
             return "503 Service Unavailable", message_page(str(error))
         except Exception as error:  # of the storage: drivers raise what they like
-            why = f"{type(error).__name__}: {error}"
+            why = f"{type(error).__name__}: {in_short(error)}"
             return "503 Service Unavailable", message_page(f"The studies cannot be read. {why}")
 
     def _studies(self) -> list[tuple[int, str, int]]:
@@ -144,38 +142,9 @@ def stamp_of(record: StudyRecord) -> Any:
     return record.name, tuple(parts)
 
 
-def is_local(environ: WSGIEnvironment) -> bool:
-    """Whether the browser was sent here by its user: a page elsewhere may have had its own name
-    point to this machine (DNS rebinding), or may send a form across."""
-    if _host(f"//{environ.get('HTTP_HOST', '')}") not in _LOCAL:
-        return False
-    if environ["REQUEST_METHOD"] in ("GET", "HEAD") or "HTTP_ORIGIN" not in environ:
-        return True
-    return bool(urlsplit(environ["HTTP_ORIGIN"]).netloc == environ["HTTP_HOST"])
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _answer(start: StartResponse, status: str, content: bytes) -> list[bytes]:
-    headers = [
-        ("Content-Type", "text/html; charset=utf-8"),
-        ("Content-Length", str(len(content))),
-        ("Cache-Control", "no-store"),
-        ("X-Content-Type-Options", "nosniff"),
-        ("X-Frame-Options", "DENY"),
-        ("Referrer-Policy", "no-referrer"),
-    ]
-    start(status, headers)
-    return [content]
-
-
-def make_site(storage: BaseStorage, place: str) -> Site:
-    """The reports and Optuna's dashboard of a storage."""
+def make_site(storage: BaseStorage, place: str, *, edit: bool = False) -> Guard:
+    """The reports and Optuna's dashboard of a storage, for whoever has the token. `edit`: studies
+    can be changed and deleted there."""
     require_plotly()
     try:
         from optuna_dashboard import wsgi
@@ -184,7 +153,7 @@ def make_site(storage: BaseStorage, place: str) -> Site:
             "The dashboard needs optuna-dashboard, which is not installed: "
             "pip install 'supermax[dashboard]'."
         ) from None
-    return Site(storage, place, wsgi(storage))
+    return Guard(Site(storage, place, tamed(wsgi(storage))), edit)
 
 
 class _Server(ThreadingMixIn, WSGIServer):

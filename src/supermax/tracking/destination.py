@@ -15,7 +15,7 @@ from supermax.engine.home import Home
 from supermax.errors import UserError
 from supermax.study import without_password
 from supermax.tracking.names import digest
-from supermax.words import masked_url
+from supermax.words import is_secret, masked_url
 
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 URI = "MLFLOW_TRACKING_URI"
@@ -47,7 +47,9 @@ class Destination:
     def _secrets(self) -> list[str]:
         found = [self.environment.get(PASSWORD) or ""]
         with contextlib.suppress(ArgumentError, ValueError):
-            found.append(str(make_url(self.uri).password or ""))
+            url = make_url(self.uri)
+            found.append(str(url.password or ""))
+            found += [str(value) for name, value in url.query.items() if is_secret(name)]
         spelled = {text for one in found if one for text in (one, quote(one), quote(one, safe=""))}
         return sorted(spelled, key=len, reverse=True)
 

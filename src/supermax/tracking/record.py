@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial
 
 from supermax.engine.folder import append_line, read_lines
 from supermax.errors import EnvironmentFault, UserError
-from supermax.files import write_whole
+from supermax.files import make_private, open_private, write_whole
 
 
 @dataclass
@@ -115,7 +115,7 @@ class TrackingFolder:
 
     def make(self) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_private(self.path)
         except OSError as error:
             raise EnvironmentFault(
                 f"{self.path} cannot be made ({error.strerror}). What was sent is noted there."
@@ -137,7 +137,7 @@ class TrackingFolder:
         """For one process at a time; the kernel lets go when it dies. `wait`: for as long as
         another one sends; otherwise UserError."""
         self.make()
-        with (self.path / f"{self.name}.lock").open("a+") as file:
+        with open_private(self.path / f"{self.name}.lock", "a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError:

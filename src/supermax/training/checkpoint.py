@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from supermax.files import open_private
 from supermax.naming import STATE
 
 
@@ -70,7 +71,7 @@ def on_cpu(value: Any) -> Any:
 def write_whole(path: Path, state: dict[str, Any]) -> None:
     """The file is there with all of it, or as it was before."""
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    with open_private(temporary, "wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from supermax.files import make_private
 from supermax.training.dropouts import loosened, tight
 from supermax.training.encoders import DROPOUTS, layer_list
 from supermax.training.models import Model
@@ -200,7 +201,7 @@ def _layers(encoder: Any) -> list[nn.Module]:
 def _get_ready(folder: Path | None) -> None:
     """One process compiles: a cell whose helpers outlive a trial would be taken for unclean."""
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         if not _SOMEBODY_S_OWN:
             os.environ[_CACHE] = str(folder)
     with warnings.catch_warnings():

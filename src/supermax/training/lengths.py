@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from supermax.files import write_whole
+from supermax.files import make_private, write_whole
 from supermax.training.data.examples import Example
 
 _AT_ONCE = 64
@@ -34,7 +34,7 @@ def lengths_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: st
         if 0 < found.longest <= found.total:
             return found
     found = _counted(examples, tokenizer)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     write_whole(path, json.dumps(asdict(found)))
     return found
 

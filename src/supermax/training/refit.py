@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from supermax.errors import UserError
+from supermax.files import make_private, open_private
 from supermax.training.checkpoint import Saver, read_whole, write_whole
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
@@ -119,8 +120,8 @@ def _kept(cache: Path, facts: list[Any], seeds: Sequence[int]) -> Iterator[Path]
     """The folder of refits like this, where it finds what a killed one has left."""
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache / "refits" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    make_private(folder)
+    with open_private(folder.with_suffix(".lock"), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -173,7 +174,7 @@ class _Work:
 def _trained(work: _Work, seed: int, progress: Progress | None, save_every: float) -> float | None:
     """Train with a seed and keep the weights; gives the threshold of the policy "calibrated"."""
     place = work.place(seed)
-    place.mkdir(exist_ok=True)
+    make_private(place)
     done = read_whole(place / _DONE)
     if done is None:
         prepared = work.prepared(seed)

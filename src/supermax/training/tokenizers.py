@@ -22,6 +22,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from supermax.errors import UserError
+from supermax.files import make_private
 from supermax.training.sources import Source
 from supermax.words import in_short
 
@@ -91,7 +92,7 @@ def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
 
 def _keep(tokenizer: Tokenizer, path: Path) -> None:
     """Atomic: cells that learn it at the same time learn the same one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
     os.close(handle)
     tokenizer.save(temporary)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from supermax.errors import Infeasible
+from supermax.files import make_private, open_private
 from supermax.training.data.examples import Example
 from supermax.training.data.spans import Span
 from supermax.training.offsets import Array, mapped, widened
@@ -87,10 +88,11 @@ def _kept(folder: Path) -> Tokens:
 
 def _keep(tokens: Tokens, folder: Path) -> None:
     """All files or none, also when two cells make the same ones at once."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private(folder.parent)
     temporary = Path(tempfile.mkdtemp(dir=folder.parent))
     for f in fields(Tokens):
-        np.save(temporary / f"{f.name}.npy", getattr(tokens, f.name))
+        with open_private(temporary / f"{f.name}.npy", "wb") as file:
+            np.save(file, getattr(tokens, f.name))
     try:
         temporary.rename(folder)
     except OSError:  # somebody was faster
