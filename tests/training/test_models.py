@@ -95,12 +95,12 @@ def test_every_family_trains_freezes_and_recomputes(tmp_path: Path, family: str)
     assert set(one) == set(other)
     for name, gradient in one.items():
         assert torch.allclose(gradient, other[name], rtol=0, atol=1e-10), name
-    depth = plain.model.depth()
+    above = plain.model.layers_above()
     frozen = {n for n, p in plain.model.named_parameters() if not p.requires_grad}
     assert frozen
-    assert {depth(name) for name in frozen} == {0, 1}
+    assert {above[name] for name in frozen} == {1, 2}
     assert not frozen & set(one)
-    assert all(depth(name) in (None, 2) for name in one)
+    assert all(above.get(name, 0) == 0 for name in one)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -236,9 +236,12 @@ class _States:
         return self.kept and self._clock() - self._last >= self._every
 
     def found(self) -> tuple[State, dict[str, torch.Tensor]]:
-        """The state that was saved, with the best weights; a new one where there is none."""
+        """The state that was saved, with the best weights; a new one where there is none, or none
+        that this optimizer can go on from."""
         saved = self._saver.load() if self._saver is not None else None
-        return (State(), {}) if saved is None else _restore(self._prepared, saved)
+        if saved is None or not self._prepared.step.can_load(saved["step"]):
+            return State(), {}
+        return _restore(self._prepared, saved)
 
     def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
         if self._saver is not None:
