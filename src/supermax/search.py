@@ -59,7 +59,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     UserError."""
     settings = resolved.settings
     check_gpus(settings.gpus)
-    splits, at_a_time = data_of(settings), (settings.workers, settings.gpus)
+    splits = data_of(settings)
     tuning = Tuning(
         settings.agent,
         whole(splits),
@@ -84,7 +84,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         ),
         memory=settings.gpu_memory,
         settings=noted(settings),
-        around=lambda study: around(settings, tell, tuning.workers(*at_a_time), study),
+        around=partial(around, settings, tell),
         tell=lambda _: None,  # the plan says it
     )
     options = {
@@ -100,9 +100,10 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
 
 @contextmanager
 def around(
-    settings: Settings, tell: Callable[[str], None], workers: int, study: optuna.Study
+    settings: Settings, tell: Callable[[str], None], study: optuna.Study, workers: int, gpus: int
 ) -> Iterator[None]:
-    """What goes on for as long as the run does, with so many trials at a time."""
+    """Keep what goes on for as long as the run does: CUDA's MPS, a tracker. `workers` and `gpus`
+    are those of the run, whoever gave them."""
     with ExitStack() as stack:
         wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
         if wanted and not torch.cuda.is_available():
@@ -112,18 +113,17 @@ def around(
                 f"{torch.__version__} sees none."
             )
         elif settings.mps:
-            stack.enter_context(shared(tell, _share(settings, workers, study)))
+            stack.enter_context(shared(tell, _share(settings, study, workers, gpus)))
         if (tracker := tracker_of(settings, tell)) is not None:
             stack.enter_context(tracker(study))
         yield
 
 
-def _share(settings: Settings, workers: int, study: optuna.Study) -> int:
-    """Of a GPU, in percent, for each cell."""
+def _share(settings: Settings, study: optuna.Study, workers: int, gpus: int) -> int:
+    """Share of a GPU for each cell, in percent."""
     done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
     cells = min(workers, max(1, settings.trials - done))
-    each = -(-cells // max(1, len(settings.gpus)))
-    return share_of_each(each, GpuBudget(settings.gpu_memory).whole)
+    return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
 
 
 def tracker_of(

@@ -137,8 +137,9 @@ class Tuning:
     None: what there is."""
     settings: dict[str, Any] | None = None
     """Noted on the study, for commands that come later."""
-    around: Callable[[Study], AbstractContextManager[Any]] | None = None
-    """Entered with the study for as long as the run goes: a tracker, say."""
+    around: Callable[[Study, int, int], AbstractContextManager[Any]] | None = None
+    """Context for as long as the run goes (a tracker, say), made from the study, the number of
+    trials at a time and the number of devices they are spread over."""
     tell: Callable[[str], None] = print
 
     def run(self, **options: Any) -> Tuned:
@@ -196,7 +197,9 @@ class Tuning:
         if planner is not None:
             planner.refuse_what_cannot_be(fit.sources)
         options = {"reuse_cells": True, "planner": planner, **options}
-        with self.around(study) if self.around is not None else nullcontext():
+        devices = max(1, len(options.get("devices") or ()))
+        around = self.around or (lambda *_: nullcontext())
+        with around(study, options["workers"], devices):
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
