@@ -86,6 +86,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         settings=noted(settings),
         around=partial(around, settings, tell),
         tell=lambda _: None,  # the plan says it
+        warn=tell,
     )
     options = {
         "workers": settings.workers,

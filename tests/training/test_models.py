@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from supermax.errors import UserError
 from supermax.training import architectures, sources
 from supermax.training.batches import by_length, collate, order, split
-from supermax.training.encoders import depth_of, layer_list, load, prepared, rough_size, size_of
+from supermax.training.encoders import depth_of, layer_list, load, prepared
 from supermax.training.models import Model
 from supermax.training.sources import find, find_all
 from supermax.training.steps import loss_of, shares
@@ -298,9 +298,3 @@ print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
         for seed in ("1", "2")
     }
     assert len(found) == 1
-
-
-@pytest.mark.parametrize("name", ["tiny", *(f"untrained/{name}" for name in architectures.FULL)])
-def test_the_rough_size_of_an_encoder_is_near_the_truth(name: str) -> None:
-    source = find(name)
-    assert rough_size(source) == pytest.approx(size_of(source), rel=0.1)

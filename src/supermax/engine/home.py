@@ -45,9 +45,14 @@ def find_home(study: Study) -> Home:
         vars(storage)["_supermax"] = somewhere
         return Home("memory", somewhere / name, None, True)
     address = _address(storage)
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return Home(address, data / "supermax" / digest / name, None, False)
+    return Home(address, data_folder() / digest / name, None, False)
+
+
+def data_folder() -> Path:
+    """Run folders of studies whose storage is no file."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(data) / "supermax"
 
 
 def _somewhere() -> Path:
