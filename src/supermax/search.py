@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ import torch
 from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
-from supermax.agents.objective import configured, here
+from supermax.agents.objective import AgentObjective, configured, here
+from supermax.agents.repeating import Repetition
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.mps import shared
-from supermax.naming import CACHE, STORAGE
+from supermax.naming import CACHE, SETTINGS, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.space import Space, load, narrowed, nest, preset
+from supermax.space import space_of as recorded_space
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
@@ -34,7 +36,8 @@ from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
-from supermax.training.refit import Progress, Refit
+from supermax.training.limits import hold_to
+from supermax.training.refit import Progress, Refit, shared_out
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning
@@ -183,23 +186,92 @@ def refit(
     seeds: Sequence[int],
     folder: str | Path,
     progress: Progress | None = None,
+    tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
-    """The best trial, or another, trained for good on the data it was searched on."""
+    """The best trial, or another, trained for good on the data it was searched on, within the
+    memory that its search had. `tell` hears when that ran out all the same."""
     chosen = record.best() if trial is None else record.trial(trial)
     splits = same_data(record, settings)
     config = config_of(record, chosen)
-    done = train_again(
-        config,
-        splits,
-        seeds=seeds,
-        cache=cache_of(settings),
-        execution=here(Execution(device="auto", precision="auto")),
-        epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
-        objective=record.objectives[0],
-        folder=folder,
-        progress=progress,
+    train, held = shared_out(config, splits)
+    judged = replace(
+        held, classes=held.classes + splits.test.classes, spans=held.spans + splits.test.spans
     )
+    objective = replace(objective_of(record, settings, splits), train=train, validation=judged)
+    again = repetition(objective, settings, chosen, config, tell)
+    execution = again.first(_held(settings, here(objective.execution)))
+    hold_to(execution)
+    try:
+        done = train_again(
+            config,
+            splits,
+            seeds=seeds,
+            cache=cache_of(settings),
+            execution=execution,
+            epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
+            objective=record.objectives[0],
+            folder=folder,
+            progress=progress,
+            smaller=again.smaller,
+        )
+    finally:
+        hold_to(replace(execution, memory=None))
     return chosen, done
+
+
+def replayed(
+    record: StudyRecord, trial: TrialRecord, tell: Callable[[str], None] = print
+) -> AgentObjective:
+    """The objective of an agent's study, executed as the trial was, or as it fits here."""
+    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
+    objective = objective_of(record, settings, same_data(record, settings))
+    again = repetition(objective, settings, trial, config_of(record, trial), tell)
+    return replace(objective, execution=again.first(_held(settings, here(objective.execution))))
+
+
+def objective_of(record: StudyRecord, settings: Settings, splits: Splits) -> AgentObjective:
+    """The objective that a study of an agent was searched with."""
+    space = recorded_space(record.study)
+    if space is None:
+        raise UserError(f"The study '{record.name}' does not remember its space.")
+    return AgentObjective(
+        record.experiment["agent"],
+        space,
+        splits.train,
+        splits.validation,
+        cache_of(settings),
+        record.objectives,
+        record.experiment["limits"],
+        Execution(device="auto", precision="auto"),
+    )
+
+
+def repetition(
+    objective: AgentObjective,
+    settings: Settings,
+    trial: TrialRecord,
+    config: Config,
+    tell: Callable[[str], None],
+) -> Repetition:
+    """The trial's memory plan, for what the objective trains on."""
+    tuning = Tuning(
+        objective.agent,
+        objective.train,
+        storage_of(settings),
+        objective.cache,
+        memory=settings.gpu_memory,
+        tell=tell,
+    )
+    planner = tuning.planner(replace(objective, book=tuning.book()))
+    before = trial.attempts[-1].plan if trial.attempts else None
+    return Repetition(planner, config, before, tell)
+
+
+def _held(settings: Settings, execution: Execution) -> Execution:
+    """A GPU emulates a smaller one where the settings say so. The data of this process is the
+    caller's, and has no limit of ours."""
+    on_gpu = execution.device.startswith("cuda")
+    return replace(execution, memory=settings.gpu_memory if on_gpu else None)
 
 
 def same_data(record: StudyRecord, settings: Settings) -> Splits:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.table import Table
@@ -17,15 +19,12 @@ from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem
 from supermax.errors import UserError
 from supermax.naming import SETTINGS, STORAGE
-from supermax.records import StudyRecord, read
+from supermax.records import read
 from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
 from supermax.words import counted, metric_title
-
-if TYPE_CHECKING:
-    from supermax.agents.objective import AgentObjective
 
 _FAILED = 1
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
@@ -65,7 +64,13 @@ def refit(
             print(f"seed {seed}: epoch {epoch}, loss {loss:.4f}", flush=True)
 
     chosen, result = search.refit(
-        record, trial, settings, seeds=_seeds(seeds), folder=folder, progress=progress
+        record,
+        trial,
+        settings,
+        seeds=_seeds(seeds),
+        folder=folder,
+        progress=progress,
+        tell=partial(print, file=sys.stderr, flush=True),
     )
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
@@ -163,7 +168,12 @@ def replay(
     found = record.trial(trial)
     if not found.params:
         raise UserError(f"Trial {trial} has no parameters: it never got as far as asking for any.")
-    run = load_objective(objective) if objective else _objective(record)
+    if objective:
+        run = load_objective(objective)
+    else:
+        from supermax.search import replayed
+
+        run = replayed(record, found)
     print(f"Trial {trial} of '{record.name}', which was {found.state.lower()}, again:")
     try:
         with _blocking_launches():
@@ -190,32 +200,6 @@ def _blocking_launches() -> Iterator[None]:
 
 def _say_step(step: int, value: float) -> None:
     print(f"  step {step}: {value:.6g}", flush=True)
-
-
-# What a study of an agent is about.
-
-
-def _objective(record: StudyRecord) -> AgentObjective:
-    from supermax.agents.objective import AgentObjective
-    from supermax.search import cache_of, remembered, same_data
-    from supermax.space import space_of
-    from supermax.training.steps import Execution
-
-    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
-    splits = same_data(record, settings)
-    space = space_of(record.study)
-    if space is None:
-        raise UserError(f"The study '{record.name}' does not remember its space.")
-    return AgentObjective(
-        record.experiment["agent"],
-        space,
-        splits.train,
-        splits.validation,
-        cache_of(settings),
-        record.objectives,
-        record.experiment["limits"],
-        Execution(device="auto", precision="auto"),
-    )
 
 
 def _seeds(text: str) -> list[int]:

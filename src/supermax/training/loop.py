@@ -164,15 +164,17 @@ def train_blind(
     on from a state that is found there."""
     states = _States(prepared, folder, save_every, clock)
     state, _ = states.found()
-    while state.epoch < epochs:
-        _epoch(prepared, state, {}, None, None)
-        loss = state.loss / max(1, state.update)
-        state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-        if states.due:
-            states.save(state, {})
-        if told is not None:
-            told(state.epoch, loss)
-    states.wait()
+    try:
+        while state.epoch < epochs:
+            _epoch(prepared, state, {}, None, None)
+            loss = state.loss / max(1, state.update)
+            state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+            if states.due:
+                states.save(state, {})
+            if told is not None:
+                told(state.epoch, loss)
+    finally:
+        states.wait()  # who goes on from here, after an error, writes to the same file
     weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
     return weights
 
