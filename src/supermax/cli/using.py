@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -14,6 +15,7 @@ from typing import Annotated, Literal, cast
 import typer
 from rich.table import Table
 
+from supermax.cli.completing import among
 from supermax.cli.looking import Study
 from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem
@@ -24,8 +26,9 @@ from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
-from supermax.words import counted, metric_title
+from supermax.words import counted, ended, metric_title, nearest
 
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _FAILED = 1
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
@@ -102,6 +105,13 @@ def predict(
         bool, typer.Option("--with-text", help="Write texts and questions too.")
     ] = False,
     on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="auto (as the model was judged, where the device has it), fp32, bf16 or fp16.",
+            autocompletion=among(PRECISIONS),
+        ),
+    ] = PRECISIONS[0],
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
     """Ask an exported model about the rows of a file.
@@ -121,6 +131,9 @@ def predict(
 
     if on_bad not in ("stop", "skip"):
         raise UserError(f"--on-bad is stop or skip, not {on_bad!r}.")
+    if precision not in PRECISIONS:
+        near = nearest(precision, PRECISIONS)
+        raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
     asks = load_exported(model).asks
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
@@ -137,13 +150,20 @@ def predict(
         file,
         columns,
         out,
-        execution=here(Execution(device="auto")),
+        execution=replace(here(Execution(device="auto")), precision=precision),
         with_text=with_text,
         on_bad=cast(Literal["stop", "skip"], on_bad),
     )
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
     skipped = f", {done.skipped} bad rows skipped" if done.skipped else ""
     print(f"{done.rows} rows answered in {done.out} ({used}{skipped}).")
+    if done.precision != done.judged_in:
+        print(
+            f"They were computed in {done.precision}. The model was judged in {done.judged_in}: a "
+            f"score near its threshold may fall on the other side. `--precision {done.judged_in} "
+            f"--force` computes them as it was judged, which may take longer on this device.",
+            file=sys.stderr,
+        )
 
 
 def replay(

@@ -179,6 +179,13 @@ def on(batch: Batch, device: str) -> Batch:
     )
 
 
+def precision_like(wanted: str, device: str) -> str:
+    """The wanted precision where the device computes in it at speed, else fp32."""
+    if wanted == "bf16" and device.startswith("cuda"):
+        return wanted if best_precision(device) == wanted else "fp32"
+    return wanted if device.startswith("cuda") else "fp32"
+
+
 def best_precision(device: str) -> str:
     """bf16 where the device computes in it, fp16 on older GPUs, fp32 on CPUs."""
     if not device.startswith("cuda"):
