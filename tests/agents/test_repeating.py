@@ -129,7 +129,6 @@ def folder_of(study: supermax.Study) -> Path:
     return Path(study.settings.outdir)
 
 
-@pytest.mark.slow
 def test_a_refit_fits_where_its_trial_did_and_is_the_same_experiment(
     split: supermax.Study, tmp_path: Path
 ) -> None:
@@ -144,6 +143,7 @@ def test_a_refit_fits_where_its_trial_did_and_is_the_same_experiment(
         assert torch.allclose(weight, weights[1][name], atol=1e-4), name
 
 
+@pytest.mark.slow
 def test_a_replay_fits_where_its_trial_did(split: supermax.Study) -> None:
     assert limited(folder_of(split), "replay") == pytest.approx(split.best().values, abs=1e-3)
 
