@@ -49,7 +49,7 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
         splits=Splits(corpus, validation_of(corpus), validation_of(corpus)),
         top=1,
         seed=0,
-        around=lambda study: _queued(study, number),
+        around=lambda study, *_: _queued(study, number),
         tell=lambda _: None,
         execution=Execution(device="auto", precision="auto", compiled=cells.compiled),
     )

@@ -100,7 +100,7 @@ ALLOWED = {
         "errors",
     },
     "cleaning": {"records", "engine", "naming"},
-    "doctor": {"mps", "memory", "study", "training", "settings", "engine", "errors", "words"},
+    "doctor": {"mps", "memory", "study", "agents", "settings", "engine", "errors", "words"},
     "replaying": {"records", "engine", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {

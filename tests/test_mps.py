@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from supermax import mps
+from supermax import Study, mps
 from supermax.search import _share, around
 from supermax.settings import Settings
 from tests.conftest import eventually
@@ -97,7 +97,7 @@ def test_a_share_that_somebody_has_set_is_kept(
 
 PROGRAM = """
 import time
-from supermax import mps
+from supermax import Study, mps
 with mps.shared(print) as shares:
     print("shares", shares, flush=True)
     time.sleep(1000)
@@ -214,13 +214,13 @@ def test_a_search_asks_for_it(
     settings = Settings(agent="criteria", trials=9, epochs=1, mps=wanted, gpu_memory=100 << 30)
     said: list[str] = []
     study = optuna.create_study()
-    with around(settings, said.append, 4, study):
+    with around(settings, said.append, study, 4, 1):
         assert pids.exists() == wanted
         assert os.environ.get(mps.SHARE) == ("50" if wanted else None)
     assert said == []
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     pids.unlink(missing_ok=True)
-    with around(settings, said.append, 4, study):
+    with around(settings, said.append, study, 4, 1):
         assert not pids.exists()
     assert said == [f"mps is for GPUs and does nothing here: torch {VERSION} sees none."] * wanted
 
@@ -228,21 +228,43 @@ def test_a_search_asks_for_it(
 def test_a_cell_s_share_is_of_those_that_will_be_there() -> None:
     study = optuna.create_study()
     settings = Settings(agent="criteria", trials=9, epochs=1, gpu_memory=100 << 30)
-    assert _share(settings, 8, study) == 25
-    two = settings.model_copy(update={"gpus": ["0", "1"]})
-    assert _share(two, 8, study) == 50
+    assert _share(settings, study, 8, 1) == 25
+    assert _share(settings, study, 8, 2) == 50
     for _ in range(6):
         study.add_trial(optuna.trial.create_trial(value=1.0))
-    assert _share(settings, 8, study) == 67  # three are left
+    assert _share(settings, study, 8, 1) == 67  # three are left
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
-    assert _share(settings, 8, study) == 67
+    assert _share(settings, study, 8, 1) == 67
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("by", ["settings", "run"])
+def test_a_cell_s_share_follows_the_workers_of_the_run(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Cells are processes of their own and find no GPU: trials run on the CPU."""
+    played(service)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = {"workers": 8, "mps": True, "gpu_memory": "100GiB", "trials": 4, "epochs": 1}
+    if by == "run":
+        settings["workers"] = 1
+    study = Study.from_config(
+        agent="criteria", data={"path": "synthetic", "posts": 40}, outdir=str(tmp_path), **settings
+    )
+    shares: list[str | None] = []
+    study.run(
+        progress=False,
+        callbacks=[lambda *_: shares.append(os.environ.get(mps.SHARE))],
+        **({"workers": 8} if by == "run" else {}),
+    )
+    assert shares == ["50"] * 4  # no more than the four trials run at a time
 
 
 def test_what_is_for_gpus_says_so_without_one() -> None:
     settings = Settings(agent="criteria", trials=1, epochs=1, mps=True, compile=True)
     said: list[str] = []
-    with around(settings, said.append, 1, optuna.create_study()):
+    with around(settings, said.append, optuna.create_study(), 1, 1):
         pass
     assert said == [
         f"mps and compile are for GPUs and do nothing here: torch {VERSION} sees none."

@@ -223,9 +223,9 @@ def folder(about: str, path: Path) -> Iterator[Finding]:
 def models(names: list[str]) -> Iterator[Finding]:
     if find_spec("torch") is None:
         return
-    from supermax.training.sources import find_all
+    from supermax.agents.fitting import usable
 
-    found, missing = find_all(names)
+    found, missing = usable(names)
     for name, source in found.items():
         if source.trained:
             yield Finding("models", GOOD, f"{name} is here")
@@ -235,7 +235,7 @@ def models(names: list[str]) -> Iterator[Finding]:
         yield Finding(
             "models",
             WARNING if found else BAD,
-            f"missing: {', '.join(missing)}",
+            f"cannot be used: {', '.join(missing)}",
             next(iter(missing.values())),
         )
 

@@ -11,8 +11,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
+
+from optuna.study import Study
 
 from supermax import mps
 from supermax.agents.data_notices import weaknesses
@@ -22,6 +25,7 @@ from supermax.agents.objective import configured
 from supermax.agents.specs import spec_of
 from supermax.agents.truncation import told, truncation
 from supermax.engine import kernel
+from supermax.engine.home import data_folder, find_home
 from supermax.errors import SupermaxError
 from supermax.memory import planner
 from supermax.memory.budgets import GpuBudget, HostBudget
@@ -30,9 +34,9 @@ from supermax.records import TrialRecord, finished, read
 from supermax.search import Search, limits_of, space_of, storage_of
 from supermax.settings import Resolved, Settings
 from supermax.space import find_versions, nest
-from supermax.study import existing, without_password
+from supermax.study import existing, file_of, without_password
 from supermax.training.steps import Execution
-from supermax.tuning import bytes_needed, foreseen, has_cuda
+from supermax.tuning import foreseen, has_cuda
 from supermax.words import counted, size_text
 
 REFUSED = "supermax:infeasible"
@@ -45,8 +49,8 @@ def plan(search: Search) -> list[str]:
     settings, tuning = search.settings, search.tuning
     cuda = has_cuda(tuning.execution)
     fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
-    workers = tuning.workers(settings.workers, settings.gpus)
-    needed = bytes_needed(fit.sources, settings.top, workers)
+    allowed, _ = tuning.allowance(fit, _run_dir(settings), search.options)  # the run says it
+    workers = allowed.workers
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
     device = _on_gpus(settings, workers) if cuda else "on the CPU"
@@ -60,7 +64,7 @@ def plan(search: Search) -> list[str]:
         *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
         f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
         f"pruner {settings.pruner}",
-        f"Disk        up to {size_text(needed)} of weights and states",
+        f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
     assert tuning.splits is not None
     cuts = truncation(settings.agent, tuning.splits, fit.space, fit.sources.values(), tuning.cache)
@@ -102,13 +106,26 @@ def crowd(settings: Settings, workers: int, cores: int) -> list[str]:
     return [f"{many} trials at a time share {counted(cores, 'core')}, and wait for each other"]
 
 
-def _trials(settings: Settings) -> list[TrialRecord]:
-    """Those that the study already holds."""
+def _study(settings: Settings) -> Study | None:
     try:
         versions = find_versions(existing(storage_of(settings)), settings.study)
     except SupermaxError:  # there is none yet; what is wrong with it is told when it is opened
-        return []
-    return read(versions[-1]).trials if versions else []
+        return None
+    return versions[-1] if versions else None
+
+
+def _trials(settings: Settings) -> list[TrialRecord]:
+    """Those that the study already holds."""
+    study = _study(settings)
+    return read(study).trials if study is not None else []
+
+
+def _run_dir(settings: Settings) -> Path:
+    """Where the run's files are, or will be."""
+    if (study := _study(settings)) is not None:
+        return find_home(study).run_dir
+    file = file_of(storage_of(settings))
+    return file.parent if file is not None else data_folder()
 
 
 def _pace(settings: Settings, workers: int) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,18 @@ import torch
 from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
-from supermax.agents.objective import configured, here
+from supermax.agents.objective import AgentObjective, configured, here
+from supermax.agents.repeating import Repetition
 from supermax.agents.starting import check_parts
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.mps import shared
-from supermax.naming import CACHE, STORAGE
+from supermax.naming import CACHE, SETTINGS, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.space import Space, load, narrowed, nest, preset
+from supermax.space import space_of as recorded_space
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
@@ -35,7 +37,8 @@ from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
-from supermax.training.refit import Progress, Refit
+from supermax.training.limits import hold_to
+from supermax.training.refit import Progress, Refit, shared_out
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning
@@ -60,7 +63,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     UserError."""
     settings = resolved.settings
     check_gpus(settings.gpus)
-    splits, at_a_time = data_of(settings), (settings.workers, settings.gpus)
+    splits = data_of(settings)
     check_parts(settings.agent, splits)
     tuning = Tuning(
         settings.agent,
@@ -86,8 +89,9 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         ),
         memory=settings.gpu_memory,
         settings=noted(settings),
-        around=lambda study: around(settings, tell, tuning.workers(*at_a_time), study),
+        around=partial(around, settings, tell),
         tell=lambda _: None,  # the plan says it
+        warn=tell,
     )
     options = {
         "workers": settings.workers,
@@ -102,9 +106,10 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
 
 @contextmanager
 def around(
-    settings: Settings, tell: Callable[[str], None], workers: int, study: optuna.Study
+    settings: Settings, tell: Callable[[str], None], study: optuna.Study, workers: int, gpus: int
 ) -> Iterator[None]:
-    """What goes on for as long as the run does, with so many trials at a time."""
+    """Keep what goes on for as long as the run does: CUDA's MPS, a tracker. `workers` and `gpus`
+    are those of the run, whoever gave them."""
     with ExitStack() as stack:
         wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
         if wanted and not torch.cuda.is_available():
@@ -114,18 +119,17 @@ def around(
                 f"{torch.__version__} sees none."
             )
         elif settings.mps:
-            stack.enter_context(shared(tell, _share(settings, workers, study)))
+            stack.enter_context(shared(tell, _share(settings, study, workers, gpus)))
         if (tracker := tracker_of(settings, tell)) is not None:
             stack.enter_context(tracker(study))
         yield
 
 
-def _share(settings: Settings, workers: int, study: optuna.Study) -> int:
-    """Of a GPU, in percent, for each cell."""
+def _share(settings: Settings, study: optuna.Study, workers: int, gpus: int) -> int:
+    """Share of a GPU for each cell, in percent."""
     done = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
     cells = min(workers, max(1, settings.trials - done))
-    each = -(-cells // max(1, len(settings.gpus)))
-    return share_of_each(each, GpuBudget(settings.gpu_memory).whole)
+    return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
 
 
 def tracker_of(
@@ -184,23 +188,92 @@ def refit(
     seeds: Sequence[int],
     folder: str | Path,
     progress: Progress | None = None,
+    tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
-    """The best trial, or another, trained for good on the data it was searched on."""
+    """The best trial, or another, trained for good on the data it was searched on, within the
+    memory that its search had. `tell` hears when that ran out all the same."""
     chosen = record.best() if trial is None else record.trial(trial)
     splits = same_data(record, settings)
     config = config_of(record, chosen)
-    done = train_again(
-        config,
-        splits,
-        seeds=seeds,
-        cache=cache_of(settings),
-        execution=here(Execution(device="auto", precision="auto")),
-        epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
-        objective=record.objectives[0],
-        folder=folder,
-        progress=progress,
+    train, held = shared_out(config, splits)
+    judged = replace(
+        held, classes=held.classes + splits.test.classes, spans=held.spans + splits.test.spans
     )
+    objective = replace(objective_of(record, settings, splits), train=train, validation=judged)
+    again = repetition(objective, settings, chosen, config, tell)
+    execution = again.first(_held(settings, here(objective.execution)))
+    hold_to(execution)
+    try:
+        done = train_again(
+            config,
+            splits,
+            seeds=seeds,
+            cache=cache_of(settings),
+            execution=execution,
+            epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
+            objective=record.objectives[0],
+            folder=folder,
+            progress=progress,
+            smaller=again.smaller,
+        )
+    finally:
+        hold_to(replace(execution, memory=None))
     return chosen, done
+
+
+def replayed(
+    record: StudyRecord, trial: TrialRecord, tell: Callable[[str], None] = print
+) -> AgentObjective:
+    """The objective of an agent's study, executed as the trial was, or as it fits here."""
+    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
+    objective = objective_of(record, settings, same_data(record, settings))
+    again = repetition(objective, settings, trial, config_of(record, trial), tell)
+    return replace(objective, execution=again.first(_held(settings, here(objective.execution))))
+
+
+def objective_of(record: StudyRecord, settings: Settings, splits: Splits) -> AgentObjective:
+    """The objective that a study of an agent was searched with."""
+    space = recorded_space(record.study)
+    if space is None:
+        raise UserError(f"The study '{record.name}' does not remember its space.")
+    return AgentObjective(
+        record.experiment["agent"],
+        space,
+        splits.train,
+        splits.validation,
+        cache_of(settings),
+        record.objectives,
+        record.experiment["limits"],
+        Execution(device="auto", precision="auto"),
+    )
+
+
+def repetition(
+    objective: AgentObjective,
+    settings: Settings,
+    trial: TrialRecord,
+    config: Config,
+    tell: Callable[[str], None],
+) -> Repetition:
+    """The trial's memory plan, for what the objective trains on."""
+    tuning = Tuning(
+        objective.agent,
+        objective.train,
+        storage_of(settings),
+        objective.cache,
+        memory=settings.gpu_memory,
+        tell=tell,
+    )
+    planner = tuning.planner(replace(objective, book=tuning.book()))
+    before = trial.attempts[-1].plan if trial.attempts else None
+    return Repetition(planner, config, before, tell)
+
+
+def _held(settings: Settings, execution: Execution) -> Execution:
+    """A GPU emulates a smaller one where the settings say so. The data of this process is the
+    caller's, and has no limit of ours."""
+    on_gpu = execution.device.startswith("cuda")
+    return replace(execution, memory=settings.gpu_memory if on_gpu else None)
 
 
 def same_data(record: StudyRecord, settings: Settings) -> Splits:

@@ -6,7 +6,7 @@ Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ T
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -19,8 +19,9 @@ from optuna.samplers import BaseSampler
 from optuna.study import Study
 
 from supermax.agents.data_notices import weaknesses
-from supermax.agents.fitting import fitted
-from supermax.agents.keeping import Keeper, check_room
+from supermax.agents.fits import footprints
+from supermax.agents.fitting import Fitted, fitted
+from supermax.agents.keeping import Keeper, within_disk
 from supermax.agents.measures import check_objectives, versions_of
 from supermax.agents.objective import AgentObjective, configured
 from supermax.agents.provisioning import MemoryPlanner
@@ -43,17 +44,17 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.devices import gpus, named
+from supermax.memory.disk import Allowance, Demand
 from supermax.memory.learning import Book, default_folder
 from supermax.memory.sharing import cells_that_pay
 from supermax.naming import EXPERIMENT, NOTICES, RESULT, SETTINGS, plain_params
 from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
-from supermax.study import in_words, make_storage, open_study, without_password
+from supermax.study import file_of, in_words, make_storage, open_study, without_password
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
-from supermax.training.encoders import rough_size
 from supermax.training.limits import count_what_is_used
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
@@ -140,9 +141,12 @@ class Tuning:
     None: what there is."""
     settings: dict[str, Any] | None = None
     """Noted on the study, for commands that come later."""
-    around: Callable[[Study], AbstractContextManager[Any]] | None = None
-    """Entered with the study for as long as the run goes: a tracker, say."""
+    around: Callable[[Study, int, int], AbstractContextManager[Any]] | None = None
+    """Context for as long as the run goes (a tracker, say), made from the study, the number of
+    trials at a time and the number of devices they are spread over."""
     tell: Callable[[str], None] = print
+    warn: Callable[[str], None] = print
+    """Called with what the run does otherwise than it was asked to."""
 
     def run(self, **options: Any) -> Tuned:
         """Search. `options` go to supermax.optimize (workers, timeout, progress, …); `workers`
@@ -199,15 +203,21 @@ class Tuning:
         run_dir = find_home(study).run_dir
         if isinstance(elsewhere := options.get("run_dir"), (str, os.PathLike)):
             run_dir = Path(elsewhere)
-        options["workers"] = self.workers(options.get("workers", 1), options.get("devices"))
-        check_room(run_dir, bytes_needed(fit.sources, self.top, options["workers"]))
-        keeper = Keeper(run_dir, self.top, self.budget)
-        callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         planner = self.planner(objective)
         if planner is not None:
             planner.refuse_what_cannot_be(fit.sources)
+        allowed, notice = self.allowance(fit, run_dir, options)
+        if notice:
+            self.warn(notice)
+        options["workers"] = allowed.workers
+        keeper = Keeper(run_dir, self.top, allowed.keep)
+        callbacks = [keeper, *(options.pop("callbacks", None) or ())]
         options = {"reuse_cells": True, "planner": planner, **options}
-        with self.around(study) if self.around is not None else nullcontext():
+        devices = max(1, len(options.get("devices") or ()))
+        around: AbstractContextManager[Any] = nullcontext()
+        if self.around is not None:
+            around = self.around(study, options["workers"], devices)
+        with around:
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
@@ -217,6 +227,33 @@ class Tuning:
         """Trials at a time."""
         gpus = max(1, len(devices or ())) if has_cuda(self.execution) else 0
         return cells_that_pay(wanted, gpus=gpus, cores=kernel.cores())
+
+    def allowance(
+        self, fit: Fitted, run_dir: Path, options: Mapping[str, Any]
+    ) -> tuple[Allowance, str]:
+        """Trials at a time and bytes of kept weights that the disk has room for; a notice where
+        that is less than was asked for. Raises EnvironmentFault where it is not enough."""
+        devices = options.get("devices") or ()
+        execution = foreseen(self.execution, "cuda" if has_cuda(self.execution) else "cpu")
+        budget = self.device_budget().whole * max(1, len(devices))
+
+        def demand(sources: Iterable[Source]) -> Demand:
+            found = footprints(fit.space, sources, self.agent, execution)
+            workers = self.workers(options.get("workers", 1), devices)
+            planned = budget if self.execution.micro_batch is None else None
+            return Demand(found, workers, planned or None, self.top, self.budget)
+
+        elsewhere = "name a storage on another disk (--storage)"
+        if options.get("run_dir"):
+            elsewhere = "give it a run_dir on another disk"
+        elif file_of(self.storage) is None:
+            elsewhere = "set XDG_DATA_HOME to a folder on another disk"
+        alone = {name: demand([source]) for name, source in fit.sources.items()}
+        return within_disk(demand(fit.sources.values()), run_dir, elsewhere, alone)
+
+    def device_budget(self) -> GpuBudget | HostBudget:
+        """Memory of a device for trials."""
+        return GpuBudget(self.memory) if has_cuda(self.execution) else HostBudget(self.memory)
 
     def book(self) -> Book:
         """What trials on this device took, with the libraries that are installed."""
@@ -235,7 +272,7 @@ class Tuning:
         on_gpu = has_cuda(self.execution)
         if on_gpu:  # as NVIDIA's own tools number them
             os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        budget = GpuBudget(self.memory) if on_gpu else HostBudget(self.memory)
+        budget = self.device_budget()
         if not budget.whole:
             self.tell(
                 "How much memory the GPU has cannot be seen, so it is not planned: pip install "
@@ -287,12 +324,6 @@ class Tuning:
 
 def _with_commas(models: str | Sequence[str] | None) -> str | None:
     return models if models is None or isinstance(models, str) else ",".join(models)
-
-
-def bytes_needed(sources: Mapping[str, Source], top: int, workers: int) -> int:
-    """For the weights that are kept, and the states of running trials: weights, the best ones,
-    and two moments; twice for two encoders."""
-    return 2 * max(map(rough_size, sources.values())) * (top + 4 * workers)
 
 
 def has_cuda(execution: Execution) -> bool:

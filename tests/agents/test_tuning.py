@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -20,14 +19,14 @@ from optuna.trial import create_trial
 
 import supermax
 from supermax.agents import fitting
-from supermax.agents.keeping import BAR, Keeper, check_room, worth_keeping
+from supermax.agents.keeping import BAR, Keeper, worth_keeping
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
 from supermax.agents.starting import VERSIONS
 from supermax.cleaning import leftovers
 from supermax.engine.home import find_home
 from supermax.engine.optimize import Summary
-from supermax.errors import EnvironmentFault, UserError
+from supermax.errors import UserError
 from supermax.naming import EXPERIMENT, HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
 from supermax.ranking import ranked
 from supermax.records import read
@@ -538,20 +537,3 @@ def test_a_class_that_is_not_there_is_no_objective() -> None:
     assert check_objectives("criteria", ["f1_2"], classes=3) == (["f1_2"], ["maximize"])
     with pytest.raises(UserError, match="from f1_0 to f1_2"):
         check_objectives("criteria", ["f1_3"], classes=3)
-
-
-def test_a_search_without_room_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
-    with pytest.raises(EnvironmentFault, match="Make room"):
-        tuning(tmp_path, trials=1).run(progress=False)
-    study = optuna.load_study(study_name="criteria", storage=f"sqlite:///{tmp_path}/s.db")
-    assert [trial.state.name for trial in study.trials] == ["WAITING"]
-
-
-def test_a_disk_without_room_is_found_out_before(tmp_path: Path) -> None:
-    check_room(tmp_path / "not" / "there" / "yet", 1)
-    with pytest.raises(EnvironmentFault, match="Make room"):
-        check_room(tmp_path, 1 << 60)

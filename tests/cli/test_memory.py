@@ -187,7 +187,7 @@ def test_a_configuration_alone_is_enough_to_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "gpt2"}, "is no encoder: gpt2 is a decoder"),
+        ({"model_type": "gpt2"}, "cannot be used: it is a decoder with causal attention (gpt2)"),
         (BERT | {"hidden_size": 65}, "make no encoder: The hidden size (65)"),
         (BERT | {"hidden_size": -64}, "make no encoder"),
         (BERT | {"num_attention_heads": 0}, "make no encoder"),

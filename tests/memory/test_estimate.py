@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from supermax.agents import shapes
 from supermax.agents.specs import spec_of
-from supermax.memory.estimate import _STATE, UNRECORDED, Correction, Split, need
+from supermax.memory.estimate import STATE, UNRECORDED, Correction, Split, need
 from supermax.memory.facts import Spec
 from supermax.training import architectures
 from supermax.training.config import read_config
@@ -105,7 +105,7 @@ def test_what_waits_for_an_update_stands_beside_activations() -> None:
     }
     more = found["adamw_8bit"].other_moments - found["adamw"].other_moments
     assert more == pytest.approx(4 * spec.trained, rel=0.1)
-    assert set(UNRECORDED) == set(_STATE) - set(RECORDED_OPTIMIZERS)
+    assert set(UNRECORDED) == set(STATE) - set(RECORDED_OPTIMIZERS)
 
 
 def test_known_figures() -> None:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from supermax.errors import UserError
 from supermax.training import architectures, sources
 from supermax.training.batches import by_length, collate, order, split
-from supermax.training.encoders import depth_of, layer_list, load, prepared, rough_size, size_of
+from supermax.training.encoders import depth_of, layer_list, load, prepared
 from supermax.training.models import Model
 from supermax.training.sources import find, find_all
 from supermax.training.steps import loss_of, shares
@@ -95,12 +95,12 @@ def test_every_family_trains_freezes_and_recomputes(tmp_path: Path, family: str)
     assert set(one) == set(other)
     for name, gradient in one.items():
         assert torch.allclose(gradient, other[name], rtol=0, atol=1e-10), name
-    depth = plain.model.depth()
+    above = plain.model.layers_above()
     frozen = {n for n, p in plain.model.named_parameters() if not p.requires_grad}
     assert frozen
-    assert {depth(name) for name in frozen} == {0, 1}
+    assert {above[name] for name in frozen} == {1, 2}
     assert not frozen & set(one)
-    assert all(depth(name) in (None, 2) for name in one)
+    assert all(above.get(name, 0) == 0 for name in one)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -298,9 +298,3 @@ print(hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest())
         for seed in ("1", "2")
     }
     assert len(found) == 1
-
-
-@pytest.mark.parametrize("name", ["tiny", *(f"untrained/{name}" for name in architectures.FULL)])
-def test_the_rough_size_of_an_encoder_is_near_the_truth(name: str) -> None:
-    source = find(name)
-    assert rough_size(source) == pytest.approx(size_of(source), rel=0.1)

@@ -43,15 +43,12 @@ class Model(nn.Module):
         return out
 
 
-def layer_of(name: str) -> int | None:
-    if name.startswith("layer."):
-        return int(name.split(".")[1]) + 1
-    return {"embeddings": 0, "norm": 2}.get(name.split(".")[0])
+ABOVE = {"embeddings.weight": 2, "layer.0.weight": 1, "layer.0.bias": 1}
 
 
 def made(name: str, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
     config = OptimConfig.model_validate({"name": name, "lr": 1e-3, **more})
-    return make_optimizer(parameter_groups(model, config, layer_of, 2), config, CPU)
+    return make_optimizer(parameter_groups(model, config, ABOVE), config, CPU)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: range) -> list[float]:
@@ -74,7 +71,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: range) ->
 def test_groups_by_depth_and_decay() -> None:
     model = Model()
     config = OptimConfig(lr=1e-3, weight_decay=0.1, layer_decay=0.5)
-    found = parameter_groups(model, config, layer_of, 2)
+    found = parameter_groups(model, config, ABOVE)
     names = {parameter: name for name, parameter in model.named_parameters()}
     got = {names[p]: (g["lr"], g["weight_decay"]) for g in found for p in g["params"]}
     assert got == {
@@ -95,17 +92,12 @@ def test_frozen_parameters_are_left_out() -> None:
     model = Model()
     model.embeddings.requires_grad_(False)
     model.layer[0].requires_grad_(False)
-    found = parameter_groups(model, OptimConfig(), layer_of, 2)
+    found = parameter_groups(model, OptimConfig(), ABOVE)
     kept = {id(p) for g in found for p in g["params"]}
     assert kept == {id(p) for p in model.parameters() if p.requires_grad}
     model.requires_grad_(False)
     with pytest.raises(UserError, match="all of them are frozen"):
-        parameter_groups(model, OptimConfig(), layer_of, 2)
-
-
-def test_a_layer_that_does_not_exist_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="layer 2; the encoder has layers 0 to 1"):
-        parameter_groups(Model(), OptimConfig(), layer_of, 1)
+        parameter_groups(model, OptimConfig(), ABOVE)
 
 
 # Each optimizer.
@@ -150,7 +142,7 @@ def one_step(name: str, weight: torch.Tensor, gradient: torch.Tensor, steps: int
     model = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     model.weight.data = weight.clone()
     config = OptimConfig.model_validate({"name": name, "lr": 1e-3, "weight_decay": 0.1})
-    optimizer = make_optimizer(parameter_groups(model, config, lambda _: None, 0), config, CPU)
+    optimizer = make_optimizer(parameter_groups(model, config, {}), config, CPU)
     for step in range(steps):
         model.weight.grad = gradient * (1 + step)
         optimizer.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from supermax.training.export import Loaded, export, load_exported
 from supermax.training.loop import train
 from supermax.training.predict import predict_examples, predict_file
 from supermax.training.prepare import Prepared
-from supermax.training.steps import Execution
+from supermax.training.steps import Execution, precision_like
+from tests.cli.helping import sm
 from tests.training.corpora import Quiet, config, corpus, ready
 
 COLUMNS = Columns(text="post", question="asked", id="name")
@@ -233,3 +235,83 @@ def test_a_disk_that_is_full_leaves_the_old_file(
         predict_file(shared, table(tmp_path), COLUMNS, out)
     assert out.read_text() == "old"
     assert list(tmp_path.glob(".*")) == []
+
+
+# Precision.
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
+    """A model that was judged in bf16, and what it was judged with."""
+    torch.set_num_threads(1)
+    place = tmp_path_factory.mktemp("half")
+    wanted = config("evidence", no_answer={"policy": "calibrated"}, train={"epochs": 4})
+    prepared = ready(place / "cache", wanted, n=60, precision="bf16")
+    threshold = train(prepared, Quiet()).evaluation.threshold
+    return put(place / "model", prepared, threshold), prepared
+
+
+def test_the_precision_of_a_model_is_kept_and_used(half: tuple[Path, Prepared]) -> None:
+    folder, prepared = half
+    loaded = load_exported(folder)
+    assert loaded.precision == "bf16"
+    assert "| precision | bf16 |" in (folder / "README.md").read_text()
+    examples = corpus(30, 2).spans  # it was judged on these
+    judged = evaluate(prepared)
+    scores = {
+        precision: [
+            one.score for one in predict_examples(loaded, examples, Execution(precision=precision))
+        ]
+        for precision in ("auto", "fp32", "bf16")
+    }
+    assert scores["bf16"] == pytest.approx(list(judged.margins.values()), abs=1e-6)
+    assert scores["auto"] == scores["fp32"] != scores["bf16"]  # a CPU is slow in bf16
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "found"),
+    [
+        ("fp32", "cpu", "fp32"),
+        ("bf16", "cpu", "fp32"),
+        ("fp16", "cpu", "fp32"),
+        ("fp32", "cuda", "fp32"),
+        ("fp16", "cuda:1", "fp16"),
+    ],
+)
+def test_a_device_has_the_precision_or_fp32(wanted: str, device: str, found: str) -> None:
+    assert precision_like(wanted, device) == found
+
+
+@pytest.mark.parametrize(("can", "found"), [(True, "bf16"), (False, "fp32")])
+def test_a_gpu_has_bf16_where_it_computes_in_it(
+    monkeypatch: pytest.MonkeyPatch, can: bool, found: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: can)
+    assert precision_like("bf16", "cuda") == found
+
+
+def test_another_precision_is_said_and_the_advice_works(
+    tmp_path: Path, half: tuple[Path, Prepared]
+) -> None:
+    out = tmp_path / "answers.csv"
+    asked = ("predict", str(half[0]), str(table(tmp_path)), "-o", str(out), "--text", "post")
+    asked += ("--question", "asked")
+    said = sm(*asked)
+    assert "computed in fp32. The model was judged in bf16" in said
+    first = out.read_text()
+    advice = said[said.index("--precision") :].split("`")[0].split()
+    assert advice == ["--precision", "bf16", "--force"]
+    assert "judged in" not in sm(*asked, *advice)
+    assert out.read_text() != first
+    assert "did you mean 'bf16'" in sm(*asked, "--force", "--precision", "bf61", code=2)
+
+
+def test_a_model_of_an_earlier_version_is_predicted_in_fp32(
+    tmp_path: Path, half: tuple[Path, Prepared]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(half[0], folder)
+    facts = json.loads((folder / "supermax.json").read_text())
+    del facts["precision"]
+    (folder / "supermax.json").write_text(json.dumps(facts))
+    assert load_exported(folder).precision == "fp32"

@@ -34,6 +34,7 @@ from supermax.training.predict import predict_examples
 from supermax.training.prepare import prepare
 from supermax.training.refit import Refit, refit
 from supermax.training.sources import find
+from supermax.training.steps import Execution
 from supermax.training.tokenizers import tokenizer_for
 from tests.training.corpora import Quiet, config, corpus
 
@@ -132,6 +133,30 @@ run(Path(sys.argv[1]), save_every=0, progress=told, parts={"train": {"epochs": 4
     assert whole.runs == again.runs
     weights = [load_file(folder / "model.safetensors") for folder in (model, tmp_path / "whole")]
     assert all(torch.equal(weights[0][name], w) for name, w in weights[1].items())
+
+
+def test_a_refit_that_ran_out_of_memory_goes_on_from_its_state(tmp_path: Path) -> None:
+    epochs: list[tuple[int, int]] = []
+    used: list[int | None] = []
+
+    def told(seed: int, epoch: int, _: float) -> None:
+        epochs.append((seed, epoch))
+        if epochs == [(1, 1), (1, 2)]:
+            raise MemoryError
+
+    def smaller(error: Exception, execution: Execution) -> Execution | None:
+        used.append(execution.micro_batch)
+        return replace(execution, micro_batch=5) if isinstance(error, MemoryError) else None
+
+    four = {"train": {"epochs": 4}}
+    again = run(tmp_path, parts=four, progress=told, save_every=0, smaller=smaller)
+    assert used == [None]
+    assert epochs == [(seed, epoch) for seed in (1, 2, 3) for epoch in (1, 2, 3, 4)]
+    whole = run(tmp_path / "other", parts=four)
+    for one, other in zip(again.runs, whole.runs, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, abs=1e-4)
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, progress=lambda *_: print(1 / 0), smaller=smaller)
 
 
 def stopped(folder: Path, seed: int, **how: Any) -> None:

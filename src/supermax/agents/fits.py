@@ -6,10 +6,11 @@ space, sources, budget ──fits()──▶ Share for each encoder
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from supermax.agents.specs import spec_of
+from supermax.memory.disk import Footprint, footprint
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
 from supermax.memory.planner import least, split_into
@@ -55,6 +56,21 @@ def share(specs: list[Spec], budget: int) -> Share:
     fitting = sum(size <= budget for size in whole)
     never = sum(size > budget for size in smallest)
     return Share(fitting, len(specs) - fitting - never, never, max(whole), max(smallest))
+
+
+def footprints(
+    space: Space, sources: Iterable[Source], agent: str, execution: Execution
+) -> list[Footprint]:
+    """Every kind of trial by what it takes of memory and disk: with as few and as many frozen
+    layers as the space has, since what lies between takes a mean of both."""
+    frozen = _numbers(space, "encoder.frozen_layers") or [0]
+    found = {
+        footprint(replace(spec, frozen=min(layers, min(e.layers for e in spec.encoders))))
+        for source in sources
+        for spec in combinations(space, agent, source, execution)
+        for layers in (frozen[0], frozen[-1])
+    }
+    return sorted(found, key=lambda one: one.states)
 
 
 def combinations(space: Space, agent: str, source: Source, execution: Execution) -> list[Spec]:

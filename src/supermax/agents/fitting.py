@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from supermax.agents.objective import ENCODERS
+from supermax.agents.shapes import why_unusable
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
 from supermax.training.optimizers import unavailable
@@ -32,15 +33,23 @@ def encoder_names(space: Space) -> list[str]:
     return [str(name) for name in names]
 
 
+def usable(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
+    """Encoders that a trial can be made of; for the others the reason why not."""
+    found, missing = find_all(names)
+    reasons = {name: why_unusable(source) for name, source in found.items()}
+    missing |= {name: reason for name, reason in reasons.items() if reason is not None}
+    return {name: source for name, source in found.items() if name not in missing}, missing
+
+
 def fitted(space: Space, device_type: str) -> Fitted:
     """The space with what is possible here. Raises UserError when no encoder is left."""
     names = encoder_names(space)
     names += [
         str(n) for key in ENCODERS[1:] if key in space.parameters for n in choices(space, key)
     ]
-    found, missing = find_all(list(dict.fromkeys(names)))
+    found, missing = usable(list(dict.fromkeys(names)))
     if not found:
-        raise UserError(listed("None of the encoders can be had:", missing.values()))
+        raise UserError(listed("None of the encoders can be used:", missing.values()))
     notices = list(missing.values())
     wanted: dict[str, list[object]] = {}
     for key in ENCODERS:

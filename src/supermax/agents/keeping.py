@@ -2,15 +2,17 @@
 trials that have ended.
 
     study ──Keeper, after each trial──▶ the bar, a file ──worth_keeping(), in a cell──▶ weights
+    Demand, free space ──within_disk(), before a run──▶ Allowance
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from optuna.study import Study, StudyDirection
@@ -19,8 +21,10 @@ from optuna.trial import FrozenTrial
 from supermax.engine.folder import StudyFolder, TrialFolder
 from supermax.errors import EnvironmentFault
 from supermax.files import write_whole
+from supermax.memory.disk import Allowance, Demand, allowance
 from supermax.naming import HALF_WRITTEN, STATE, WEIGHTS
 from supermax.ranking import place, ranked
+from supermax.words import counted, size_text
 
 BAR = "bar.json"
 """Beside the folders of a run's trials: the place of the worst that is kept, once there are as
@@ -95,14 +99,66 @@ def forget_attempts(folder: TrialFolder) -> None:
         (folder.path / HALF_WRITTEN).unlink(missing_ok=True)
 
 
-def check_room(run_dir: Path, needed: int) -> None:
-    """Before a run: is there room for the weights and states it will keep?"""
-    folder = run_dir
+def room(run_dir: Path) -> int:
+    """Bytes on disk for weights and states of a run: what is free, and what those that are there
+    already take."""
+    there = [*run_dir.glob(f"trials/*/{WEIGHTS}"), *run_dir.glob(f"trials/*/*/{STATE}")]
+    taken = 0
+    for path in there:
+        with contextlib.suppress(FileNotFoundError):  # a trial has just ended
+            taken += path.stat().st_size
+    return shutil.disk_usage(existing(run_dir)).free + taken
+
+
+def existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
     while not folder.exists():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise EnvironmentFault(
-            f"{folder} has {free / 1e9:.1f} GB free, and the run may keep {needed / 1e9:.1f} GB "
-            f"of weights and states there. Make room, or keep the weights of fewer trials."
-        )
+    return folder
+
+
+def within_disk(
+    demand: Demand, run_dir: Path, elsewhere: str, alone: Mapping[str, Demand]
+) -> tuple[Allowance, str]:
+    """As much of what a run asks for as the disk has room for, and a notice where that is less;
+    EnvironmentFault where there is no room for one trial. `elsewhere`: how to put the run on
+    another disk. `alone`: each encoder's part of the demand."""
+    has, there = room(run_dir), existing(run_dir)
+    found = allowance(demand, has)
+    if found is None:
+        raise EnvironmentFault(_no_room(demand, has, there, elsewhere, alone))
+    if found.workers == demand.workers and found.keep == demand.keep:
+        return found, ""
+    lines = [
+        f"{there} has room for {size_text(has)} of states and weights, and "
+        f"{counted(demand.workers, 'trial')} at a time with the weights of the best {demand.top} "
+        f"may take {size_text(demand.total)}: {found.workers} "
+        f"{'runs' if found.workers == 1 else 'run'} at a time."
+    ]
+    if found.keep is not None and found.keep != demand.keep:
+        lines.append(f"Weights of the best may take {size_text(found.keep)}.")
+    advice = [f"free {_up(demand.total - has)}", elsewhere]
+    if (keep := (has - demand.states) >> 20) > demand.largest >> 20:
+        advice.append(f"keep less (--set keep={keep}MiB)")
+    lines.append(f"To have all of it, {', or '.join(advice)}.")
+    return found, " ".join(lines)
+
+
+def _no_room(
+    demand: Demand, has: int, there: Path, elsewhere: str, alone: Mapping[str, Demand]
+) -> str:
+    one = replace(demand, workers=1, keep=demand.largest)
+    advice = [f"Free {_up(one.total - has)}", elsewhere]
+    smaller = [name for name, part in alone.items() if allowance(part, has) is not None]
+    if smaller:
+        advice.append(f"search smaller encoders only (--models {','.join(smaller)})")
+    return (
+        f"{there} has room for {size_text(has)} of states and weights, and one trial at a time "
+        f"with the weights of the best one may take {size_text(one.total)}. "
+        f"{', or '.join(advice)}."
+    )
+
+
+def _up(size: int) -> str:
+    """Bytes rounded up: so much is surely enough."""
+    return f"{math.ceil(10 * size / (1 << 30)) / 10:.1f} GiB"

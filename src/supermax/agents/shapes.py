@@ -1,6 +1,6 @@
-"""An encoder's sizes, from its configuration alone.
+"""An encoder's sizes, and whether agents can use it, from its configuration alone.
 
-Source ──encoder_of()──▶ memory.facts.Encoder
+Source ──encoder_of()──▶ memory.facts.Encoder;  Source ──why_unusable()──▶ a reason, or None
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -17,12 +18,16 @@ from torch import nn
 from supermax.files import make_private, write_whole
 from supermax.memory.facts import Encoder
 from supermax.memory.learning import default_folder
+from supermax.training.causality import is_causal
 from supermax.training.encoders import depth_of, layer_list, outline
 from supermax.training.sources import Source
 
 _INNER = ("intermediate_size", "hidden_dim")
 _ENCODER = TypeAdapter(Encoder)
+_BOOL = TypeAdapter(bool)
+_USABLE = ("bert-base-uncased", "roberta-base", "microsoft/deberta-v3-base")
 _known: dict[str, Encoder] = {}
+_causal: dict[str, bool] = {}
 
 
 def encoder_of(source: Source) -> Encoder:
@@ -32,9 +37,34 @@ def encoder_of(source: Source) -> Encoder:
     if mark not in _known:
         if (kept := _kept(mark)) is None:
             kept = _measured(source, outline(source))
-            _keep(mark, kept)
+            _write(_file(mark), asdict(kept))
         _known[mark] = kept
     return _known[mark]
+
+
+def why_unusable(source: Source) -> str | None:
+    """Return the reason why no agent can use an encoder. The first time takes as long as
+    importing its code; then the answer is kept for the user."""
+    if not _is_causal(source):
+        return None
+    return (
+        f"The encoder '{source.name}' cannot be used: it is a decoder with causal attention "
+        f"({source.config.model_type}), each of whose tokens sees only those before it, and "
+        f"agents need tokens that see the whole text. Use an encoder instead, for example "
+        f"{', '.join(_USABLE)}."
+    )
+
+
+def _is_causal(source: Source) -> bool:
+    mark = source.fingerprint
+    file = default_folder() / f"causal-{mark}-{version('transformers')}.json"
+    if mark not in _causal:
+        try:
+            _causal[mark] = _BOOL.validate_json(file.read_bytes(), strict=True)
+        except (OSError, ValidationError):
+            _causal[mark] = is_causal(source.config)
+            _write(file, _causal[mark])
+    return _causal[mark]
 
 
 def _file(mark: str) -> Path:
@@ -49,10 +79,10 @@ def _kept(mark: str) -> Encoder | None:
     return found if found.fingerprint == mark else None
 
 
-def _keep(mark: str, encoder: Encoder) -> None:
+def _write(file: Path, facts: Any) -> None:
     with contextlib.suppress(OSError):  # it is only quicker
-        make_private(_file(mark).parent)
-        write_whole(_file(mark), json.dumps(asdict(encoder)))
+        make_private(file.parent)
+        write_whole(file, json.dumps(facts))
 
 
 def _measured(source: Source, model: nn.Module) -> Encoder:

@@ -406,15 +406,14 @@ def _print_shares(name: str, shares: dict[str, Share], budget: int) -> None:
 def _source(name: str) -> Any:
     """By its configuration alone: weights make no difference. It goes by the name that was asked
     for."""
-    from supermax.agents.shapes import encoder_of
+    from supermax.agents.shapes import encoder_of, why_unusable
     from supermax.training.architectures import FULL, UNTRAINED
     from supermax.training.sources import find
 
     known = f"{UNTRAINED}{name}" if name in FULL else name
     source = replace(find(known, weights=False), name=name)
-    kind = source.config.model_type
-    if _is_decoder(kind):
-        raise UserError(f"'{name}' is no encoder: {kind} is a decoder, which agents do not use.")
+    if (reason := why_unusable(source)) is not None:
+        raise UserError(reason)
     try:
         encoder_of(source)
     except Exception as error:  # the libraries raise whatever strange sizes provoke
@@ -422,13 +421,6 @@ def _source(name: str) -> Any:
             f"The sizes in the configuration of '{name}' make no encoder: {in_short(error)}."
         ) from None
     return source
-
-
-def _is_decoder(kind: str) -> bool:
-    from transformers.models.auto import modeling_auto as known
-
-    generates = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    return generates and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 
 def _execution(device: str) -> Any:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 from rich.table import Table
 
+from supermax.cli.completing import among
 from supermax.cli.looking import Study
 from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem
 from supermax.errors import UserError
 from supermax.naming import SETTINGS, STORAGE
-from supermax.records import StudyRecord, read
+from supermax.records import read
 from supermax.replaying import load_objective
 from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
-from supermax.words import counted, metric_title
+from supermax.words import counted, ended, metric_title, nearest
 
-if TYPE_CHECKING:
-    from supermax.agents.objective import AgentObjective
-
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _FAILED = 1
 _BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
@@ -65,7 +67,13 @@ def refit(
             print(f"seed {seed}: epoch {epoch}, loss {loss:.4f}", flush=True)
 
     chosen, result = search.refit(
-        record, trial, settings, seeds=_seeds(seeds), folder=folder, progress=progress
+        record,
+        trial,
+        settings,
+        seeds=_seeds(seeds),
+        folder=folder,
+        progress=progress,
+        tell=partial(print, file=sys.stderr, flush=True),
     )
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
@@ -97,6 +105,13 @@ def predict(
         bool, typer.Option("--with-text", help="Write texts and questions too.")
     ] = False,
     on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
+    precision: Annotated[
+        str,
+        typer.Option(
+            help="auto (as the model was judged, where the device has it), fp32, bf16 or fp16.",
+            autocompletion=among(PRECISIONS),
+        ),
+    ] = PRECISIONS[0],
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
     """Ask an exported model about the rows of a file.
@@ -116,6 +131,9 @@ def predict(
 
     if on_bad not in ("stop", "skip"):
         raise UserError(f"--on-bad is stop or skip, not {on_bad!r}.")
+    if precision not in PRECISIONS:
+        near = nearest(precision, PRECISIONS)
+        raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
     asks = load_exported(model).asks
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
@@ -132,13 +150,20 @@ def predict(
         file,
         columns,
         out,
-        execution=here(Execution(device="auto")),
+        execution=replace(here(Execution(device="auto")), precision=precision),
         with_text=with_text,
         on_bad=cast(Literal["stop", "skip"], on_bad),
     )
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
     skipped = f", {done.skipped} bad rows skipped" if done.skipped else ""
     print(f"{done.rows} rows answered in {done.out} ({used}{skipped}).")
+    if done.precision != done.judged_in:
+        print(
+            f"They were computed in {done.precision}. The model was judged in {done.judged_in}: a "
+            f"score near its threshold may fall on the other side. `--precision {done.judged_in} "
+            f"--force` computes them as it was judged, which may take longer on this device.",
+            file=sys.stderr,
+        )
 
 
 def replay(
@@ -163,7 +188,12 @@ def replay(
     found = record.trial(trial)
     if not found.params:
         raise UserError(f"Trial {trial} has no parameters: it never got as far as asking for any.")
-    run = load_objective(objective) if objective else _objective(record)
+    if objective:
+        run = load_objective(objective)
+    else:
+        from supermax.search import replayed
+
+        run = replayed(record, found)
     print(f"Trial {trial} of '{record.name}', which was {found.state.lower()}, again:")
     try:
         with _blocking_launches():
@@ -190,32 +220,6 @@ def _blocking_launches() -> Iterator[None]:
 
 def _say_step(step: int, value: float) -> None:
     print(f"  step {step}: {value:.6g}", flush=True)
-
-
-# What a study of an agent is about.
-
-
-def _objective(record: StudyRecord) -> AgentObjective:
-    from supermax.agents.objective import AgentObjective
-    from supermax.search import cache_of, remembered, same_data
-    from supermax.space import space_of
-    from supermax.training.steps import Execution
-
-    settings = remembered(record.study.user_attrs.get(SETTINGS), record.name)
-    splits = same_data(record, settings)
-    space = space_of(record.study)
-    if space is None:
-        raise UserError(f"The study '{record.name}' does not remember its space.")
-    return AgentObjective(
-        record.experiment["agent"],
-        space,
-        splits.train,
-        splits.validation,
-        cache_of(settings),
-        record.objectives,
-        record.experiment["limits"],
-        Execution(device="auto", precision="auto"),
-    )
 
 
 def _seeds(text: str) -> list[int]:

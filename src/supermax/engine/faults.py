@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from supermax.engine.outcome import COMPLETE, RAISED, Outcome, Raised
+from supermax.engine.outcome import COMPLETE, RAISED, Outcome, Raised, describe
 
 
 class Kind(StrEnum):
@@ -156,6 +156,12 @@ def _raised(raised: Raised, evidence: Evidence) -> Fault:
     return Fault(
         kind, culprit, message, advice, f"{raised.type}@{raised.where}", evidence.fresh_cell
     )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether the memory of a device, or of the machine, ran out."""
+    kind = _exception_kind(describe(error))[0]
+    return kind in (Kind.DEVICE_OOM, Kind.HOST_OOM, Kind.FRAGMENTED)
 
 
 def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:

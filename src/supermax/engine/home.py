@@ -53,11 +53,15 @@ def find_home(study: Study) -> Home:
         return Home("memory", somewhere / name, None, True)
     raw = _address(storage)
     address = masked_query(masked_addresses(raw))
-    data = user_folder("XDG_DATA_HOME", ".local", "share") / "supermax"
-    folder, older = data / _digest(address), data / _digest(raw)
+    folder, older = (data_folder() / _digest(one) for one in (address, raw))
     if older.is_dir() and not folder.is_dir():  # it was named after the password too
         folder = older
     return Home(address, folder / name, None, False)
+
+
+def data_folder() -> Path:
+    """Run folders of studies whose storage is no file."""
+    return user_folder("XDG_DATA_HOME", ".local", "share") / "supermax"
 
 
 def _digest(address: str) -> str:

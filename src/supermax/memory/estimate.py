@@ -15,7 +15,7 @@ _LIBRARY = {"cuda": 66 * MIB, "cpu": 8 * MIB}
 """Room that the libraries for matrices keep for themselves."""
 CONTEXT = {"cuda": 800 * MIB, "cpu": 64 * MIB}
 """What a process takes beside its tensors."""
-_STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
+STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
 """Bytes an optimizer keeps for each number that is trained."""
 UNRECORDED = ("adamw_8bit",)
 """Whose updates are no part of recorded steps."""
@@ -109,7 +109,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
     found = Need(
         weights=4 * spec.numbers,
         gradients=4 * spec.trained,
-        optimizer=int(_STATE[spec.optimizer] * spec.trained),
+        optimizer=int(STATE[spec.optimizer] * spec.trained),
         **_forward(spec, micro, split.checkpointing, correction.scale),
         other_moments=0,
         saved=_saved(spec, split),
@@ -166,7 +166,7 @@ def _saved(spec: Spec, split: Split) -> int:
     """The best weights; on a CPU also the state that is being written, which holds them too."""
     if spec.device != "cpu":
         return 0 if split.best_on_host else 4 * spec.numbers
-    return int(12 * spec.numbers + _STATE[spec.optimizer] * spec.trained)
+    return int(12 * spec.numbers + STATE[spec.optimizer] * spec.trained)
 
 
 def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:

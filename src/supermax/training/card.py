@@ -117,6 +117,7 @@ def _origin(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "labels", ", ".join(facts["label_names"]) or "none"
     if facts["epochs"] is not None:
         yield "epochs trained", str(facts["epochs"])
+    yield "precision", facts["precision"]
     if facts["threshold"] is not None:
         yield "calibrated no-answer threshold", _n(facts["threshold"])
     yield from facts["versions"].items()

@@ -147,26 +147,6 @@ def import_model(source: Source) -> None:
     AutoModel._model_mapping[type(source.config)]
 
 
-def rough_size(source: Source) -> int:
-    """Bytes of the weights in fp32, a tenth at most beside the truth, from the configuration
-    alone: importing an encoder's code takes seconds."""
-    config = source.config
-    try:
-        hidden, layers, words = config.hidden_size, config.num_hidden_layers, config.vocab_size
-        inner = config.intermediate_size
-        positions = getattr(config, "max_position_embeddings", None) or 0
-        embedded = getattr(config, "embedding_size", None) or hidden
-        in_layers = layers * (4 * hidden * hidden + 2 * hidden * inner)
-        return int(4 * ((words + positions) * embedded + in_layers))
-    except (AttributeError, TypeError):  # a family that names its sizes otherwise
-        return size_of(source)
-
-
-def size_of(source: Source) -> int:
-    """Bytes of the weights in fp32, without making them."""
-    return 4 * sum(int(parameter.numel()) for parameter in outline(source).parameters())
-
-
 def outline(source: Source) -> nn.Module:
     """The encoder without any weights: what it is made of, and how large that is."""
     with torch.device("meta"):

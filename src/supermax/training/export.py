@@ -61,6 +61,8 @@ class Loaded:
     """Of the no-answer policy "calibrated"."""
     asks: bool
     """Whether it was trained on questions and texts, and not on texts alone."""
+    precision: str = "fp32"
+    """Precision in which it was judged and its threshold fitted."""
 
 
 # Writing.
@@ -91,6 +93,7 @@ def export(
         "label_names": list(label_names),
         "threshold": threshold,
         "asks": any(example.question for example in prepared.train.examples),
+        "precision": prepared.execution.precision,
         "epochs": epochs,
         "fingerprint": fingerprint,
         "untrained": untrained,
@@ -207,7 +210,9 @@ def load_exported(folder: str | Path) -> Loaded:
         ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
-    return Loaded(config, model, tokenizers, pads, names, facts["threshold"], facts["asks"])
+    precision = facts.get("precision", "fp32")  # which earlier versions did not note
+    threshold, asks = facts["threshold"], facts["asks"]
+    return Loaded(config, model, tokenizers, pads, names, threshold, asks, precision)
 
 
 def _source(place: Path) -> Source:

@@ -170,15 +170,17 @@ def train_blind(
     on from a state that is found there."""
     states = _States(prepared, folder, save_every, clock)
     state, _ = states.found()
-    while state.epoch < epochs:
-        _epoch(prepared, state, {}, None, None)
-        loss = state.loss / max(1, state.update)
-        state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-        if states.due:
-            states.save(state, {})
-        if told is not None:
-            told(state.epoch, loss)
-    states.wait()
+    try:
+        while state.epoch < epochs:
+            _epoch(prepared, state, {}, None, None)
+            loss = state.loss / max(1, state.update)
+            state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+            if states.due:
+                states.save(state, {})
+            if told is not None:
+                told(state.epoch, loss)
+    finally:
+        states.wait()  # who goes on from here, after an error, writes to the same file
     weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
     return weights
 
@@ -242,9 +244,12 @@ class _States:
         return self.kept and self._clock() - self._last >= self._every
 
     def found(self) -> tuple[State, dict[str, torch.Tensor]]:
-        """The state that was saved, with the best weights; a new one where there is none."""
+        """The state that was saved, with the best weights; a new one where there is none, or none
+        that this optimizer can go on from."""
         saved = self._saver.load() if self._saver is not None else None
-        return (State(), {}) if saved is None else _restore(self._prepared, saved)
+        if saved is None or not self._prepared.step.can_load(saved["step"]):
+            return State(), {}
+        return _restore(self._prepared, saved)
 
     def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
         if self._saver is not None:

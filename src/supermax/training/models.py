@@ -7,7 +7,6 @@ Inputs ──encoder──▶ states ──pooling──▶ class head ──▶
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -109,17 +108,16 @@ class Model(nn.Module):
         starts, ends = self.span_head(tokens).unbind(dim=-1)
         return Outputs(classes, starts, ends)
 
-    @property
-    def layers(self) -> int:
-        return max(len(layer_list(encoder.model)[1]) for encoder in self.encoders)  # type: ignore[arg-type]
-
-    def depth(self) -> Callable[[str], int | None]:
-        """How deep a parameter lies: 0 for embeddings up to `layers`; None for what is new."""
-        depths: dict[str, int] = {}
+    def layers_above(self) -> dict[str, int]:
+        """Number of layers that each parameter has above it in its own encoder: 0 in the last
+        layer, the encoder's depth for its embeddings. Parameters outside encoders have none."""
+        above: dict[str, int] = {}
         for i, encoder in enumerate(self.encoders):
-            ours = depth_of(encoder.model)  # type: ignore[arg-type]
-            depths |= {f"encoders.{i}.model.{name}": depth for name, depth in ours.items()}
-        return depths.get
+            model: nn.Module = encoder.model  # type: ignore[assignment]
+            layers = len(layer_list(model)[1])
+            for name, depth in depth_of(model).items():
+                above[f"encoders.{i}.model.{name}"] = layers - depth
+        return above
 
     def checkpoint_activations(self) -> None:
         """Recompute activations in the backward pass: slower, with far less memory."""

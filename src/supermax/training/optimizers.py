@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -35,41 +35,29 @@ _8BIT_DEVICES = ("cpu", "cuda", "xpu")  # those bitsandbytes has an 8-bit update
 
 
 def parameter_groups(
-    model: torch.nn.Module,
-    config: OptimConfig,
-    layer_of: Callable[[str], int | None],
-    layers: int,
+    model: torch.nn.Module, config: OptimConfig, layers_above: Mapping[str, int]
 ) -> Groups:
     """The parameters that are trained, by learning rate and weight decay, in a fixed order.
 
-    `layer_of` says how deep in the encoder a parameter lies: 0 the embeddings, `layers` the last
-    layer, None a head. Biases and norms, which have one dimension, are not decayed.
+    `layers_above`: number of layers above a parameter in its encoder; one that is not there is
+    outside of encoders (a head) and has the full learning rate, as an encoder's last layer has.
+    Biases and norms, which have one dimension, are not decayed.
     """
     members: dict[tuple[int, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            depth = _depth(name, layer_of, layers)
-            below = max(layers - depth, 0) if config.layer_decay < 1 else 0
-            members.setdefault((below, parameter.ndim > 1), []).append(parameter)
+            above = layers_above.get(name, 0) if config.layer_decay < 1 else 0
+            members.setdefault((above, parameter.ndim > 1), []).append(parameter)
     if not members:
         raise UserError("The model has no parameters to train: all of them are frozen.")
     return [
         {
-            "params": members[below, decayed],
-            "lr": config.lr * config.layer_decay**below,
+            "params": members[above, decayed],
+            "lr": config.lr * config.layer_decay**above,
             "weight_decay": config.weight_decay if decayed else 0.0,
         }
-        for below, decayed in sorted(members, reverse=True)
+        for above, decayed in sorted(members, reverse=True)
     ]
-
-
-def _depth(name: str, layer_of: Callable[[str], int | None], layers: int) -> int:
-    layer = layer_of(name)
-    if layer is None:
-        return layers + 1  # a head: after the last layer, at the full learning rate
-    if not 0 <= layer <= layers:
-        raise ValueError(f"{name} is in layer {layer}; the encoder has layers 0 to {layers}")
-    return layer
 
 
 def unavailable(device_type: str) -> dict[str, str]:

@@ -28,11 +28,13 @@ from supermax.training.export import Loaded, load_exported
 from supermax.training.metrics import Span
 from supermax.training.prepare import tokenise
 from supermax.training.sources import Source
-from supermax.training.steps import Execution
+from supermax.training.steps import Execution, precision_like
 from supermax.training.tokens import check_room
 from supermax.words import counted
 
 _AT_ONCE = 4096  # examples whose logits are in memory together
+AUTO = "auto"
+AS_JUDGED = Execution(precision=AUTO)
 
 
 @dataclass(frozen=True)
@@ -55,14 +57,20 @@ class Predicted:
     out: Path
     rows: int
     skipped: int
+    precision: str
+    """Precision of the predictions."""
+    judged_in: str
+    """Precision in which the model was judged and its threshold fitted."""
 
 
 def predict_examples(
     loaded: Loaded,
     examples: Sequence[Example],
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    execution: Execution = AS_JUDGED,
 ) -> list[Prediction]:
-    """One prediction for each example, in their order. What is known of them is not looked at."""
+    """One prediction for each example, in their order. What is known of them is not looked at.
+    The precision "auto" is that in which the model was judged, where the device has it."""
+    execution = _as_judged(loaded, execution)
     _check_questions(loaded, examples)
     _check_room(loaded, examples)
     if execution.threads is not None:
@@ -74,6 +82,12 @@ def predict_examples(
         evaluation = _evaluated(loaded, some, execution)
         result += [_prediction(str(i), e, evaluation, loaded) for i, e in enumerate(some)]
     return result
+
+
+def _as_judged(loaded: Loaded, execution: Execution) -> Execution:
+    if execution.precision != AUTO:
+        return execution
+    return replace(execution, precision=precision_like(loaded.precision, execution.device))
 
 
 def _check_questions(loaded: Loaded, examples: Sequence[Example]) -> None:
@@ -138,7 +152,7 @@ def predict_file(
     columns: Columns,
     out: str | Path,
     *,
-    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    execution: Execution = AS_JUDGED,
     with_text: bool = False,
     on_bad: OnBad = "stop",
 ) -> Predicted:
@@ -150,6 +164,7 @@ def predict_file(
     asked = replace(columns, label=None, answer=None, answer_start=None, split=None)
     corpus = read_table(path, asked, on_bad=on_bad)
     loaded = load_exported(folder)
+    execution = _as_judged(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution)
     texts = corpus.classes if with_text else None
     if out.suffix.lower() == ".csv":
@@ -157,7 +172,8 @@ def predict_file(
     else:
         text = _as_jsonl(predictions, texts)
     _write(out, text)
-    return Predicted(out, len(predictions), corpus.skipped)
+    precisions = execution.precision, loaded.precision
+    return Predicted(out, len(predictions), corpus.skipped, *precisions)
 
 
 def _check_out(out: Path, path: Path) -> None:

@@ -139,7 +139,7 @@ def prepare(
         for corpus, sampled in ((train, True), (validation, False))
     ]
     weights = _weights(config, data[0], len(train.label_names), execution.device)
-    groups = parameter_groups(model, config.optim, model.depth(), model.layers)
+    groups = parameter_groups(model, config.optim, model.layers_above())
     optimizer = make_optimizer(groups, config.optim, torch.device(execution.device))
     updates = -(-len(data[0].chosen) // config.train.effective_batch) * config.train.epochs
     step = EagerStep(model, optimizer, config, weights, execution)

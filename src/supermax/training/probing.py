@@ -84,7 +84,7 @@ def _step(config: Config, execution: Execution) -> EagerStep:
     model.to(execution.device)
     if execution.checkpoint_activations:
         model.checkpoint_activations()
-    groups = parameter_groups(model, config.optim, model.depth(), model.layers)
+    groups = parameter_groups(model, config.optim, model.layers_above())
     optimizer = make_optimizer(groups, config.optim, execution.device)
     return EagerStep(model, optimizer, config, None, execution)
 

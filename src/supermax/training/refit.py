@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -50,6 +51,9 @@ HELD = 0.1
 _DONE = "done.pt"
 Progress = Callable[[int, int, float], None]
 """Hears of every epoch: seed, epoch, loss."""
+Smaller = Callable[[Exception, Execution], Execution | None]
+"""Called with an exception and how it was trained; returns how to go on where memory ran out."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,14 @@ def refit(
     folder: str | Path | None = None,
     progress: Progress | None = None,
     save_every: float = SAVE_EVERY,
+    smaller: Smaller = lambda *_: None,
 ) -> Refit:
     """Train with each seed and export the median model to `folder`.
 
     `epochs` is the best epoch of the search: training ends after it, at the point of the learning
     rate's schedule where the search found the weights best. There is no early stopping, as
-    nothing is left to measure on.
+    nothing is left to measure on. Where memory runs out, training goes on from its last state with
+    the execution that `smaller` returns; None raises what was raised.
     """
     objective = objective or DEFAULT_METRIC[config.agent]
     classes = len(splits.train.label_names) or 2
@@ -102,11 +108,12 @@ def refit(
     facts = [config.model_dump(mode="json"), _data(splits), epochs, execution.precision]
     facts += [weights_mark(source) for source in encoders_of(config)]
     with _kept(cache, facts, seeds) as kept:
-        work = _Work(config, splits, epochs, objective, cache, execution, kept)
-        thresholds = {seed: _trained(work, seed, progress, save_every) for seed in seeds}
-        prepared = work.prepared(seeds[0])
-        data = tokenise(config, splits.test, prepared.sources, prepared.tokenizers, cache)
-        judged = [_judged(work, prepared, data, *each) for each in thresholds.items()]
+        work = _Work(config, splits, epochs, objective, cache, execution, kept, smaller)
+        thresholds = {
+            seed: work.within_memory(partial(_trained, work, seed, progress, save_every))
+            for seed in seeds
+        }
+        prepared, data, judged = work.within_memory(partial(_tested, work, thresholds))
         runs = tuple(run for run, _ in judged)
         found = estimates(data.examples, [evaluation for _, evaluation in judged])
         median = runs[_median([run.metrics[objective] for run in runs], higher)]
@@ -138,7 +145,7 @@ def _data(splits: Splits) -> str:
     return "-".join(part.fingerprint for part in parts)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Work:
     """What every seed is trained with."""
 
@@ -150,6 +157,20 @@ class _Work:
     execution: Execution
     kept: Path
     """Where weights wait until the test split is looked at: all may not fit in memory."""
+    smaller: Smaller
+
+    def within_memory(self, do: Callable[[], T]) -> T:
+        """Do it, with a smaller execution each time that memory runs out."""
+        while True:
+            try:
+                return do()
+            except Exception as error:
+                if (less := self.smaller(error, self.execution)) is None:
+                    raise
+            self.execution = less
+            gc.collect()  # the model of the attempt, whose frames the exception held
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
 
     def seeded(self, seed: int) -> Config:
         train = self.config.train.model_copy(update={"seed": seed})
@@ -158,7 +179,7 @@ class _Work:
     def prepared(self, seed: int) -> Prepared:
         return prepare(
             self.seeded(seed),
-            *_shared_out(self.config, self.splits),
+            *shared_out(self.config, self.splits),
             cache=self.cache,
             execution=self.execution,
             objective=self.objective,
@@ -186,6 +207,17 @@ def _trained(work: _Work, seed: int, progress: Progress | None, save_every: floa
         Saver(place).clear()
     found: float | None = done["threshold"]
     return found
+
+
+def _tested(
+    work: _Work, thresholds: Mapping[int, float | None]
+) -> tuple[Prepared, Data, list[tuple[Run, Evaluation]]]:
+    """What the models of all seeds make of the test split."""
+    prepared = work.prepared(next(iter(thresholds)))
+    data = tokenise(
+        work.config, work.splits.test, prepared.sources, prepared.tokenizers, work.cache
+    )
+    return prepared, data, [_judged(work, prepared, data, *each) for each in thresholds.items()]
 
 
 def _judged(
@@ -216,7 +248,7 @@ def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) ->
         )
 
 
-def _shared_out(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
+def shared_out(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
     """What is learnt from, and what is held out to calibrate on, if the policy asks for that.
 
     A model's margins on what it was trained on are larger than on what it has not seen, so a

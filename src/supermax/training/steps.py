@@ -140,6 +140,12 @@ class EagerStep:
         optimizer = {**optimizer, "param_groups": groups}
         return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
+    def can_load(self, state: dict[str, Any]) -> bool:
+        """Say whether a saved state has this optimizer's groups of parameters. Earlier versions
+        grouped the parameters of two encoders of different depths in another way."""
+        now, then = self.optimizer.param_groups, state["optimizer"]["param_groups"]
+        return [len(g["params"]) for g in now] == [len(g["params"]) for g in then]
+
     def load_state(self, state: dict[str, Any]) -> None:
         ways = [{k: v for k, v in g.items() if k in _PLAIN} for g in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
@@ -168,6 +174,13 @@ def on(batch: Batch, device: str) -> Batch:
         tuple(one.to(device) for one in batch.inputs),
         *(t.to(device, non_blocking=True) for t in (batch.labels, batch.starts, batch.ends)),
     )
+
+
+def precision_like(wanted: str, device: str) -> str:
+    """The wanted precision where the device computes in it at speed, else fp32."""
+    if wanted == "bf16" and device.startswith("cuda"):
+        return wanted if best_precision(device) == wanted else "fp32"
+    return wanted if device.startswith("cuda") else "fp32"
 
 
 def best_precision(device: str) -> str:

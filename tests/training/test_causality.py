@@ -1,0 +1,41 @@
+"""Encoders are told from decoders by what their tokens see, whatever they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from supermax.training import architectures
+from supermax.training.causality import is_causal
+
+
+@pytest.mark.parametrize("name", architectures.names())
+def test_every_encoder_of_the_project_sees_the_whole_text(name: str) -> None:
+    assert not is_causal(architectures.configuration(name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "causal"),
+    [
+        ("gpt2", {}, True),
+        ("llama", {}, True),
+        ("llama", {"num_key_value_heads": 8}, True),
+        ("mistral", {}, True),
+        ("opt", {}, True),
+        ("bert", {"is_decoder": True}, True),
+        ("modernbert-decoder", {}, True),
+        ("xlnet", {}, False),
+        ("albert", {}, False),
+        ("mamba", {}, True),  # without attention: by the list of transformers
+        ("fnet", {}, False),
+    ],
+)
+def test_what_tokens_see_decides(kind: str, more: dict[str, Any], causal: bool) -> None:
+    config = AutoConfig.for_model(kind, **more)
+    before, state = config.to_dict(), torch.get_rng_state()
+    assert is_causal(config) == causal
+    assert config.to_dict() == before
+    assert torch.equal(torch.get_rng_state(), state)
