@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,19 @@ from supermax.engine.folder import TrialFolder
 from supermax.engine.home import find_home
 from supermax.engine.outcome import Outcome
 from supermax.naming import CLAIM
-from tests.conftest import eventually
+from tests.conftest import eventually, ignoring
 from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 ROOT = Path(__file__).parent.parent.parent
 
 
-def start_staged(url: str, marks: Path, n_trials: int) -> subprocess.Popen[str]:
+def start_staged(
+    url: str, marks: Path, n_trials: int, ignored: Sequence[int] = ()
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
+            *ignoring(*ignored),
             *(sys.executable, "-m", "tests.engine.programs", "staged"),
             *(url, str(marks), str(n_trials)),
         ],
@@ -102,6 +106,22 @@ def test_ctrl_c_term_and_a_hang_up_end_cleanly_and_the_trial_goes_on(
     trial = optuna.load_study(study_name="staged", storage=url).trials[12]
     assert trial.state is TrialState.COMPLETE
     assert "faults" not in trial.user_attrs["supermax"]  # a stop is no fault
+
+
+def test_what_is_ignored_from_the_start_stops_nothing(url: str, marks: Path) -> None:
+    """Under nohup, and behind a shell's &. An ignored SIGCHLD must not hide how cells end."""
+    ignored = (signal.SIGHUP, signal.SIGINT)
+    program = start_staged(url, marks, 13, ignored=(*ignored, signal.SIGCHLD))
+    assert eventually((marks / "12-1-1").exists, 30)
+    for signum in ignored:
+        program.send_signal(signum)
+    (marks / "go").touch()
+    assert program.communicate(timeout=60)[0].strip() == "None"  # nothing has stopped it
+    assert program.returncode == 0
+    assert not (marks / "stopping").exists()
+    trial = optuna.load_study(study_name="staged", storage=url).trials[12]
+    assert trial.state is TrialState.COMPLETE
+    assert trial.user_attrs["supermax"]["attempts"] == 1
 
 
 def test_a_storm_of_signals_does_not_cut_the_end_short(url: str, marks: Path) -> None:
