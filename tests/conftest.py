@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +25,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then
 hypothesis.settings.load_profile("any machine")
 PATIENCE = 10.0  # seconds for what a test has started to end
+_BUSY = 5  # times slower than it could be, at most
 _TRACKER = "from multiprocessing.resource_tracker import main"  # it stays as long as its parent
 
 
@@ -74,6 +77,7 @@ def nothing_left_running() -> Iterator[None]:
     if not eventually(lambda: not left(), PATIENCE):
         found = left()
         eventually(lambda: not _kill(left()))  # a supervisor's child may start others meanwhile
+        _forget(found)
         pytest.fail(f"left running: {found}")
 
 
@@ -84,6 +88,17 @@ def _kill(pids: Iterable[int]) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return bool(pids)
+
+
+def _forget(killed: Iterable[int]) -> None:
+    """Close what belongs to these processes: left to the garbage collector, it would warn of them
+    in a later test."""
+    for thing in gc.get_objects():
+        if isinstance(thing, subprocess.Popen) and thing.pid in killed:
+            thing.wait()
+            for stream in (thing.stdin, thing.stdout, thing.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 def session_processes() -> dict[int, str]:
@@ -118,8 +133,9 @@ def ignoring(*signals: int, blocked: bool = False) -> list[str]:
 
 
 def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + within
+    """Wait for a condition with a deadline: `within` seconds where the machine has nothing else
+    to do, and several times as long anywhere, since only a failure takes that long."""
+    deadline = time.monotonic() + _BUSY * within
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -21,10 +21,18 @@ print([s.name for s in signal.Signals if signal.getsignal(s) is signal.SIG_IGN])
 print(sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
 """
 LEAKS = """
-import subprocess, sys, tests.conftest
+import gc, subprocess, sys, tests.conftest
 tests.conftest.PATIENCE = 0.1
-def test_leaks(): subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-def test_is_not_to_blame(): pass
+
+def test_leaks():
+    gc.disable()
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    cycle = [subprocess.Popen(command, stdout=subprocess.PIPE)]
+    cycle.append(cycle)
+
+def test_is_not_to_blame():
+    gc.enable()
+    gc.collect()
 """
 
 
@@ -63,8 +71,8 @@ def test_so_do_those_of_a_run_that_was_started_without(
 
 def test_a_process_left_running_fails_the_test_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(LEAKS)
-    command = ("-p", "tests.conftest", "--rootdir", str(tmp_path), str(tmp_path / "test_two.py"))
-    done = pytest_run("-c", os.devnull, *command, before=[])
+    options = ("-c", os.devnull, "-W", "error", "-p", "tests.conftest", "--rootdir", str(tmp_path))
+    done = pytest_run(*options, str(tmp_path / "test_two.py"), before=[])
     assert "Failed: left running: {" in done.stdout
     assert re.search(r"ERROR .*::test_leaks\b", done.stdout)
     assert "2 passed, 1 error" in done.stdout
