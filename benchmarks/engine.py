@@ -1,7 +1,7 @@
 """What the engine costs, beside Optuna alone in the same run.
 
     make bench                 everything, about ten minutes on two cores
-    python benchmarks/engine.py --only noop,sleep,growth,start --scale 0.1
+    python benchmarks/engine.py --only noop,sleep,growth,start,joblib --scale 0.1
 
 Prints one table and leaves dated JSON under benchmarks/results/. Every ratio is taken against
 Optuna in the same run, on the same kind of storage, with the same objective and sampler.
@@ -9,6 +9,7 @@ Optuna in the same run, on the same kind of storage, with the same objective and
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import sys
@@ -19,6 +20,9 @@ from typing import Any
 import optuna
 import psutil
 from common import Line, main
+from sklearn.datasets import load_digits
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.model_selection import cross_val_score
 
 import supermax
 from supermax.engine import events
@@ -39,6 +43,14 @@ def sleeping(trial: Any) -> float:
 
 def first_line(trial: Any) -> float:
     return time.monotonic()  # one clock for all processes of a machine
+
+
+def cross_validated(trial: Any) -> float:
+    """Four folds in processes of joblib, as many as there are cores."""
+    trees = trial.suggest_int("trees", 20, 21)
+    forest = RandomForestClassifier(n_estimators=trees, random_state=0)
+    x, y = load_digits(return_X_y=True)
+    return float(cross_val_score(forest, x, y, cv=4, n_jobs=-1).mean())
 
 
 def new_study(folder: str, name: str) -> optuna.Study:
@@ -244,11 +256,52 @@ def bench_start(folder: str, scale: float) -> list[Line]:
     return lines
 
 
+def bench_joblib(folder: str, scale: float) -> list[Line]:
+    """(e) scikit-learn with n_jobs=-1. The first trial starts joblib's processes everywhere."""
+    n = max(2, int(8 * scale))
+
+    def pace(run: Callable[..., object]) -> float:
+        ends: list[float] = []
+        run(callbacks=[lambda *_: ends.append(time.perf_counter())])
+        return (ends[-1] - ends[0]) / (n - 1)
+
+    def optimize(name: str, **options: Any) -> Callable[..., object]:
+        study = new_study(folder, name)
+        return functools.partial(
+            supermax.optimize, study, cross_validated, n, progress=False, **options
+        )
+
+    alone_study = new_study(folder, "alone")
+    alone = pace(functools.partial(alone_study.optimize, cross_validated, n_trials=n))
+    reused = pace(optimize("reused", reuse_cells=True))
+    fresh = pace(optimize("fresh"))
+    beside = f"{alone:.2f} s/trial"
+    return [
+        Line(
+            f"(e) {n} trials with n_jobs=-1, cells reused, from the second on",
+            f"{reused:.2f} s/trial",
+            beside,
+            reused / alone,
+            "at most 1.5×",
+            reused <= 1.5 * alone,
+        ),
+        Line(
+            "    the same, a fresh process for every trial",
+            f"{fresh:.2f} s/trial",
+            beside,
+            fresh / alone,
+            "(no bar)",
+            True,
+        ),
+    ]
+
+
 BENCHES = {
     "noop": bench_noop,
     "sleep": bench_sleep,
     "growth": bench_growth,
     "start": bench_start,
+    "joblib": bench_joblib,
 }
 
 

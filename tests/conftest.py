@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -21,12 +24,35 @@ from supermax.engine.fleet import TAG
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then
 hypothesis.settings.load_profile("any machine")
+PATIENCE = 10.0  # seconds for what a test has started to end
+_BUSY = 5  # times slower than it could be, at most
+_TRACKER = "from multiprocessing.resource_tracker import main"  # it stays as long as its parent
+
+
+def _start_children_with_default_signals() -> None:
+    """Undo what `nohup make test &` and its like hand down: signals ignored or blocked.
+
+    A child inherits what is ignored, but not a handler. So this run goes on ignoring a hang-up
+    and so on, and the programs that tests start are stopped by it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("HUP", "QUIT", "TERM", "USR1", "USR2", "ALRM", "TSTP", "TTIN", "TTOU", "CONT"):
+        signum = signal.Signals[f"SIG{name}"]
+        if signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this file as well
     os.environ["SUPERMAX_TEST_WORKER"] = _WORKER
     _MEASURED = tempfile.TemporaryDirectory(prefix="supermax-tests-", ignore_cleanup_errors=True)
     os.environ["XDG_CACHE_HOME"] = _MEASURED.name
-os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs on this machine are not ours
+    os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs here are not ours
+    _start_children_with_default_signals()
 
 
 @pytest.fixture
@@ -41,31 +67,75 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_left_running() -> Iterator[None]:
-    """No process of any run outlives its test."""
+    """A process that outlives the test that started it fails that test, not a later one."""
+    before = set(session_processes())
+
+    def left() -> dict[int, str]:
+        return {pid: line for pid, line in session_processes().items() if pid not in before}
+
     yield
-    if not eventually(lambda: not engine_processes()):
-        left = engine_processes()
-        for pid, _ in left:  # the next test is not to blame
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        pytest.fail(f"left running: {left}")
+    if not eventually(lambda: not left(), PATIENCE):
+        found = left()
+        eventually(lambda: not _kill(left()))  # a supervisor's child may start others meanwhile
+        _forget(found)
+        pytest.fail(f"left running: {found}")
 
 
-def engine_processes() -> list[tuple[int, str]]:
-    found = []
+def _kill(pids: Iterable[int]) -> bool:
+    """Kill these processes; return whether there were any."""
+    pids = list(pids)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(pids)
+
+
+def _forget(killed: Iterable[int]) -> None:
+    """Close what belongs to these processes: left to the garbage collector, it would warn of them
+    in a later test."""
+    for thing in gc.get_objects():
+        if isinstance(thing, subprocess.Popen) and thing.pid in killed:
+            thing.wait()
+            for stream in (thing.stdin, thing.stdout, thing.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+def session_processes() -> dict[int, str]:
+    """Return the processes that this run of the tests has started, each with its command line."""
+    return {
+        pid: line for pid, (line, _) in _session_processes().items() if not line.count(_TRACKER)
+    }
+
+
+def engine_processes() -> list[int]:
+    """Return the pids of fork servers and cells."""
+    return [pid for pid, (_, environment) in _session_processes().items() if TAG in environment]
+
+
+def _session_processes() -> dict[int, tuple[str, dict[str, str]]]:
+    session = os.environ["SUPERMAX_TEST_SESSION"]
+    found = {}
     for process in psutil.process_iter():
-        if process.pid == os.getpid():
-            continue
         with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or somebody else's
             environment = process.environ()
-            if TAG in environment and environment.get("SUPERMAX_TEST_SESSION") == str(os.getpid()):
-                found.append((process.pid, " ".join(process.cmdline())[:80]))
+            if environment.get("SUPERMAX_TEST_SESSION") == session and process.pid != os.getpid():
+                found[process.pid] = (" ".join(process.cmdline())[:80], environment)
     return found
 
 
+def ignoring(*signals: int, blocked: bool = False) -> list[str]:
+    """Return the start of a command line: what follows is run with these signals ignored, as
+    `nohup` and a shell's `&` do, or blocked."""
+    how = "signal.pthread_sigmask(signal.SIG_BLOCK, [s])" if blocked else "signal.signal(s, 1)"
+    program = f"import os, signal, sys\nfor s in {[int(s) for s in signals]}: {how}\n"
+    return [sys.executable, "-c", f"{program}os.execv(sys.argv[1], sys.argv[1:])"]
+
+
 def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
-    """Wait for a condition with a deadline."""
-    deadline = time.monotonic() + within
+    """Wait for a condition with a deadline: `within` seconds where the machine has nothing else
+    to do, and several times as long anywhere, since only a failure takes that long."""
+    deadline = time.monotonic() + _BUSY * within
     while not condition():
         if time.monotonic() > deadline:
             return False

@@ -126,15 +126,17 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    (tmp_path / "supermax-tune.service").write_text(unit)
+    unit_name = "supermax-tune.service"
+    (tmp_path / unit_name).write_text(unit)
     done = subprocess.run(
-        ["systemd-analyze", "verify", "--user", str(tmp_path / "supermax-tune.service")],
+        ["systemd-analyze", "verify", "--user", str(tmp_path / unit_name)],
         env={**os.environ, "HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    said = [line for line in (done.stdout + done.stderr).splitlines() if unit_name in line]
+    assert (done.returncode, said) == (0, [])  # other units of this machine are not ours
 
 
 def test_the_yaml_of_the_pages_is_sound(tmp_path: Path) -> None:

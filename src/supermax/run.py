@@ -57,8 +57,9 @@ def optimize(
         deadline: Moment, as ``time.monotonic()`` counts, at which the run pauses in the same way,
             however far it has come: a budget of wall time. ``supermax tune --timeout`` sets it.
         workers: Trials at a time.
-        reuse_cells: Let a healthy process serve many trials. Faster for short trials; what a
-            trial does to its process then reaches the next.
+        reuse_cells: Let a healthy process serve many trials. Faster for short trials and for
+            those that use joblib's processes (``n_jobs=-1``), which are then kept; what a trial
+            does to its process reaches the next.
         trial_timeout: Seconds one attempt at a trial may take; then it is pruned, with a
             constraint that the sampler learns from.
         stall_timeout: Seconds a trial may be silent once it has reported; then it is tried again.

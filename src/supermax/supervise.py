@@ -85,6 +85,7 @@ class Supervisor:
         for signum in handled:
             signal.signal(signum, self._pass_on)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how the child ended
         try:
             return self._keep_running(ear)
         finally:
@@ -163,9 +164,10 @@ def _pipe() -> tuple[int, int]:
 
 
 def _handled() -> list[int]:
-    """Under nohup a hang-up is ignored, and stays so."""
-    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+    """Return the signals to pass on: TERM, and the others unless this process was started with
+    them ignored, by nohup or a shell's &."""
+    rest = (signal.SIGINT, signal.SIGHUP)
+    return [signal.SIGTERM, *(s for s in rest if signal.getsignal(s) is not signal.SIG_IGN)]
 
 
 def _how(code: int) -> str:

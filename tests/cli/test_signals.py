@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.helping import inside, sm
 from tests.cli.test_supervisor import PROGRAM, RUNNER, WAITS
-from tests.conftest import eventually
+from tests.conftest import eventually, ignoring
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = "from supermax.__main__ import main; main()"
@@ -54,6 +54,23 @@ def test_a_signal_during_the_imports_is_a_sentence(
     process.send_signal(signum)
     assert process.communicate(timeout=10)[1] == f"{words}\n"
     assert process.returncode == code
+
+
+def test_signals_ignored_from_the_start_stay_so_during_the_imports(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(SLOW_IMPORT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [*ignoring(signal.SIGHUP, signal.SIGINT), sys.executable, "-m", "supermax", "best"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert eventually((tmp_path / "importing").exists)
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        process.send_signal(signum)
+    assert process.communicate(timeout=10)[1] == "Ended.\n"
+    assert process.returncode == 143
 
 
 def test_a_storm_during_the_imports_is_one_sentence(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from supermax import supervise
 from supermax.supervise import Again, Done, decide
-from tests.conftest import eventually
+from tests.conftest import eventually, ignoring
 
 STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 PROGRAM = """
@@ -37,11 +37,10 @@ sys.exit(supervise.Supervisor([sys.executable, "program.py"], say).run())
 """
 
 
-def start(folder: Path, program: str) -> subprocess.Popen[str]:
+def start(folder: Path, program: str, ignored: Sequence[int] = ()) -> subprocess.Popen[str]:
     (folder / "program.py").write_text(PROGRAM + program)
-    return subprocess.Popen(
-        [sys.executable, "-c", RUNNER], cwd=folder, stderr=subprocess.PIPE, text=True
-    )
+    command = [*ignoring(*ignored), sys.executable, "-c", RUNNER]
+    return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
@@ -169,6 +168,28 @@ def test_a_closed_terminal_pauses_the_run(waiting: subprocess.Popen[str], tmp_pa
     waiting.send_signal(signal.SIGHUP)
     finish(waiting)
     assert heard(tmp_path) == [signal.SIGTERM]
+
+
+def test_under_nohup_and_behind_a_shells_ampersand_ignored_signals_stay_ignored(
+    tmp_path: Path,
+) -> None:
+    process = start(tmp_path, WAITS, ignored=(signal.SIGHUP, signal.SIGINT))
+    try:
+        assert eventually(lambda: (tmp_path / "ready").exists())
+        for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            process.send_signal(signum)
+        assert finish(process)[0] == 130  # as WAITS ends
+    finally:
+        process.kill()
+    assert heard(tmp_path) == [signal.SIGTERM]
+
+
+def test_where_sigchld_is_ignored_deaths_are_seen(tmp_path: Path) -> None:
+    """Then the kernel keeps no exit codes, and Python takes any end for a good one."""
+    program = "if n < 3: os.kill(os.getpid(), signal.SIGKILL)\nsys.exit(4)"
+    code, said = finish(start(tmp_path, program, ignored=(signal.SIGCHLD,)))
+    assert (code, starts(tmp_path)) == (4, 3)
+    assert said.count("SIGKILL") == 2
 
 
 def test_when_the_supervisor_is_killed_the_run_pauses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,64 @@ def test_thread_counts_share_the_cores_unless_the_user_said_otherwise() -> None:
     limits = thread_limits(1_000, {"MKL_NUM_THREADS": "7"})
     assert limits["OMP_NUM_THREADS"] == "1"
     assert "MKL_NUM_THREADS" not in limits
+
+
+def test_one_cell_has_the_threads_that_libraries_choose() -> None:
+    """Limits would be inherited by joblib's processes, which share the cores out themselves."""
+    assert thread_limits(1, {}) == {}
+
+
+def worker_environments(trial: Any) -> float:
+    """Two processes of joblib say how many threads they were given."""
+    joblib = importlib.import_module("joblib")
+    ask = joblib.delayed(lambda: int(os.environ["OMP_NUM_THREADS"]))
+    trial.set_user_attr("threads", joblib.Parallel(n_jobs=2)(ask() for _ in range(4)))
+    loky = importlib.import_module("joblib.externals.loky.reusable_executor")
+    trial.set_user_attr("pool", sorted(loky._executor._processes))
+    trial.set_user_attr("jobs", joblib.effective_n_jobs(-1))
+    return 0.0
+
+
+def busy_pool(trial: Any) -> float:
+    """Leaves a process of joblib with something to do."""
+    loky = importlib.import_module("joblib.externals.loky")
+    loky.get_reusable_executor(max_workers=1).submit(time.sleep, 600)
+    return 0.0
+
+
+def test_a_reused_cell_keeps_an_idle_pool_of_joblib(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joblib = pytest.importorskip("joblib")
+    for name in thread_limits(2, {}):
+        monkeypatch.delenv(name, raising=False)
+    seen: list[events.Event] = []
+    options: dict[str, Any] = {"reuse_cells": True, "progress": seen.append}
+    summary = supermax.optimize(study, worker_environments, n_trials=3, **options)
+    attrs = [trial.user_attrs for trial in study.trials]
+    assert summary.cells == 1
+    assert len({tuple(a["pool"]) for a in attrs}) == 1
+    assert [a["threads"] for a in attrs] == [[max(1, joblib.cpu_count() // 2)] * 4] * 3
+    assert not [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
+
+
+def test_a_fresh_cell_says_how_a_pool_of_joblib_is_kept(study: optuna.Study) -> None:
+    pytest.importorskip("joblib")
+    seen: list[events.Event] = []
+    supermax.optimize(study, worker_environments, n_trials=2, workers=1_000, progress=seen.append)
+    notes = [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
+    assert len(notes) == 2
+    assert all(note.endswith("reuse_cells=True keeps them") for note in notes)
+    assert [trial.user_attrs["jobs"] for trial in study.trials] == [1, 1]
+
+
+def test_a_reused_cell_is_replaced_when_joblib_is_still_busy(study: optuna.Study) -> None:
+    pytest.importorskip("joblib")
+    seen: list[events.Event] = []
+    supermax.optimize(study, busy_pool, n_trials=2, reuse_cells=True, progress=seen.append)
+    notes = [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
+    assert len(notes) == 2
+    assert all("left 1 child process(es) running" in note for note in notes)
 
 
 def test_devices_are_shared_out_evenly(

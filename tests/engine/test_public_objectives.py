@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,12 +13,14 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna._imports import _LazyImport as LazyImport
 from optuna.pruners import HyperbandPruner, MedianPruner, SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
+from supermax.engine.pickling import pickle_objective
 from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -222,6 +226,80 @@ def test_a_script_whose_objective_uses_its_globals(tmp_path: Path, url: str) -> 
     values = [trial.value for trial in trials]
     assert trials[1].user_attrs["best"] == values[0]
     assert trials[2].user_attrs["best"] == min(values[:2])
+
+
+# Modules that import what they hold when it is asked for.
+
+
+def with_a_callback(*, used: bool) -> Callable[[Trial], float]:
+    """As in the LightGBM and XGBoost examples of Optuna; sent by value, as a script's is."""
+
+    def objective(trial: Trial) -> float:
+        if not used:
+            return 1.0
+        return float(optuna.integration.LightGBMPruningCallback(trial, "auc").value)
+
+    return objective
+
+
+def test_optuna_integration_that_is_installed(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "path" / "optuna_integration"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "lightgbm.py").write_text(
+        "class LightGBMPruningCallback:\n    def __init__(self, trial, metric): self.value = 2\n"
+    )
+    monkeypatch.syspath_prepend(package.parent)
+    run(study, with_a_callback(used=True), 1)
+    assert study.best_value == 2
+
+
+def test_optuna_integration_that_is_not_installed(study: optuna.Study) -> None:
+    if importlib.util.find_spec("optuna_integration") is not None:
+        pytest.skip("optuna-integration is installed")
+    run(study, with_a_callback(used=False), 1)
+    assert study.best_value == 1
+    run(study, with_a_callback(used=True), 2)
+    assert study.trials[1].state is TrialState.FAIL
+    fault = study.trials[1].user_attrs["supermax"]["faults"][0]
+    assert "optuna-integration" in fault["message"]
+
+
+class Facade:
+    """Stands in for a module without being one, as some packages do."""
+
+    __name__ = "facade"
+    answer = 42
+
+
+LAZY: dict[str, Callable[[], Any]] = {
+    "optuna.integration": lambda: optuna.integration,
+    "optuna.visualization": lambda: LazyImport("optuna.visualization"),
+    "transformers": lambda: pytest.importorskip("transformers"),
+    "transformers.models": lambda: pytest.importorskip("transformers.models"),
+    "facade": Facade,
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_modules_of_any_class_go_by_name(
+    name: str, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = LAZY[name]()
+    if name == "facade":
+        monkeypatch.setitem(sys.modules, name, module)
+    blob = pickle_objective(lambda trial: module, study)
+    assert len(blob) < 1000
+    assert pickle.loads(blob)(None) is sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["nowhere_to_be_found", "nowhere.to.be_found"])
+def test_a_lazy_module_that_leads_nowhere_is_named(study: optuna.Study, name: str) -> None:
+    nowhere = LazyImport(name)
+    with pytest.raises(supermax.UserError, match="the variable 'nowhere' is a _LazyImport"):
+        run(study, lambda trial: nowhere, 1)
 
 
 # Callbacks.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +24,21 @@ from supermax.engine.fleet import TAG
 from supermax.engine.folder import TrialFolder
 from supermax.engine.home import find_home
 from supermax.engine.outcome import Outcome
+from supermax.engine.summary import Summary
 from supermax.naming import CLAIM
-from tests.conftest import eventually
+from tests.conftest import eventually, ignoring
 from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
 ROOT = Path(__file__).parent.parent.parent
 
 
-def start_staged(url: str, marks: Path, n_trials: int) -> subprocess.Popen[str]:
+def start_staged(
+    url: str, marks: Path, n_trials: int, ignored: Sequence[int] = ()
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
+            *ignoring(*ignored),
             *(sys.executable, "-m", "tests.engine.programs", "staged"),
             *(url, str(marks), str(n_trials)),
         ],
@@ -103,6 +109,22 @@ def test_ctrl_c_term_and_a_hang_up_end_cleanly_and_the_trial_goes_on(
     trial = optuna.load_study(study_name="staged", storage=url).trials[12]
     assert trial.state is TrialState.COMPLETE
     assert "faults" not in trial.user_attrs["supermax"]  # a stop is no fault
+
+
+def test_what_is_ignored_from_the_start_stops_nothing(url: str, marks: Path) -> None:
+    """Under nohup, and behind a shell's &. An ignored SIGCHLD must not hide how cells end."""
+    ignored = (signal.SIGHUP, signal.SIGINT)
+    program = start_staged(url, marks, 13, ignored=(*ignored, signal.SIGCHLD))
+    assert eventually((marks / "12-1-1").exists, 30)
+    for signum in ignored:
+        program.send_signal(signum)
+    (marks / "go").touch()
+    assert program.communicate(timeout=60)[0].strip() == "None"  # nothing has stopped it
+    assert program.returncode == 0
+    assert not (marks / "stopping").exists()
+    trial = optuna.load_study(study_name="staged", storage=url).trials[12]
+    assert trial.state is TrialState.COMPLETE
+    assert trial.user_attrs["supermax"]["attempts"] == 1
 
 
 def test_a_storm_of_signals_does_not_cut_the_end_short(url: str, marks: Path) -> None:
@@ -210,15 +232,24 @@ def test_n_trials_is_in_all(study: optuna.Study) -> None:
     assert len(study.trials) == 5
 
 
+def run_out_of_time(study: optuna.Study, objective: Any) -> Summary:
+    """Run until a timeout that leaves a trial time to begin, on this machine."""
+    for timeout in (1.5, 6.0, 24.0, 96.0):
+        summary = supermax.optimize(study, objective, 1, timeout=timeout, progress=False)
+        if summary.trials["RUNNING"]:
+            break
+    return summary
+
+
 def test_a_run_timeout_pauses_what_runs(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.attempt == 1:
-            for step in range(10_000):
+            for step in itertools.count():
                 trial.report(0.0, step)
                 trial.checkpoint_dir.joinpath("seen").write_text(str(step))
         return 1.0
 
-    paused = supermax.optimize(study, objective, n_trials=1, timeout=1.5, progress=False)
+    paused = run_out_of_time(study, objective)
     assert paused.stopped_by == "timeout"
     assert paused.trials["RUNNING"] == 1
     assert paused.faults == {}
@@ -265,7 +296,7 @@ def test_a_trial_that_never_reports_gets_term_when_the_run_stops(study: optuna.S
                 pass
         return 1.0
 
-    paused = supermax.optimize(study, objective, n_trials=1, timeout=2.5, progress=False)
+    paused = run_out_of_time(study, objective)
     assert paused.stopped_by == "timeout"
     assert paused.trials["RUNNING"] == 1
     assert supermax.optimize(study, objective, n_trials=1, progress=False).finished == 1

@@ -348,6 +348,7 @@ def test_recording_does_not_count_as_training(tmp_path: Path) -> None:
     assert samples / result.samples_per_second <= result.seconds - took
 
 
+@pytest.mark.usefixtures("same_bf16_everywhere")
 def test_nor_does_what_comes_before_a_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

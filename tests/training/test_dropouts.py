@@ -114,6 +114,7 @@ def test_attention_has_its_rate_all_the_same(name: str, monkeypatch: pytest.Monk
     "name",
     [f if f == "tiny-bert" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
 )
+@pytest.mark.usefixtures("same_bf16_everywhere")
 @pytest.mark.parametrize("dtype", [None, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_a_compiled_encoder_drops_what_another_drops(
     name: str, dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch

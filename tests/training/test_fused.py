@@ -24,6 +24,7 @@ from tests.few import a_few
 from tests.training.corpora import Quiet, config, ready
 from tests.training.test_captured import SILENT, captured, distance
 
+pytestmark = pytest.mark.usefixtures("same_bf16_everywhere")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 runs = pytest.mark.skipif(
     DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ, reason="needs a GPU, or Triton"

@@ -17,6 +17,7 @@ from tests.few import a_few
 from tests.training.corpora import Quiet, config, ready
 from tests.training.test_captured import OPTIMIZERS, SILENT, captured
 
+pytestmark = pytest.mark.usefixtures("same_bf16_everywhere")
 FAMILIES = sorted(set(TINY) - {"tiny"})
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from supermax.training.steps import best_precision
 from tests.few import a_few
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 
+ROOT = Path(__file__).parent.parent.parent
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.1}, "head": {"dropout": 0.3}}
 
 
@@ -213,6 +218,39 @@ def test_precision_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
             lambda including_emulation=True, native=native: native or including_emulation,
         )
         assert best_precision("cuda") == best
+
+
+IN_BF16 = """
+import sys
+from pathlib import Path
+import torch
+from supermax.training.loop import train
+from tests.training.corpora import Quiet, config, ready
+supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+wanted = config("share", encoder={"name": "tiny-modernbert"})
+train(ready(Path(sys.argv[1]), wanted, precision=sys.argv[2]), Quiet())
+print(supported, torch.backends.mkldnn.enabled)
+"""
+
+
+@pytest.mark.parametrize("isa", ["DEFAULT", "AVX2"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+def test_a_cpu_without_bf16_trains_in_it_without_a_warning(
+    tmp_path: Path, precision: str, isa: str
+) -> None:
+    """oneDNN is told to take this CPU for an older one, where it can be (on x86)."""
+    said = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", IN_BF16, str(tmp_path), precision],
+        cwd=ROOT,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout.split()
+    supported, used = said
+    if platform.machine() == "x86_64" and isa == "AVX2":
+        assert supported == "False"
+    assert used == (supported if precision == "bf16" else "True")
 
 
 # Wrong input.

@@ -55,6 +55,7 @@ _THREADS = (
     "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
+    "LOKY_MAX_CPU_COUNT",  # joblib's n_jobs=-1 means this many
 )
 
 
@@ -370,6 +371,12 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Share the cores among the cells, unless the user has said how."""
+    """Share the cores among the cells, unless the user has said how.
+
+    One cell alone gets no limits: joblib's processes would inherit them, and each would start as
+    many threads as there are cores.
+    """
+    if workers == 1:
+        return {}
     share = str(max(1, kernel.cores() // workers))
     return {name: share for name in _THREADS if name not in environment}

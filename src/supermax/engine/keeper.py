@@ -336,6 +336,7 @@ def _random_for_cells(before: tuple[Any, Any]) -> Callable[[], None]:
 def main(control: int, blob: int, parent: int) -> None:
     kernel.die_with_parent(parent)  # until the loop below can notice by itself
     kernel.adopt_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, it would hide all ends
     channel = Channel(socket.socket(fileno=control))
     try:
         setup = channel.receive()

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from supermax.engine import kernel
@@ -19,6 +20,12 @@ DEVICE = 64 << 20
 """Bytes of a device that may stay in use between two trials."""
 HOST = 512 << 20
 """Bytes by which a process may grow from its first trial on."""
+_POOLS = ("joblib.externals.loky.reusable_executor", "loky.reusable_executor")
+_TRACKERS = (
+    "multiprocessing.resource_tracker",
+    "joblib.externals.loky.backend.resource_tracker",
+    "loky.backend.resource_tracker",
+)
 
 
 class Baseline:
@@ -56,6 +63,43 @@ class Baseline:
         if self._host is None:
             self._host = size
         return size - self._host
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Processes, and threads of this one, that joblib keeps for its next call."""
+
+    pids: frozenset[int] = frozenset()
+    threads: tuple[Any, ...] = ()
+
+
+def idle_pool() -> Pool:
+    """Return what joblib keeps in this process, if it has nothing to do.
+
+    It ends with the process. In a joblib that names things differently, it is not found and
+    counts as left behind.
+    """
+    idle = [
+        executor
+        for executor in _found(_POOLS, "_executor")
+        if not getattr(executor, "_pending_work_items", True)
+    ]
+    return Pool(
+        frozenset(pid for executor in idle for pid in getattr(executor, "_processes", None) or ()),
+        tuple(getattr(executor, "_executor_manager_thread", None) for executor in idle),
+    )
+
+
+def resource_trackers() -> set[int]:
+    """Return the pids of the processes that clean up after multiprocessing and joblib."""
+    trackers = _found(_TRACKERS, "_resource_tracker")
+    return {pid for tracker in trackers if (pid := getattr(tracker, "_pid", None)) is not None}
+
+
+def _found(modules: tuple[str, ...], name: str) -> list[Any]:
+    """Return what these modules, where they are imported, have under `name`."""
+    found = [getattr(sys.modules.get(module), name, None) for module in modules]
+    return [thing for thing in found if thing is not None]
 
 
 def device_in_use() -> int | None:

@@ -242,7 +242,8 @@ class Signals:
             coordinator.request_stop("interrupt")
 
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
+            ignored = signal.getsignal(signum) is signal.SIG_IGN  # by nohup, or a shell's &
+            if signum == signal.SIGTERM or not ignored:  # TERM also says: the supervisor is gone
                 self._before[signum] = signal.signal(signum, on_signal)
 
     def pass_on(self) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
+import sys
 from collections.abc import Callable, Iterator
-from types import CodeType
+from importlib.util import find_spec
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -24,11 +27,31 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: Any, study: Study) -> None:
         super().__init__(file)
         self._study = study
+        modules = sys.modules.copy()
+        self._registered = {id(modules[name]): name for name in reversed(modules)}
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not ModuleType and (name := self._module_name(obj)) is not None:
+            return importlib.import_module, (name,)
         if isinstance(obj, Study) and _is_same(obj, self._study):
             return current_study, ()
         return super().reducer_override(obj)
+
+    def _module_name(self, obj: Any) -> str | None:
+        """Return the name by which a cell imports a module, if `obj` is one.
+
+        cloudpickle knows instances of ModuleType alone. Lazy modules are of other classes (those
+        of Optuna, transformers, six), and are not asked for attributes here: they would import.
+        """
+        if (name := self._registered.get(id(obj))) is not None:
+            return name
+        if not isinstance(obj, ModuleType):
+            return None
+        try:  # a placeholder for a module that may not have been imported yet
+            known = obj.__name__ in sys.modules or find_spec(obj.__name__) is not None
+        except (ImportError, ValueError):
+            return None
+        return obj.__name__ if known else None
 
 
 def _is_same(one: Study, other: Study) -> bool:
@@ -73,6 +96,8 @@ def _culprit(obj: Any, study: Study) -> tuple[str, Any]:
 
 
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+    if inspect.ismodule(obj):
+        return
     if inspect.ismethod(obj):
         yield f"{type(obj.__self__).__name__} object", obj.__self__
     if inspect.isfunction(obj):
@@ -95,7 +120,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield "the function", obj.func
         yield from ((f"argument {i + 1}", value) for i, value in enumerate(obj.args))
         yield from ((f"argument '{k}'", v) for k, v in (obj.keywords or {}).items())
-    elif hasattr(obj, "__dict__") and not inspect.ismodule(obj):
+    elif hasattr(obj, "__dict__"):
         yield from ((f"attribute '{name}'", value) for name, value in vars(obj).items())
         if not inspect.isclass(obj):
             yield f"class {type(obj).__name__}", type(obj)

@@ -26,7 +26,7 @@ import optuna
 
 from supermax.engine import kernel
 from supermax.engine.folder import TrialFolder
-from supermax.engine.leaks import Baseline
+from supermax.engine.leaks import Baseline, idle_pool, resource_trackers
 from supermax.engine.outcome import (
     COMPLETE,
     INTERRUPTED,
@@ -152,16 +152,24 @@ def _device_peaks() -> dict[str, Any]:
 def _unclean(baseline: Baseline | None) -> str | None:
     """Why this process should not serve another trial, if it should not."""
     try:
-        return _left_behind() or (baseline.leaked() if baseline is not None else None)
+        left = _left_behind(once=baseline is None)
+        return left or (baseline.leaked() if baseline is not None else None)
     except Exception as error:  # what is left of this process cannot even be looked at
         return f"the trial left its process in a state that cannot be looked at ({error})"
 
 
-def _left_behind() -> str | None:
-    left = [pid for pid in kernel.children() if not kernel.is_zombie(pid)]
-    if left:
-        return f"the trial left {len(left)} child process(es) running"
-    threads = [t for t in threading.enumerate() if t is not threading.main_thread()]
+def _left_behind(once: bool) -> str | None:
+    pool = idle_pool()
+    left = {pid for pid in kernel.children() if not kernel.is_zombie(pid)}
+    if strays := left - pool.pids - resource_trackers():
+        return f"the trial left {len(strays)} child process(es) running"
+    if once and pool.pids:
+        return (
+            f"joblib started {len(pool.pids)} worker process(es) in this trial, and will again in "
+            f"each trial that has a process of its own; reuse_cells=True keeps them"
+        )
+    own = (threading.main_thread(), *pool.threads)
+    threads = [thread for thread in threading.enumerate() if thread not in own]
     if lasting := [thread.name for thread in threads if not thread.daemon]:
         return f"the trial left {len(lasting)} thread(s) running"
     return None

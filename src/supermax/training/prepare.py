@@ -32,7 +32,7 @@ from supermax.training.optimizers import make_optimizer, parameter_groups
 from supermax.training.recording import Graphs
 from supermax.training.schedules import make_schedule
 from supermax.training.sources import Source, find
-from supermax.training.steps import EagerStep, Execution, why_eager
+from supermax.training.steps import EagerStep, Execution, avoid_onednn, why_eager
 from supermax.training.tokenizers import special_ids, tokenizer_for
 from supermax.training.tokens import NONE, Tokens, tokenised
 from supermax.training.ways import EagerWay, Way
@@ -126,6 +126,7 @@ def prepare(
     sign = 1.0 if check_metric(objective, config.agent).higher else -1.0
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
+    avoid_onednn(execution)
     sources = encoders_of(config)
     tokenizers = tuple(tokenizer_for(source, texts_of(train), cache) for source in sources)
     seed = config.train.seed

@@ -167,6 +167,18 @@ def autocast(execution: Execution) -> AbstractContextManager[Any]:
     return torch.autocast(device, dtype=kinds[execution.precision])
 
 
+def avoid_onednn(execution: Execution) -> None:
+    """Have torch take its own kernels for bf16 on a CPU for which oneDNN has none.
+
+    On aarch64 torch tries oneDNN all the same, warns at the first larger product that it has
+    failed, and turns it off for the rest of the process. This does so beforehand.
+    """
+    if execution.precision != "bf16" or execution.device != "cpu":
+        return
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+
+
 def on(batch: Batch, device: str) -> Batch:
     if device == "cpu":
         return batch
