@@ -48,8 +48,7 @@ LENGTH, STRIDE, N_BEST, LONGEST, PAD = 40, 8, 10, 4, 0
 
 
 @pytest.fixture(autouse=True)
-def on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.set_num_threads(1)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "DEVICE", "cpu")
 
 
