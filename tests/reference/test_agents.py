@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import BertModel, PreTrainedTokenizerFast, get_linear_schedule_with_warmup
+from transformers import BertModel, get_linear_schedule_with_warmup
 
 from supermax.training.batches import collate, order, packed, split
 from supermax.training.data.examples import Corpus, Example
@@ -100,12 +101,6 @@ def row_of(example: Example) -> Any:
     begin, end = example.spans[0] if example.spans else (-1, -1)
     label = plain.IGNORED if example.label is None else example.label
     return plain.Row(example.text, label, example.question, begin, example.text[begin:end])
-
-
-def plain_tokenizer(prepared: Prepared) -> Any:
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    backend = prepared.tokenizers[0].backend_tokenizer
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=names)
 
 
 def features_of(agent: str, data: Corpus, tokenizer: Any) -> tuple[list[Any], list[Any]]:
@@ -264,17 +259,20 @@ class Watching(Quiet):
         self.predictions.append(evaluate(self._prepared))
 
 
-def assert_alike(found: Evaluation, model: nn.Module, agent: str, tokenizer: Any) -> None:
+def assert_alike(
+    evaluations: list[Evaluation], model: nn.Module, agent: str, tokenizer: Any
+) -> None:
     """The predictions for the held-out texts are the plain model's."""
     classes, windows = features_of(agent, HELD_OUT, tokenizer)
     if classes:
         logits = torch.stack([o[0] for o in plain_outputs(model, classes)])
-        ours = torch.tensor([found.probabilities[e.id] for e in HELD_OUT.classes])
-        torch.testing.assert_close(ours.double(), logits.softmax(-1), rtol=0, atol=1e-6)
+        for found in evaluations:
+            ours = torch.tensor([found.probabilities[e.id] for e in HELD_OUT.classes])
+            torch.testing.assert_close(ours.double(), logits.softmax(-1), rtol=0, atol=1e-6)
     if windows:
         assert len(windows) > len(HELD_OUT.spans)
         best = best_answers(windows, plain_outputs(model, windows))
-        for row, example in enumerate(HELD_OUT.spans):
+        for found, (row, example) in product(evaluations, enumerate(HELD_OUT.spans)):
             span, margin = best[row]
             assert found.spans[example.id] == [span]
             assert found.margins[example.id] == pytest.approx(margin, abs=1e-5)
@@ -298,7 +296,7 @@ def test_training_and_evaluation_as_in_a_plain_loop(
     watching = [Watching(one) for one in trials]
     results = [train(one, seen) for one, seen in zip(trials, watching, strict=True)]
 
-    tokenizer = plain_tokenizer(trials[0])
+    tokenizer = trials[0].tokenizers[0]
     classes, windows = features_of(agent, TRAINED_ON, tokenizer)
     features = classes + windows
     lengths = np.array([len(feature.ids) for feature in features])
@@ -308,8 +306,7 @@ def test_training_and_evaluation_as_in_a_plain_loop(
     weights = class_weights_of(balance)
     for epoch, some in enumerate(train_plainly(model, features, epochs, weights)):
         taken += some
-        for seen in watching:
-            assert_alike(seen.predictions[epoch], model, agent, tokenizer)
+        assert_alike([seen.predictions[epoch] for seen in watching], model, agent, tokenizer)
 
     assert any(norm > CLIP for _, norm in taken)
     for seen, result, one in zip(watching, results, trials, strict=True):
