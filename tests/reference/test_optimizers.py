@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from supermax.training.config import OptimConfig, read_config
-from supermax.training.optimizers import make_optimizer, parameter_groups, unavailable
+from supermax.training.optimizers import make_optimizer, unavailable
 from supermax.training.schedules import apply
 from supermax.training.steps import EagerStep, Execution
 
@@ -128,8 +128,8 @@ def gradients(updates: int, size: float) -> Iterator[dict[str, Tensor]]:
 
 
 def factor(update: int) -> float:
-    """Return the factor of the rate: 0 at first, then up and down again."""
-    return min(update / 4, 1.5 - update / (2 * UPDATES))
+    """Return the factor of the rate: from 0 up and down again, and anew after 60 updates."""
+    return min(update % 60 / 4, 1.5 - update % 60 / 40)
 
 
 @dataclass
@@ -142,21 +142,25 @@ class Made:
         found: Tensor = getattr(self.weights, name)
         return found
 
-    def group_of(self, name: str) -> dict[str, Any]:
-        groups = self.optimizer.param_groups
-        return next(g for g in groups if any(p is self.of(name) for p in g["params"]))
+
+def groups_of(weights: Weights) -> list[dict[str, Any]]:
+    """Return a group for the matrices, and one for the vectors, at half of their rate."""
+    groups: list[dict[str, Any]] = []
+    for some in (("large", "small"), ("gains", "bias")):
+        rate, decay = rate_and_decay(some[0])
+        params = [getattr(weights, name) for name in some]
+        groups.append({"params": params, "lr": rate, "weight_decay": decay})
+    return groups
 
 
 def made(name: str) -> Made:
-    """Vectors lie deeper: their rate is half of the matrices'."""
     weights = Weights()
     config = OptimConfig.model_validate(
-        {"name": name, "lr": RATE, "weight_decay": DECAY, "beta1": BETAS[0], "beta2": BETAS[1],
-         "eps": EPS, "layer_decay": 0.5}
-    )  # fmt: skip
-    groups = parameter_groups(weights, config, lambda n: 1 if SHAPES[n][1:] else 0, 1)
-    optimizer = make_optimizer(groups, config, "cpu")
-    return Made(weights, optimizer, [group["lr"] for group in groups])
+        {"name": name, "lr": RATE, "beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS}
+    )
+    groups = groups_of(weights)
+    rates = [group["lr"] for group in groups]
+    return Made(weights, make_optimizer(groups, config, "cpu"), rates)
 
 
 def rate_and_decay(name: str) -> tuple[float, float]:
@@ -181,7 +185,7 @@ def expected(rule: str, updates: int, size: float, clip: float | None = None) ->
         scale = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
         for name, gradient in found.items():
             rate, decay = rate_and_decay(name)
-            rate = rate * factor(update % (3 * UPDATES))
+            rate = rate * factor(update)
             weights[name] = rules[name](weights[name], scale * gradient.double(), rate, decay)
     return weights
 
@@ -214,11 +218,7 @@ def test_adafactor_is_that_of_transformers(name: str) -> None:
     from transformers.optimization import Adafactor
 
     one, other = made(name), Weights()
-    groups = [
-        {"params": [p], "lr": rate_and_decay(n)[0], "weight_decay": rate_and_decay(n)[1]}
-        for n, p in other.named_parameters()
-    ]
-    theirs = Adafactor(groups, scale_parameter=False, relative_step=False)
+    theirs = Adafactor(groups_of(other), scale_parameter=False, relative_step=False)
     rates = [group["lr"] for group in theirs.param_groups]
     for update, found in enumerate(gradients(UPDATES, 1e-4)):
         apply(theirs, rates, factor(update))
@@ -302,7 +302,7 @@ def test_clipping_as_in_torch(name: str) -> None:
     step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
     norms = []
     for update, found in enumerate(gradients(updates, 1e-3)):
-        apply(one.optimizer, step.base_rates, factor(update % (3 * UPDATES)))
+        apply(one.optimizer, step.base_rates, factor(update))
         for n, gradient in found.items():
             one.of(n).grad = gradient.clone()
         norms.append(nn.utils.get_total_norm([g.double() for g in found.values()]).item())
@@ -319,11 +319,7 @@ def test_clipping_beside_clip_grad_norm_to_the_last_digits() -> None:
     config = read_config({"encoder": {"name": "tiny"}, "train": {"clip": clip}})
     step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
     assert one.optimizer.defaults["fused"]
-    groups = [
-        {"params": [p], "lr": rate_and_decay(n)[0], "weight_decay": rate_and_decay(n)[1]}
-        for n, p in other.named_parameters()
-    ]
-    theirs = torch.optim.AdamW(groups, betas=BETAS, eps=EPS, fused=False, foreach=False)
+    theirs = torch.optim.AdamW(groups_of(other), betas=BETAS, eps=EPS, fused=False, foreach=False)
     for found in gradients(100, 1e-3):
         for n, gradient in found.items():
             one.of(n).grad = gradient.clone()
