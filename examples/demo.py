@@ -37,7 +37,7 @@ console = Console()
 def main(folder: Path) -> None:
     started = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    corpus = synthetic(posts=800, difficulty=0.2, seed=2, max_words=24)
+    corpus = synthetic(posts=900, difficulty=0.05, seed=2, max_words=24)
     shows = sum(example.label == 1 for example in corpus.classes)
     console.print(
         f"Made-up data: {len(corpus.classes)} sentences, of which {shows} show their criterion; "

@@ -149,8 +149,27 @@ def test_what_has_no_gradient_is_left_alone() -> None:
     assert [torch.equal(one, two) for one, two in zip(some, before, strict=True)].count(False) == 1
 
 
-def test_it_is_the_one_in_use_on_a_gpu() -> None:
+@pytest.mark.parametrize("as_rate", [float, torch.tensor], ids=["number", "tensor"])
+def test_absolute_steps_do_not_depend_on_the_size_of_the_weights(
+    as_rate: Callable[[float], Any],
+) -> None:
+    some, large = parameters(), parameters()
+    for parameter in large:
+        parameter.data.mul_(8)
+    before = [[one.detach().clone() for one in each] for each in (some, large)]
+    for each in (some, large):
+        groups = [{"params": each, "weight_decay": 0.0}]
+        run(OURS(groups, lr=1e-3, eps=(1e-15, 1e-3), absolute=True), each, range(3), as_rate)
+    moves = [
+        [a - b for a, b in zip(*pair, strict=True)]
+        for pair in zip((some, large), before, strict=True)
+    ]
+    for one, other in zip(*moves, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+        assert one.abs().max() > 1e-3
+
+
+def test_it_is_the_one_in_use() -> None:
     config = OptimConfig(name="adafactor")
-    for device, kind in (("cpu", THEIRS), ("cuda", OURS), ("cuda:1", OURS), ("mps", THEIRS)):
-        groups = [{"params": parameters()}]
-        assert type(make_optimizer(groups, config, device)) is kind
+    for device in ("cpu", "cuda", "cuda:1", "mps"):
+        assert type(make_optimizer([{"params": parameters()}], config, device)) is OURS

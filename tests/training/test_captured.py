@@ -18,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax.errors import Infeasible
-from supermax.training.adafactor import DeviceAdafactor
 from supermax.training.batches import collate, order
 from supermax.training.captured import CapturedWay
 from supermax.training.evaluate import evaluate
@@ -295,22 +294,6 @@ def test_every_optimizer_and_its_rate_are_followed(
     assert prepared.way.why_eager is None
     losses = [[row["train_loss"] for row in result.curve] for result in (one_by_one, recorded)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
-
-
-@pytest.mark.parametrize("micro_batch", [None, 3])
-def test_the_adafactor_of_gpus_trains_as_that_of_cpus(
-    tmp_path: Path, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = config(**SILENT, optim={"name": "adafactor"}, train={"clip": 1.0})
-    results = [train(ready(tmp_path, wanted, micro_batch=micro_batch), Quiet())]
-    monkeypatch.setattr(torch.optim, "Adafactor", DeviceAdafactor)
-    for change in (lambda prepared: prepared, captured):
-        prepared = change(ready(tmp_path, wanted, micro_batch=micro_batch))
-        assert type(prepared.step.optimizer) is DeviceAdafactor
-        results.append(train(prepared, Quiet()))
-    first, *others = [[row["train_loss"] for row in result.curve] for result in results]
-    for losses in others:
-        assert losses == pytest.approx(first, rel=1e-3)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training import export as module
+from supermax.training.batches import collate
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.export import export, load_exported
@@ -85,6 +87,22 @@ def test_transformers_alone_loads_the_encoder_of_every_family(tmp_path: Path) ->
     subprocess.run([sys.executable, "-c", READ, *places], check=True, cwd=tmp_path)
     for family in FAMILIES:
         assert np.array_equal(np.load(tmp_path / family / "states.npy"), wanted[family]), family
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-electra", "tiny-roberta", "tiny"])
+def test_its_tokenizer_gives_the_encoder_what_it_was_trained_on(tmp_path: Path, name: str) -> None:
+    """Segments included, where the encoder knows them: transformers would take all for the
+    first."""
+    prepared = ready(tmp_path / "cache", config(encoder={"name": name}), n=4)
+    put(tmp_path / "model", prepared)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model" / "encoder")
+    example = prepared.train.examples[0]
+    ours = collate(prepared.train.views, prepared.pads, np.array([0])).inputs[0]
+    theirs = tokenizer(example.question, example.text, return_tensors="pt")
+    prepared.model.eval()
+    with torch.inference_mode():
+        encoder: Any = prepared.model.encoders[0]
+        assert torch.equal(encoder(ours), encoder.model(**theirs).last_hidden_state)
 
 
 @pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])

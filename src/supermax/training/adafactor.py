@@ -3,7 +3,7 @@
 torch.optim.Adafactor fetches a parameter's step, its size and the size of its update as numbers
 of the host, which waits for the device each time. Here they stay where the parameter is, so an
 update can be recorded. What is learned is the same, and so are the states, which go over from
-either to the other.
+either to the other. With `absolute`, updates are not scaled by the size of the parameter.
 
     steps, rate, sizes ──▶ how much is new, how far to go      all parameters at once
     vectors            ──▶ variance ──▶ update                 all at once: they are small
@@ -41,6 +41,12 @@ class DeviceAdafactor(torch.optim.Adafactor):
     """A group's parameters are on one device and of one kind; its learning rate is a number, or a
     tensor there."""
 
+    def __init__(self, params: Any, *, absolute: bool = False, **more: Any) -> None:
+        """`absolute`: the learning rate is the root mean square of an update at most, as with
+        `scale_parameter=False, relative_step=False` in transformers."""
+        super().__init__(params, **more)
+        self._absolute = absolute
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
@@ -64,7 +70,7 @@ class DeviceAdafactor(torch.optim.Adafactor):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = _first_state(parameter)
-        every = _counted(group, parameters, [self.state[p] for p in parameters])
+        every = _counted(group, parameters, [self.state[p] for p in parameters], self._absolute)
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         vectors = [one for one in every if one.parameter.ndim < 2]
@@ -87,20 +93,30 @@ def _first_state(parameter: Tensor) -> dict[str, Tensor]:
     }
 
 
+def _relative(group: dict[str, Any], parameters: list[Tensor], counts: Tensor) -> Tensor:
+    """In proportion to the size of each parameter, before any decay."""
+    roots = [math.sqrt(parameter.numel()) for parameter in parameters]
+    sizes = torch.stack(torch._foreach_div(torch._foreach_norm(parameters), roots))
+    return sizes.clamp(min=group["eps"][1]) * counts.rsqrt().clamp(max=group["lr"])
+
+
 def _counted(
-    group: dict[str, Any], parameters: list[Tensor], states: list[dict[str, Tensor]]
+    group: dict[str, Any],
+    parameters: list[Tensor],
+    states: list[dict[str, Tensor]],
+    absolute: bool,
 ) -> list[_One]:
-    """One step more for each, and what follows from that. Sizes are those before any decay."""
+    """One step more for each, and what follows from that."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     steps = [state["step"] for state in states]
     torch._foreach_add_(steps, 1.0)
     counts = torch.stack(steps)
-    eps, smallest = group["eps"]
-    roots = [math.sqrt(parameter.numel()) for parameter in parameters]
-    sizes = torch.stack(torch._foreach_div(torch._foreach_norm(parameters), roots))
-    reaches = sizes.clamp(min=smallest) * counts.rsqrt().clamp(max=group["lr"])
+    if absolute:
+        reaches = torch.ones_like(counts) * group["lr"]
+    else:
+        reaches = _relative(group, parameters, counts)
     reaches = reaches if group["maximize"] else -reaches
-    kind = parameters[0].dtype
+    kind, eps = parameters[0].dtype, group["eps"][0]
     news = counts.pow(group["beta2_decay"]).to(kind).unbind()
     return [
         _One(
@@ -109,11 +125,11 @@ def _counted(
             state=state,
             new=new,
             reach=reach,
-            cut=root * group["d"],
+            cut=math.sqrt(parameter.numel()) * group["d"],
             eps=torch.finfo(kind).eps if eps is None else eps,
         )
-        for parameter, gradient, state, new, reach, root in zip(
-            parameters, gradients, states, news, reaches.to(kind).unbind(), roots, strict=True
+        for parameter, gradient, state, new, reach in zip(
+            parameters, gradients, states, news, reaches.to(kind).unbind(), strict=True
         )
     ]
 

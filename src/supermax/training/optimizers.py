@@ -1,8 +1,8 @@
 """The optimizers of the space, each the one that was asked for, or none.
 
 adamw       torch.optim.AdamW
-adafactor   torch.optim.Adafactor, with steps as absolute as the others' (see below); on CUDA one
-            that does the same without waiting for the device
+adafactor   torch.optim.Adafactor without waiting for the device, with absolute steps and the
+            paper's eps1 (see below)
 lion        pytorch_optimizer.Lion
 adamw_8bit  bitsandbytes.optim.AdamW8bit: on the CPU, CUDA and XPU
 
@@ -94,12 +94,13 @@ def _adamw(groups: Groups, config: OptimConfig, device: torch.device) -> torch.o
     )
 
 
-def _adafactor(groups: Groups, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    # Torch multiplies the learning rate by max(eps[1], RMS of the parameter). With its default a
-    # rate that suits AdamW moves weights of 0.04 by a 25th of that, and new biases not at all.
-    # With 1.0 the rate is the rate, as with scale_parameter=False in transformers.
-    kind = DeviceAdafactor if device.type == "cuda" else torch.optim.Adafactor
-    return kind(groups, lr=config.lr, eps=(None, 1.0))
+def _adafactor(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
+    # Torch multiplies the learning rate by the RMS of the parameter, so that a rate that suits
+    # AdamW moves weights of 0.04 by a 25th of it: here the rate is the rate. Torch's default for
+    # eps1, 1.2e-7, also bounds the mean square of a gradient from below. That is an RMS of 3e-4,
+    # above what is usual in fine-tuning, and updates would grow where gradients shrink. The paper
+    # adds 1e-30 to squares; torch squares eps1.
+    return DeviceAdafactor(groups, lr=config.lr, eps=(1e-15, 1e-3), absolute=True)
 
 
 def _lion(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:

@@ -127,7 +127,7 @@ class EagerStep:
             nn.utils.clip_grad_norm_(self._trained, most)
             return
         gradients = [p.grad for p in self._trained if p.grad is not None]
-        norm = nn.utils.get_total_norm(gradients)
+        norm = nn.utils.get_total_norm(gradients).float()  # the kernel reads no other type
         self.optimizer.grad_scale = ((norm + 1e-6) / most).clamp(min=1.0)  # type: ignore[attr-defined]
 
     def state(self) -> dict[str, Any]:

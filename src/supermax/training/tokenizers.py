@@ -56,8 +56,11 @@ def _learnt(source: Source, texts: Sequence[str], cache: Path) -> Any:
     except Exception:  # not there, or damaged; the library raises nothing finer
         tokenizer = _train(texts, source.config.vocab_size)
         _keep(tokenizer, path)
+    has_segments = (getattr(source.config, "type_vocab_size", 0) or 0) > 1
+    segments = ["token_type_ids"] if has_segments else []
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        model_input_names=["input_ids", *segments, "attention_mask"],
         pad_token="[PAD]",
         unk_token="[UNK]",
         cls_token="[CLS]",
