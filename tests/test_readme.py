@@ -114,7 +114,7 @@ def test_the_demo_goes_from_data_to_a_prediction(tmp_path: Path) -> None:
     program = (ROOT / "examples" / "demo.py").read_text()
     few = re.sub(r"(\"(?:criteria|evidence|share|joint)\": )\d+", r"\g<1>1", program)
     assert few.count(": 1,") >= 3
-    said = run(few.replace("posts=800", "posts=100"), tmp_path)
+    said = run(few.replace("posts=900", "posts=100"), tmp_path)
     for words in (
         "criteria",
         "evidence",
