@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from supermax.agents.objective import configured
 from supermax.space import load, nest
+from supermax.training.baseline import baseline, trivial
 from supermax.training.data.splits import Splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.loop import Result, train
@@ -16,6 +18,8 @@ from supermax.training.metrics import class_metrics, span_metrics
 from supermax.training.prepare import prepare
 from supermax.training.steps import Execution
 from tests.training.corpora import Quiet
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def learnt(agent: str, splits: Splits, cache: Path, epochs: int) -> Result:
@@ -48,3 +52,24 @@ def test_the_default_evidence_configuration_learns(tmp_path: Path) -> None:
     assert result.value > silent["token_f1"] + 0.05  # most posts have no evidence to find
     assert silent["has_answer_f1"] == 0
     assert result.metrics["has_answer_f1"] >= 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+def test_the_demo_s_agents_beat_trivial_answers_and_counting_words(
+    tmp_path: Path, agent: str
+) -> None:
+    """With the demo's own data, defaults and epochs."""
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "examples" / "demo.py")
+    assert spec is not None
+    assert spec.loader is not None
+    demo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(demo)
+    splits = split(demo.made_up())
+    result = learnt(agent, splits, tmp_path, epochs=6)
+    counted = baseline(splits.train, splits.validation)
+    nothing = trivial(splits.train, splits.validation)
+    shown = {"criteria": ["macro_f1"], "evidence": ["token_f1"]}
+    for name in shown.get(agent, ["macro_f1", "token_f1"]):
+        assert result.metrics[name] > nothing[name] + 0.05
+        assert result.metrics[name] >= counted[name] - 0.005, (name, counted[name])
