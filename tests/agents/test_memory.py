@@ -19,6 +19,7 @@ from supermax.memory.learning import Book, Measured
 from supermax.memory.planner import NoPlan, Plan
 from supermax.records import read
 from supermax.space import loads
+from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.steps import Execution
@@ -46,10 +47,18 @@ def nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "known"))
 
 
+def long_posts() -> Corpus:
+    """Posts of several windows, most of which are full: little can be packed, so that a batch
+    takes the memory of as many sequences."""
+    few = synthetic(26, difficulty=0.0, seed=3, max_words=200)
+    spans = [replace(e, text=f"{e.text} {' '.join([e.text] * 40)}"[:12_000]) for e in few.spans]
+    return replace(few, spans=tuple(spans))
+
+
 def tuning(folder: Path, name: str, memory: int | None = None) -> Tuning:
     return Tuning(
         "evidence",
-        synthetic(110, difficulty=0.0, seed=3, max_words=None),
+        long_posts(),
         str(folder / "s.db"),
         folder / "cache",
         name=name,
