@@ -5,10 +5,11 @@
 
 DATA: a folder with TweetEval tasks (tweeteval-emotion.csv, tweeteval-irony.csv: columns text,
 label, split) and SQuAD 2.0 questions (squad2-dev.csv: passage, asked, answer, start, title), as
-.csv or .csv.gz. ENCODER: a folder or a name that transformers loads. Each run is one process; its
-result is a line in --results, and what is there already is not run again. Other sides: "ours
+.csv or .csv.gz. ENCODER: a folder or a name that transformers loads. A process does `--each` runs;
+each result is a line in --results, and what is there already is not run again. Other sides: "ours
 eager", "ours compiled" (other step executors), "ours padded" (random batches without packing),
-"ours sorted" (pools of fifty batches sorted by length).
+"ours sorted" (pools of fifty batches sorted by length), "ours hf init" (heads initialised as
+transformers does).
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Watching:
 
 
 def change(side: str) -> None:
-    """What a side does otherwise, in this process."""
+    """Patch Supermax in this process as the side's name says."""
     if side == "ours padded":
         models.can_pack = lambda _: False  # type: ignore[assignment]
     elif side == "ours sorted":

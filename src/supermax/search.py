@@ -191,7 +191,7 @@ def refit(
     tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
     """The best trial, or another, trained for good on the data it was searched on, within the
-    memory that its search had. `tell` hears when that ran out all the same."""
+    memory that its search had. `tell` is called with a message if memory runs out all the same."""
     chosen = record.best() if trial is None else record.trial(trial)
     splits = same_data(record, settings)
     config = config_of(record, chosen)

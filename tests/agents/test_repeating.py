@@ -154,7 +154,9 @@ def test_a_refit_that_runs_out_of_memory_goes_on_smaller(tmp_path: Path) -> None
     assert made.best().result["micro_batch"] == 128
     said = limited(tmp_path, "wrong", 580 * MIB)
     assert said
-    assert all(line.startswith("Memory ran out. It goes on from its last state") for line in said)
+    assert all(
+        line.startswith("Memory ran out. Training goes on from its last state") for line in said
+    )
     assert (tmp_path / "wrong-model" / "model.safetensors").exists()
 
 

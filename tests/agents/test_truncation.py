@@ -48,7 +48,7 @@ def test_every_length_of_the_space_is_counted(tmp_path: Path) -> None:
     assert [(cut.length, cut.texts) for cut in found] == [pair for pair in expected if pair[1]]
     assert {cut.of for cut in found} == {90}
     assert found == counted(90, tmp_path)  # from the cache
-    assert "of 90 texts to classify" in told(found)[0]
+    assert "Of 90 texts to classify" in told(found)[0]
     assert f"{found[-1].texts} (33%) at {found[-1].length} tokens" in told(found)[0]
     assert counted(90, tmp_path, "evidence") == []
 
@@ -71,12 +71,12 @@ def test_lengths_of_a_space() -> None:
 def test_encoders_that_cut_alike_share_a_line() -> None:
     cuts = [Cut(name, 64, 3, 1000, False) for name in "ab"] + [Cut("c", 64, 500, 1000, True)]
     assert told(cuts) == [
-        "c cuts, of 1,000 texts to classify, about 500 (50%) at 64 tokens.",
-        "a, b cut, of 1,000 texts to classify, 3 (under 1%) at 64 tokens.",
+        "Of 1,000 texts to classify, c truncates about 500 (50%) at 64 tokens.",
+        "Of 1,000 texts to classify, a, b truncate 3 (under 1%) at 64 tokens.",
     ]
     assert told([]) == []
     many = [Cut(f"e{i}", 64, 100 - i, 1000, False) for i in range(8)]
-    assert told(many)[-1] == "3 more encoders cut fewer."
+    assert told(many)[-1] == "3 more encoders truncate fewer."
 
 
 def test_the_report_says_what_was_told_of_the_data(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_search_tells_before_the_run_and_in_the_report(tmp_path: Path) -> None
         limits={"epochs": 1, "patience": None},
         tell=told_.append,
     ).run(progress=False)
-    (line,) = [line for line in told_ if "tiny cuts" in line]
+    (line,) = [line for line in told_ if "tiny truncates" in line]
     assert line in read(tuned.study).notices
 
 
@@ -115,7 +115,7 @@ def test_plan_counts_them_and_writes_nothing(tmp_path: Path) -> None:
         assert "1 row without a label" in said
         before = sorted(tmp_path.iterdir())
         shown = " ".join(sm("plan", "walks.yaml", "--gpu-memory", "8GiB").split())
-        assert "tiny cuts, of 60 texts to classify, 20 (33%) at 48 tokens" in shown
+        assert "Of 60 texts to classify, tiny truncates 20 (33%) at 48 tokens" in shown
         found: Any = json.loads(sm("plan", "walks.yaml", "--gpu-memory", "8GiB", "--json"))
         assert found["truncation"][0]["texts"] == 20
         assert sorted(tmp_path.iterdir()) == before

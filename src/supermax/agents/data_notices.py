@@ -48,7 +48,7 @@ def _shared(splits: Splits) -> list[str]:
             stand = "stands" if count == 1 else "stand"
             notices.append(
                 f"{count:,} of {texts} of the {part} split also {stand} in {others} (letter case "
-                f"and white space aside), so values there are too good."
+                f"and white space aside), so metrics on it are optimistic."
             )
     return notices
 
@@ -76,7 +76,9 @@ def _rare(splits: Splits) -> list[str]:
         if missing:
             notices.append(f"The {what} split has no row of {', '.join(missing)}.")
         if len(part.classes) < _FEW and what != "train":
-            notices.append(f"The {what} split has {len(part.classes)} rows: chance decides much.")
+            notices.append(
+                f"The {what} split has {len(part.classes)} rows: too few to tell trials apart."
+            )
     return notices
 
 

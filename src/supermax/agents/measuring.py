@@ -83,8 +83,8 @@ def _note(
     if taken is None:
         return
     seconds, tokens = _pace(prepared, gauge.result, micro)
-    # Packed sequences take the memory of fewer: compare with the estimate for as many tokens. If
-    # the first step failed, nothing is known of them.
+    # Packed sequences take the memory of fewer: compare with the estimate for as many tokens.
+    # Without any step, nothing is known of them.
     rows = min(micro, -(-prepared.way.most_tokens // spec.length) or micro)
     whole = micro >= spec.effective_batch
     book.note(

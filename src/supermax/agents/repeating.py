@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from supermax.agents.provisioning import MemoryPlanner, failed_of
 from supermax.engine.faults import out_of_memory
 from supermax.engine.policy import MOST_REPLANS
@@ -52,7 +54,7 @@ class Repetition:
         found = self._plan(self.planner, None)
         if isinstance(found, NoPlan):
             return None
-        self.tell(f"Memory ran out. It goes on from its last state, {found}.")
+        self.tell(f"Memory ran out. Training goes on from its last state with {found}.")
         return executed(execution, found.split)
 
     def _plan(self, planner: MemoryPlanner, own: Split | None) -> Plan | NoPlan:
@@ -69,8 +71,10 @@ class Repetition:
         )
 
     def _budget(self, planner: MemoryPlanner) -> int:
-        """Nobody waits for memory here: what others leave of the device is all there is."""
-        return planner.budget.available(None, [os.getpid()], 0)
+        """Return the memory that other processes leave free: a refit does not wait for more. What
+        an attempt that failed still holds of the GPU is this process's own."""
+        own = torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
+        return planner.budget.available(None, [os.getpid()], own)
 
 
 def executed(execution: Execution, split: Split) -> Execution:

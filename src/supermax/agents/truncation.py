@@ -92,9 +92,9 @@ def told(cuts: Sequence[Cut]) -> list[str]:
     for encoder, own in sorted(by_encoder.items(), key=lambda item: -item[1][0].texts):
         alike.setdefault(", ".join(map(str, own)), []).append(encoder)
     lines = [
-        f"{', '.join(names)} {'cuts' if len(names) == 1 else 'cut'}, of {cuts[0].of:,} texts to "
-        f"classify, {words}."
+        f"Of {cuts[0].of:,} texts to classify, {', '.join(names)} "
+        f"{'truncates' if len(names) == 1 else 'truncate'} {words}."
         for words, names in alike.items()
     ]
     hidden = sum(len(names) for names in list(alike.values())[_SHOWN:])
-    return lines[:_SHOWN] + [f"{counted(hidden, 'more encoder')} cut fewer."] * (hidden > 0)
+    return lines[:_SHOWN] + [f"{counted(hidden, 'more encoder')} truncate fewer."] * (hidden > 0)

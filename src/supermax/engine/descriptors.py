@@ -37,7 +37,9 @@ def allow(needed: int) -> int:
     raise that too. Returns the limit that holds then. Processes it starts inherit it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
-        for limits in ((hard, hard), (needed, needed)):
+        # A hard limit that is lowered cannot be raised again.
+        enough = hard == resource.RLIM_INFINITY or hard >= needed
+        for limits in ((hard, hard), (needed, hard if enough else needed)):
             with contextlib.suppress(OSError, ValueError):  # the kernel's own limit; not root
                 if limits[0] == resource.RLIM_INFINITY or limits[0] > soft:
                     resource.setrlimit(resource.RLIMIT_NOFILE, limits)

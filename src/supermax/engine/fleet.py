@@ -173,7 +173,7 @@ class Fleet:
                     stderr=log,
                     start_new_session=True,
                 )
-        except OSError:
+        except BaseException:
             theirs.close()
             ours.close()
             raise

@@ -36,7 +36,8 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.files import make_private, open_private, tighten, write_whole
 
 FORMAT = 1
-_LASTING = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}  # waiting would not help
+_LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+"""Errors that waiting does not help against."""
 _OWN = re.compile(
     r"lock|trials|tracking|old-\d+|(run|status)\.json|keeper\.log|\.(run|status)\.json\..*"
 )
@@ -120,7 +121,12 @@ class TrialFolder:
                 if wait is None:
                     raise
                 why = error.strerror or str(error)
-                wait.give_up(why) if error.errno in _LASTING else wait.pause(why)
+                if error.errno in _LASTING:
+                    raise EnvironmentFault(
+                        f"{self.path} cannot be written ({why}). Move away what is in its place "
+                        f"and call again: the run goes on."
+                    ) from error
+                wait.pause(why)
 
 
 def _writable(path: Path) -> Subject:
@@ -170,7 +176,7 @@ class StudyFolder:
             if known is not None and known.get("identity") != identity:
                 self._take_over(known, about)
             self._close(known is not None)
-            make_private(self.trials)
+            self.trials.mkdir(0o700, exist_ok=True)
             known = self._known() or {}
             claim = known.get("claim") or _claim_of(identity, self.path)
             content = {"format": FORMAT, "identity": identity, "claim": claim, **about}

@@ -108,8 +108,8 @@ def _opened(path: Path, like: Path | None) -> int:
 
 
 def _share(fd: int, like: Path) -> None:
-    """Let those lock the file who may write the other one; whoever can only read that could keep
-    everybody from it."""
+    """Let the users who can write `like` lock the file. A user who can only read it must not be
+    able to block them."""
     with contextlib.suppress(OSError):
         found = like.stat()
         writers = found.st_mode & _OTHERS_WRITE

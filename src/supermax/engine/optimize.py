@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import threading
@@ -151,6 +152,8 @@ def _opened(
         try:
             make_private(place.run_dir.parent)
             make_private(place.run_dir)
+            if not os.access(place.run_dir, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
             if not elsewhere:
                 words = cannot_be_written(place.run_dir, error, in_home=place.file is None)

@@ -69,12 +69,12 @@ class Wait:
         """Say that the run waits, once; raise when it has waited too long."""
         now = time.monotonic()
         if now > self._patience.deadline(self._started):
-            self.give_up(why)
+            self._give_up(why)
         if now - self._started > _QUIET and not self._told:
             self._told = True
             self._patience.say(f"Waiting for {self._subject.name}: {why}.")
 
-    def give_up(self, why: str) -> NoReturn:
+    def _give_up(self, why: str) -> NoReturn:
         waited, subject = time.monotonic() - self._started, self._subject
         raise EnvironmentFault(
             f"{subject.failure} for {waited:.0f} s ({why}). {subject.advice} and call again: the "

@@ -19,7 +19,7 @@ class Footprint:
     """Bytes of one trial."""
 
     memory: int
-    """Of the device, at least, however the trial is split."""
+    """Device memory that the trial needs at least, however it is split."""
     states: int
     """On disk while it runs, at most: the last state, and the next one that replaces it."""
     weights: int
@@ -36,10 +36,10 @@ def footprint(spec: Spec) -> Footprint:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a run asks for."""
+    """Disk space that a run asks for."""
 
     trials: Sequence[Footprint]
-    """Of each kind of trial in the space."""
+    """Footprint of each kind of trial in the space."""
     workers: int
     """Trials at a time, at most."""
     memory: int | None

@@ -1,4 +1,4 @@
-"""Who may ask the dashboard, and for what.
+"""Access to the dashboard: host, token, read-only.
 
     request ──▶ Host of this machine? ──▶ token? ──▶ only reading, or --edit? ──▶ application
                        └──────────────┬─┴────────────┘

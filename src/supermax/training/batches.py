@@ -35,8 +35,9 @@ class Batch:
 
 def order(lengths: NDArray[np.int64], size: int, seed: int, epoch: int) -> list[Indices]:
     """Return the batches of an epoch: a random permutation, cut into pieces; the last is smaller
-    if need be. In the first epoch the batch with the most tokens comes first: what does not fit
-    fails at once, and memory is taken in one piece."""
+    if need be. In the first epoch the batch with the most tokens comes first, so that what does
+    not fit mostly fails early. With micro-batches, or where an encoder is padded, a later batch
+    can need more."""
     rng = np.random.Generator(np.random.PCG64([seed, epoch]))
     shuffled = rng.permutation(len(lengths))
     batches = [shuffled[i : i + size] for i in range(0, len(shuffled), size)]
@@ -76,10 +77,12 @@ def packed(
     """The same batch in fewer rows, for each encoder that takes packed sequences."""
     inputs = list(batch.inputs)
     for i, (view, wanted) in enumerate(zip(views, packs, strict=True)):
+        if not wanted:
+            continue
         lengths = view.lengths[indices]
         width = row_width(int(lengths.max()))
         starts, rows = place(lengths, width)
-        if wanted and rows < len(lengths):
+        if rows < len(lengths):
             inputs[i] = replace(inputs[i], packing=Packing(torch.from_numpy(starts), rows, width))
     return replace(batch, inputs=tuple(inputs))
 

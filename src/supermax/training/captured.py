@@ -129,7 +129,6 @@ class CapturedWay:
         self._recorder.keep_up()
         for wide in self._widths_of(update):
             self._steps[wide]()
-            self._most_tokens = max(self._most_tokens, *self._tokens_of(wide))
         if self._update is not None:
             self._update()
         elif not self._updates.whole:
@@ -168,6 +167,8 @@ class CapturedWay:
     def _get_ready_for(self, update: int) -> None:
         """Record what this update is the first to need."""
         for wide in self._widths_of(update):
+            # Before capture, which may run out of memory: that is measured against these tokens.
+            self._most_tokens = max(self._most_tokens, *self._tokens_of(wide))
             if wide not in self._steps:
                 self._steps[wide] = self._recorded(wide)
         if self._updates.recorded and not self._updates.whole and self._update is None:
@@ -214,7 +215,8 @@ class CapturedWay:
     def _batch(
         self, rows: Tensor, starts: Tensor, wide: tuple[int, ...], *, padded: bool
     ) -> Batch:
-        """For each encoder packed into so many rows, or padded to so many tokens."""
+        """Return the batch, for each encoder packed into `wide[e]` rows or padded to `wide[e]`
+        tokens."""
         lengths = tuple(
             wide[e] if width is None else self._longest[e] for e, width in enumerate(self._packed)
         )
@@ -249,7 +251,7 @@ class CapturedWay:
         )
 
     def _seconds(self, encoder: int, size: int) -> float:
-        """Of a step of so many packed rows, or padded to so many tokens."""
+        """Return the seconds of a step with `size` packed rows, or padded to `size` tokens."""
         width = self._packed[encoder]
         cost = self._costs[encoder]
         return cost.step(self._size, size) if width is None else cost.step(size, width)

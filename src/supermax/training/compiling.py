@@ -189,7 +189,7 @@ def _key(encoder: Any, execution: Execution) -> str:
     }  # fmt: skip
     single = execution.micro_batch == 1  # torch takes a size of 1 for a constant
     facts = [config, execution.precision, execution.device, sorted(map(str, layers)), single]
-    facts += ["halves", "packed"]  # what lies on disk from before there were any is another
+    facts += ["halves", "packed"]  # earlier caches have neither bf16 copies nor packed rows
     words = json.dumps([facts, torch.__version__], sort_keys=True, default=str)
     return hashlib.sha256(words.encode()).hexdigest()[:24]
 

@@ -91,6 +91,6 @@ def histogram(
         chosen = sorted(random.Random(0).sample(range(len(examples)), most))
         some = [examples[i] for i in chosen]
     counts = dict(sorted(Counter(_token_counts(some, load())).items()))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     write_whole(path, json.dumps(counts))
     return Histogram(counts, len(examples))

@@ -95,8 +95,11 @@ def packed_states(
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Return whether this family's encoders can be given packed rows."""
-    return _family(model) in _FAMILIES
+    """Return whether this encoder can be given packed rows. A convolution, which some of
+    DeBERTa-v2 have, would mix sequences that are neighbours in a row."""
+    config: Any = model.config
+    convolves = (getattr(config, "conv_kernel_size", 0) or 0) > 0
+    return _family(model) in _FAMILIES and not convolves
 
 
 def _family(model: Any) -> str:
