@@ -16,22 +16,7 @@ from sklearn import metrics as sk
 from supermax import UserError
 from supermax.training.metrics import METRICS, check_metric, class_metrics, span_metrics
 from supermax.training.squad import tokens
-
-
-@st.composite
-def judged(draw: st.DrawFn) -> tuple[Any, Any]:
-    """Labels and probabilities; few different values, so that there are ties."""
-    classes, rows = draw(st.integers(2, 4)), draw(st.integers(1, 25))
-    labels = draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows))
-    weights = draw(
-        st.lists(
-            st.lists(st.integers(1, 4), min_size=classes, max_size=classes),
-            min_size=rows,
-            max_size=rows,
-        )
-    )
-    p = np.array(weights, dtype=np.float64)
-    return np.array(labels), p / p.sum(1, keepdims=True)
+from tests.reference.test_class_metrics import judged
 
 
 @settings(max_examples=100, deadline=None)
