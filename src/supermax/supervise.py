@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -75,6 +76,7 @@ class Supervisor:
         self._asked: int = 0
         self._wake = -1
         self._passing = False
+        self._signals: deque[int] = deque()
         self._began = time.time()
 
     def run(self) -> int:
@@ -144,16 +146,18 @@ class Supervisor:
             os.close(beat)
 
     def _pass_on(self, signum: int, _: object) -> None:
-        # The next one may come in the middle of this, so there is no lock here, and no depth.
-        if self._passing:
-            return
-        self._passing = True
-        self._asked = meant(signum)
-        with contextlib.suppress(OSError):  # full of earlier ones
-            os.write(self._wake, b".")
-        if self._child is not None:
-            self._child.send_signal(self._asked)
-        self._passing = False
+        """Pass a signal on to the child. The next signal may interrupt this: it only queues
+        itself then, so that none is lost and a storm of them does not nest any deeper."""
+        self._signals.append(meant(signum))
+        while self._signals and not self._passing:
+            self._passing = True
+            while self._signals:
+                self._asked = self._signals.popleft()
+                with contextlib.suppress(OSError):  # full of earlier ones
+                    os.write(self._wake, b".")
+                if self._child is not None:
+                    self._child.send_signal(self._asked)
+            self._passing = False
 
 
 def _pipe() -> tuple[int, int]:

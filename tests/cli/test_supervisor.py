@@ -243,3 +243,24 @@ def test_a_signal_while_the_run_is_being_started_is_not_lost(
 
     monkeypatch.setattr("supermax.supervise.subprocess.Popen", slow)
     assert run("time.sleep(60)")[0] == 143
+
+
+def test_a_signal_that_comes_while_another_is_passed_on_is_not_lost(
+    tmp_path: Path,
+    run: Callable[[str], tuple[int, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = subprocess.Popen.send_signal
+    sent: list[int] = []
+
+    def send(child: subprocess.Popen[bytes], signum: int) -> None:
+        if not sent:
+            os.kill(os.getpid(), signal.SIGTERM)  # its handler interrupts that of SIGINT
+        sent.append(signum)
+        real(child, signum)
+
+    monkeypatch.setattr(subprocess.Popen, "send_signal", send)
+    ready = "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda *_: None)\n"
+    code, _ = run(ready + "os.kill(os.getppid(), signal.SIGINT)\ntime.sleep(2)\nsys.exit(5)")
+    assert code == 5
+    assert sent == [signal.SIGINT, signal.SIGTERM]
