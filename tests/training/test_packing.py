@@ -17,7 +17,7 @@ from supermax.training import architectures
 from supermax.training.batches import collate, order
 from supermax.training.encoders import finished, untrained
 from supermax.training.models import Encoder, Inputs
-from supermax.training.packing import Packing, place, row_width
+from supermax.training.packing import Packing, pack, place, row_width
 from supermax.training.steps import loss_of, shares
 from tests.training.corpora import config, ready
 
@@ -53,6 +53,24 @@ def test_little_padding_is_left_of_random_batches() -> None:
     assert padded_tokens > 1.8 * real
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
+def test_a_batch_is_never_packed_into_more_than_padding_takes(lengths: list[int]) -> None:
+    found = pack(np.array(lengths))
+    narrowest = row_width(max(lengths))
+    assert narrowest <= found.width <= 2 * narrowest
+    assert found.rows * found.width <= place(np.array(lengths), narrowest)[1] * narrowest
+
+
+def test_sequences_of_like_length_share_wider_rows() -> None:
+    """No two of them fit into a row as wide as the longest."""
+    lengths = np.random.RandomState(0).randint(21, 41, 16)
+    assert place(lengths, 40)[1] == 16
+    found = pack(lengths)
+    assert found.rows * found.width < 1.15 * lengths.sum()
+    assert 16 * lengths.max() > 1.2 * lengths.sum()
+
+
 def encoder_of(family: str, **more: Any) -> Any:
     if family == "camembert":  # no tiny one has that name; it is built like RoBERTa
         settings = {**architectures._SMALL, **architectures._ROBERTA, "pad_token_id": 1}
@@ -76,16 +94,19 @@ def inputs_of(pad: int) -> Inputs:
     return Inputs(ids, mask, (columns >= 3).long() * mask)
 
 
-@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize(("spare", "width"), [(0, 64), (2, 64), (0, 88), (0, 600)])
 @pytest.mark.parametrize("family", [*FAMILIES, "camembert"])
-def test_states_and_gradients_are_those_of_a_padded_batch(family: str, spare: int) -> None:
-    """With rows to spare, as a captured step may have them."""
+def test_states_and_gradients_are_those_of_a_padded_batch(
+    family: str, spare: int, width: int
+) -> None:
+    """With rows to spare, as a captured step may have them, and with rows that are wider than the
+    longest sequence, or than the encoder has positions."""
     encoder = encoder_of(family)
     assert encoder.packs
     plain = inputs_of(encoder.model.config.pad_token_id or 0)
-    starts, rows = place(LENGTHS, 64)
+    starts, rows = place(LENGTHS, width)
     assert rows < len(LENGTHS) - 2
-    rows_packed = Packing(torch.from_numpy(starts), rows + spare, 64)
+    rows_packed = Packing(torch.from_numpy(starts), rows + spare, width)
     weight = torch.randn(*plain.ids.shape, encoder.size, dtype=torch.float64)
     weight = weight * plain.mask.unsqueeze(-1)
     found = []

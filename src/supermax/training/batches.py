@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.training.models import Inputs
-from supermax.training.packing import Packing, place, row_width
+from supermax.training.packing import pack
 from supermax.training.tokens import Tokens
 
 Indices = NDArray[np.int64]
@@ -79,11 +79,9 @@ def packed(
     for i, (view, wanted) in enumerate(zip(views, packs, strict=True)):
         if not wanted:
             continue
-        lengths = view.lengths[indices]
-        width = row_width(int(lengths.max()))
-        starts, rows = place(lengths, width)
-        if rows < len(lengths):
-            inputs[i] = replace(inputs[i], packing=Packing(torch.from_numpy(starts), rows, width))
+        found = pack(view.lengths[indices])
+        if found.rows < len(indices):
+            inputs[i] = replace(inputs[i], packing=found)
     return replace(batch, inputs=tuple(inputs))
 
 

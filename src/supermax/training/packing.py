@@ -22,6 +22,11 @@ from torch import Tensor, nn
 
 _ROUND = 8
 """Row widths are multiples of this: attention kernels need aligned rows of a mask."""
+_WIDTHS = 8
+"""Row widths that are tried for a batch, up to twice the longest sequence."""
+_OTHER_WORK = 256
+"""What a token costs apart from attention, in tokens that it attends to. A low guess: rows that
+are wide for little gain never pay."""
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 """Families whose positions begin after that of the padding token."""
 Indices = NDArray[np.int64]
@@ -65,6 +70,20 @@ def place(lengths: NDArray[Any], width: int) -> tuple[Indices, int]:
             heapq.heappush(rows, (int(lengths[i]), row))
         starts[i] = row * width + used
     return starts, len(rows)
+
+
+def pack(lengths: NDArray[Any]) -> Packing:
+    """Place a batch in rows of the width that makes it cheapest. Rows as wide as the longest
+    sequence hold one sequence each where lengths are alike; wider ones hold several."""
+    narrowest = row_width(int(lengths.max()))
+    apart = row_width(-(-narrowest // _WIDTHS))
+    tried = ((*place(lengths, w), w) for w in range(narrowest, 2 * narrowest + 1, apart))
+    starts, rows, width = min(tried, key=lambda found: _cost(*found[1:]))
+    return Packing(torch.from_numpy(starts), rows, width)
+
+
+def _cost(rows: int, width: int) -> int:
+    return rows * width * (width + _OTHER_WORK)
 
 
 def packed_states(
