@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import signal
 import socket
@@ -309,3 +310,17 @@ def test_a_server_that_vanishes_is_noticed_by_the_kernel(
         assert used.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
         used.detach()
     connection.close()
+
+
+def test_a_pickled_storage_notices_lost_servers_too(study: optuna.Study) -> None:
+    """Its engine is another one."""
+    here = rdb.server_of(study._storage)
+    assert here is not None
+    rdb.notice_lost_servers(here)
+    for storage in (here, pickle.loads(pickle.dumps(here))):
+        rdb.notice_lost_servers(storage)
+        rdb.notice_lost_servers(storage)
+        with storage.engine.connect() as connection:
+            kept = connection.connection.driver_connection.info.get_parameters()
+        assert kept["tcp_user_timeout"] == "60000"
+        storage.engine.dispose()

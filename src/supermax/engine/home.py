@@ -16,7 +16,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 
@@ -41,7 +40,7 @@ class Home:
 
 
 def find_home(study: Study) -> Home:
-    storage = unwrapped(study._storage)
+    storage = rdb.unwrapped(study._storage)
     name = _file_name(study.study_name)
     file = _file_of(storage)
     if file is not None:
@@ -108,17 +107,13 @@ def _somewhere() -> Path:
 def prepare(storage: BaseStorage) -> None:
     """Readers and one writer side by side on SQLite; servers that vanish are noticed; no torn line
     in a journal."""
-    storage = unwrapped(storage)
+    storage = rdb.unwrapped(storage)
     if isinstance(storage, RDBStorage) and sqlite.is_sqlite(storage):
         sqlite.use_wal(storage)
     if (server := rdb.server_of(storage)) is not None:
         rdb.notice_lost_servers(server)
     if isinstance(storage, JournalStorage):
         journal.mend(storage)
-
-
-def unwrapped(storage: BaseStorage) -> BaseStorage:
-    return storage._backend if isinstance(storage, _CachedStorage) else storage
 
 
 def _file_of(storage: BaseStorage) -> Path | None:

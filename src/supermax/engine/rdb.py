@@ -41,9 +41,14 @@ _LIBPQ = {
 }
 
 
+def unwrapped(storage: BaseStorage) -> BaseStorage:
+    """Return the storage behind Optuna's cache."""
+    return storage._backend if isinstance(storage, _CachedStorage) else storage
+
+
 def server_of(storage: BaseStorage) -> RDBStorage | None:
     """Return the SQL storage behind `storage` if it is a server's, at the end of a connection."""
-    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    backend = unwrapped(storage)
     return backend if isinstance(backend, RDBStorage) and not is_sqlite(backend) else None
 
 
@@ -109,16 +114,18 @@ def notice_lost_servers(storage: RDBStorage) -> None:
     firewall that forgot) blocks for a quarter of an hour, or for ever. What the user has set in
     the URL or in `connect_args` stands.
     """
-    if storage.engine.driver not in ("psycopg", "psycopg2") or vars(storage).get("_supermax"):
+    engine = storage.engine
+    if engine.driver not in ("psycopg", "psycopg2"):
         return
-    vars(storage)["_supermax"] = True
+    if sqlalchemy.event.contains(engine, "do_connect", _notice_when_lost):
+        return
+    sqlalchemy.event.listen(engine, "do_connect", _notice_when_lost)
+    engine.dispose()  # open connections were made without
 
-    def on_connect(_: Any, __: Any, ___: Any, parameters: dict[str, Any]) -> None:
-        for name, value in _LIBPQ.items():
-            parameters.setdefault(name, value)
 
-    sqlalchemy.event.listen(storage.engine, "do_connect", on_connect)
-    storage.engine.dispose()  # open connections were made without
+def _notice_when_lost(_: Any, __: Any, ___: Any, parameters: dict[str, Any]) -> None:
+    for name, value in _LIBPQ.items():
+        parameters.setdefault(name, value)
 
 
 def create_trial(

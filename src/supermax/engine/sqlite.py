@@ -48,9 +48,8 @@ def use_wal(storage: RDBStorage) -> None:
     The mode stays with the file. It cannot be set while somebody reads, so it is tried on every
     new connection and whenever a run starts; without it all works, with more waiting.
     """
-    if not getattr(storage, "_supermax_wal", False):
+    if not sqlalchemy.event.contains(storage.engine, "connect", _set_wal):
         sqlalchemy.event.listen(storage.engine, "connect", _set_wal)
-        storage._supermax_wal = True  # type: ignore[attr-defined]
     with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError), storage.engine.connect() as opened:
         _set_wal(opened.connection, None)
 

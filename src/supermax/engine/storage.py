@@ -85,7 +85,8 @@ class PatientStorage(BaseStorage):
     def _answer(self, action: Callable[[], T], wait: Wait) -> T:
         """Run the action on a thread of its own, so that signals are handled while a server is
         silent: most drivers block in C, and roll back over the same connection afterwards. A
-        thread that is left behind ends with its connection; it keeps nothing alive."""
+        thread that is left behind ends with its connection and does not keep the process alive.
+        Until then it may hold the lock of Optuna's cache."""
         answers: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
 
         def work() -> None:
@@ -190,7 +191,7 @@ class PatientStorage(BaseStorage):
             raise
 
     def _sql(self) -> RDBStorage | None:
-        backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
+        backend = rdb.unwrapped(self.inner)
         return backend if isinstance(backend, RDBStorage) else None
 
     def forget_steps(self, trial_id: int, first: int) -> None:
@@ -199,7 +200,7 @@ class PatientStorage(BaseStorage):
         if (own := self._own.get(trial_id)) is not None:
             kept = {s: v for s, v in own.intermediate_values.items() if s < first}
             own.intermediate_values = kept
-        backend = self.inner._backend if isinstance(self.inner, _CachedStorage) else self.inner
+        backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
             self._do(rdb.delete_steps, backend, trial_id, first)
         elif isinstance(backend, InMemoryStorage):

@@ -14,8 +14,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from supermax.engine.folder import StudyFolder, new_identity
-from supermax.engine.home import Home, find_home, unwrapped
+from supermax.engine.home import Home, find_home
 from supermax.engine.optimize import IDENTITY
+from supermax.engine.rdb import unwrapped
 from supermax.engine.storage import PatientStorage
 from supermax.errors import EnvironmentFault, UserError
 from supermax.records import StudyRecord, TrialRecord
