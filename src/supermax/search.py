@@ -352,9 +352,10 @@ def data_of(settings: Settings) -> Splits:
         corpus = read_redsm5(_redsm5(Path(data.path).expanduser()), on_bad=data.on_bad)
     else:
         columns = columns_of(data)
+        how: Any = {n: getattr(data, n) for n in ("labels", "on_bad", "encoding")}
         if columns.split is not None:
-            return read_splits(data.path, columns, labels=data.labels, on_bad=data.on_bad)
-        corpus = read_table(data.path, columns, labels=data.labels, on_bad=data.on_bad)
+            return read_splits(data.path, columns, **how)
+        corpus = read_table(data.path, columns, **how)
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
 
 
@@ -386,4 +387,5 @@ def whole(splits: Splits) -> Corpus:
         sum((part.spans for part in parts), ()),
         splits.train.skipped,
         splits.train.unlabelled,
+        splits.train.detected,
     )

@@ -115,10 +115,3 @@ def test_a_table_without_labels_is_told_and_not_searched(tmp_path: Path) -> None
 def test_a_few_rows_with_a_column_named_label_have_labels() -> None:
     cells = {"text": ["a b c", "d e f", "g h i"], "outcome": ["x", "y", "x"]}
     assert roles(cells)["label"] == "outcome"
-
-
-def test_a_file_in_another_encoding_is_told_as_that(tmp_path: Path) -> None:
-    text = "text,label\n" + "\n".join(f"un café froid {i},{i % 2}" for i in range(9))
-    (tmp_path / "latin.csv").write_bytes(text.encode("latin-1"))
-    with inside(tmp_path):
-        assert "UTF-8" in sm("init", "latin.csv", code=2)

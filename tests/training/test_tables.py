@@ -138,7 +138,7 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     text = 'key,body\n\na,"one\ntwo\r\nthree"\nb,\nc,"x\n""y"""\nd,  \n'
     message = refused(csv_file(tmp_path / "f.csv", text), Columns("body", id="key"))
     assert "f.csv, line 6 (id b): the text is missing" in message
-    assert "f.csv, line 9 (id d): the text is missing" in message
+    assert "1 more like it (line 9)" in message
     assert "2 mistakes in 2 rows" in message
 
 
@@ -154,6 +154,8 @@ BAD_CSV = (
     b"ok,SECRET,b,,\n"
     b"short,SECRET\n"
     b"latin,SECRET \xe9,a,,\n"
+    b"accents,SECRET \xc3\xa9,a,,\n"
+    b"accented,SECRET \xc3\xa9\xc3\xa9,b,,\n"
     b'quoted,"SECRET" x,a,,\n'
     b",SECRET,a,,\n"
     b"fine,one SECRET more,b,,\n"
@@ -168,8 +170,8 @@ BAD_LINES = {
     9: "(id ok): the id stands twice (first in line 2)",
     10: ": the row has not as many fields as the header (2, not 5)",
     11: ": this is not UTF-8 text",
-    12: ": a quote is out of place in the row that begins here",
-    13: ": the id is missing",
+    14: ": a quote is out of place in the row that begins here",
+    15: ": the id is missing",
 }
 
 
@@ -183,7 +185,7 @@ def test_every_bad_row_is_named_at_once(tmp_path: Path) -> None:
     assert f"{len(BAD_LINES)} mistakes in {len(BAD_LINES)} rows" in message
     assert 'on_bad="skip"' in message
     corpus = read_table(path, columns, labels=["a", "b"], on_bad="skip")
-    assert [e.id for e in corpus.classes] == ["ok", "fine"]
+    assert [e.id for e in corpus.classes] == ["ok", "accents", "accented", "fine"]
     assert corpus.skipped == len(BAD_LINES)
 
 
@@ -205,13 +207,12 @@ def test_bad_lines_of_jsonl(tmp_path: Path) -> None:
     for line, what in {
         2: "this is not JSON (column ",
         3: "this is not a JSON object",
-        4: "this is not UTF-8 text",
+        4: "this is not UTF-8 text; 1 more like it (line 6)",
         5: "the text is a list or an object",
-        6: "this is not UTF-8 text: half a character",
         7: "the text is missing",
-        8: "this is not JSON",
     }.items():
         assert f"bad.jsonl, line {line}: {what}" in message
+    assert "; 1 more like it (line 8)" in message
     corpus = read_table(path, Columns("t", label="y"), on_bad="skip")
     assert (len(corpus.classes), corpus.skipped) == (2, 7)
 
@@ -220,9 +221,9 @@ def test_a_long_list_is_cut_and_no_kind_hides_another(tmp_path: Path) -> None:
     text = "key,body,kind\n" + "".join(f"k{i},,a\n" for i in range(500)) + f"z,{SECRET},x\n"
     columns = Columns("body", label="kind", id="key")
     message = refused(csv_file(tmp_path / "many.csv", text), columns, labels=["a", "b"])
-    assert len(message.splitlines()) <= 24
+    assert len(message.splitlines()) == 5
     assert "501 mistakes in 501 rows" in message
-    assert "... and 481 more like it" in message
+    assert "(id k0): the text is missing; 499 more like it (lines 3, 4, 5, ...)" in message
     assert "(id z): the label is none of a, b" in message
 
 
@@ -233,9 +234,11 @@ def test_missing_columns_are_all_named_with_the_nearest(tmp_path: Path) -> None:
     assert "no column 'label'; did you mean 'labels'?" in message
 
 
-def test_a_file_without_a_header_gives_no_text_away(tmp_path: Path) -> None:
-    path = csv_file(tmp_path / "c.csv", f"my body {SECRET},a\nmore {SECRET},b\n")
-    assert "no column 'body'" in refused(path, Columns("body", label="kind"))
+@pytest.mark.parametrize("text", ["my body", "a body of so many words that it is none"])
+def test_a_file_without_a_header_gives_no_text_away(tmp_path: Path, text: str) -> None:
+    path = csv_file(tmp_path / "c.csv", f"{text} {SECRET},a\nmore {SECRET},b\n")
+    said = refused(path, Columns("body", label="kind"))
+    assert "no column 'body'" in said or "has no header" in said
 
 
 @pytest.mark.parametrize(
@@ -244,7 +247,6 @@ def test_a_file_without_a_header_gives_no_text_away(tmp_path: Path) -> None:
         ("empty.csv", b"", "is empty"),
         ("blank.jsonl", b"\xef\xbb\xbf \n\n", "is empty"),
         ("header.csv", b"body,kind\n", "header.csv has no rows"),
-        ("wide.csv", "body,kind\nx,y\n".encode("utf-16"), "save it as UTF-8"),
         ("open.csv", f'body,kind\n"{SECRET},a\nmore,b\n'.encode(), "never closed"),
         ("twice.csv", b"body,kind,kind\nx,a,b\n", "the column 'kind' stands twice"),
         ("one.csv", b"body,kind\nx,a\ny,a\n", "the same label"),

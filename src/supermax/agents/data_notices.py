@@ -15,10 +15,20 @@ _FEW = 20  # rows to judge by
 def weaknesses(splits: Splits) -> list[str]:
     """Say what was left out, and what makes the values of a search say little."""
     return [
+        *_detected(splits.train),
         *_unlabelled(splits.train),
         *_shared(splits),
         *_undivided(splits),
         *_rare(splits),
+    ]
+
+
+def _detected(corpus: Corpus) -> list[str]:
+    if not corpus.detected:
+        return []
+    return [
+        f"{corpus.name} is not UTF-8. It is read as {corpus.detected}; if words look wrong, set "
+        f"data.encoding to another."
     ]
 
 

@@ -13,6 +13,7 @@ from supermax.errors import UserError
 from supermax.naming import AGENTS
 from supermax.settings.writing import written
 from supermax.space.presets import preset
+from supermax.training.data.files import UTF8, stem_of
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.words import is_name
 from supermax.words import counted, ended, nearest
@@ -27,6 +28,9 @@ def init(
     ] = None,
     agent: Annotated[
         str | None, typer.Option(help="Instead of the one that fits the columns.")
+    ] = None,
+    encoding: Annotated[
+        str | None, typer.Option(help="Of the file, such as cp1252. Default: detected.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
@@ -46,8 +50,8 @@ def init(
         place = out or Path(f"{target}.yaml")
     else:
         path = _table(target)
-        guessed = guess_file(path)
-        place = out or Path(f"{path.stem}.yaml")
+        guessed = guess_file(path, encoding)
+        place = out or Path(f"{stem_of(path)}.yaml")
         text, said = _for_table(path, place, guessed, agent or guessed.agent)
     _write(place, text, force=force)
     for line in said:
@@ -77,6 +81,9 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
     columns = {guess.role: guess.column for guess in guessed.columns}
     why = {f"data.columns.{guess.role}": guess.why for guess in guessed.columns}
     data = {"path": _from(place, path), "columns": columns}
+    if guessed.encoding != UTF8:
+        data["encoding"] = guessed.encoding
+        why["data.encoding"] = "detected"
     if guessed.labels and all(map(is_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
         why["data.labels"] = "the classes, in their order"
@@ -85,12 +92,15 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
     if guessed.unused:
         said.append(f"  not used     {', '.join(guessed.unused)}")
     said += [f"  agent        {agent}"]
+    if guessed.encoding != UTF8:
+        said += [f"  encoding     {guessed.encoding}  (--encoding sets another)"]
     if guessed.unlabelled:
         rows = counted(guessed.unlabelled, "row")
         said.append(
             f"{rows} without a label: `tune` leaves such rows out, `predict` answers them."
         )
-    if not guessed.role("label") and not guessed.role("answer"):
+    said += [f"The column '{column}' {reason}." for column, reason in guessed.unfit]
+    if not guessed.role("label") and not guessed.role("answer") and not guessed.unfit:
         said.append(
             f"No column looks like labels or answers, without which nothing can be learnt: set "
             f"data.columns.label in {place}."
@@ -101,7 +111,7 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
 
 def _name(path: Path) -> str:
     """Of the study: as the file's, in characters that need no quotes."""
-    return file_stem(path.stem)[:40].strip("-.") or "notes"
+    return file_stem(stem_of(path))[:40].strip("-.") or "notes"
 
 
 def _from(place: Path, path: Path) -> str:

@@ -105,6 +105,9 @@ def predict(
         bool, typer.Option("--with-text", help="Write texts and questions too.")
     ] = False,
     on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
+    encoding: Annotated[
+        str | None, typer.Option(help="Of the file, such as cp1252. Default: detected.")
+    ] = None,
     precision: Annotated[
         str,
         typer.Option(
@@ -139,7 +142,7 @@ def predict(
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
     columns = Columns(text=text or "", question=question, id=row_id)
     if text is None or (asks and question is None):
-        guessed = guess_file(file)
+        guessed = guess_file(file, encoding)
         columns = Columns(
             text=text or guessed.role("text") or "text",
             question=(question or guessed.role("question")) if asks else question,
@@ -153,9 +156,11 @@ def predict(
         execution=replace(here(Execution(device="auto")), precision=precision),
         with_text=with_text,
         on_bad=cast(Literal["stop", "skip"], on_bad),
+        encoding=encoding,
     )
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
     skipped = f", {done.skipped} bad rows skipped" if done.skipped else ""
+    skipped += f", read as {done.detected}" if done.detected else ""
     print(f"{done.rows} rows answered in {done.out} ({used}{skipped}).")
     if done.precision != done.judged_in:
         print(

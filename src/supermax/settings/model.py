@@ -68,6 +68,7 @@ class DataSettings(_Part):
     )
     columns: ColumnSettings | None = Field(None, description="for a CSV or JSONL file")
     labels: Words | None = Field(None, description="the classes, in their order")
+    encoding: str | None = Field(None, description="of the file, such as cp1252; else detected")
     on_bad: Literal["stop", "skip"] = Field("stop", description="what bad rows do")
     validation: float = Field(0.15, gt=0, lt=1, description="share of the data to judge trials by")
     test: float = Field(0.15, ge=0, lt=1, description="share that only a refit looks at")

@@ -61,6 +61,8 @@ class Predicted:
     """Precision of the predictions."""
     judged_in: str
     """Precision in which the model was judged and its threshold fitted."""
+    detected: str = ""
+    """Encoding of the file, where it was detected and is not UTF-8."""
 
 
 def predict_examples(
@@ -155,6 +157,7 @@ def predict_file(
     execution: Execution = AS_JUDGED,
     with_text: bool = False,
     on_bad: OnBad = "stop",
+    encoding: str | None = None,
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model. Columns of labels, answers
     and splits are not read. `out` is written whole or not at all, as its extension says; texts
@@ -162,7 +165,7 @@ def predict_file(
     out = Path(out).expanduser()
     _check_out(out, Path(path).expanduser())
     asked = replace(columns, label=None, answer=None, answer_start=None, split=None)
-    corpus = read_table(path, asked, on_bad=on_bad)
+    corpus = read_table(path, asked, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
     execution = _as_judged(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution)
@@ -173,7 +176,7 @@ def predict_file(
         text = _as_jsonl(predictions, texts)
     _write(out, text)
     precisions = execution.precision, loaded.precision
-    return Predicted(out, len(predictions), corpus.skipped, *precisions)
+    return Predicted(out, len(predictions), corpus.skipped, *precisions, corpus.detected)
 
 
 def _check_out(out: Path, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from supermax.training.data.rows import plain
@@ -42,15 +43,20 @@ def _place(text: str, piece: str, start: object) -> tuple[Span | None, str]:
     written = (plain(start) or "").strip()
     if not written:
         return locate(text, piece), "the answer is not in the text"
-    try:
-        first = int(written)
-    except ValueError:
+    if not is_whole(written):
         return None, "the answer's start is not a whole number"
+    first = int(float(written))
     if first < 0 or first + len(piece) > len(text):
         return None, "the answer's span is outside the text"
     if text[first : first + len(piece)] != piece:
         return None, "the answer does not stand at its start in the text"
     return (first, first + len(piece)), ""
+
+
+def is_whole(written: str) -> bool:
+    """Return whether this is a whole number. pandas writes 321.0 where cells of its column are
+    empty."""
+    return re.fullmatch(r"[+-]?\d{1,15}(\.0*)?", written) is not None
 
 
 def _listed(value: object) -> list[object]:

@@ -1,4 +1,4 @@
-"""The report on bad rows: every one counted, a few of each kind shown, no text of anyone in it."""
+"""The report on bad rows: one line for each kind of mistake, with a count; no text of anyone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from supermax.words import counted
 
 OnBad = Literal["stop", "skip"]
 SHOWN = 20
+"""Kinds of mistakes that are listed."""
+_LINES = 3
+_MANY = 0.1
+"""Share of the rows above which leaving them out is no advice."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,8 @@ class BadRow:
     detail: str = ""
     id: str = ""
     skippable: bool = True
+    advice: str = ""
+    """What to do about it, where that is not to correct the row."""
 
     def __str__(self) -> str:
         named = f" (id {self.id})" if is_name(self.id) else ""
@@ -56,27 +62,39 @@ class BadRows:
         *,
         id: str = "",
         skippable: bool = True,
+        advice: str = "",
     ) -> None:
-        self.found.append(BadRow(file, line, what, detail, id, skippable))
+        self.found.append(BadRow(file, line, what, detail, id, skippable, advice))
 
     def settle(self, on_bad: OnBad, left: int, file: str) -> int:
         """How many rows are left out; a UserError unless that is allowed and `left` are left."""
         if self.found and (on_bad == "stop" or self.fatal):
-            raise UserError(self.report())
+            raise UserError(self.report(left))
         if not left:
             empty = f"{file} has no rows."
             raise UserError(f"{self.report()}\nNo good row is left." if self.found else empty)
         return self.rows
 
-    def report(self) -> str:
-        """What is wrong and what to do, on one screen."""
-        what_to_do = "Correct the file or the columns; leaving rows out would not be enough."
-        if not self.fatal:
-            skip = 'on_bad="skip" (--set data.on_bad=skip)'
-            what_to_do = f"Correct these rows, or leave them out with {skip}."
+    def report(self, left: int = 0) -> str:
+        """What is wrong and what to do, on one screen; `left` rows are good."""
         many = counted(len(self.found), "mistake", "mistakes")
         head = f"The data cannot be used as it is: {many} in {counted(self.rows, 'row', 'rows')}."
-        return "\n".join([head, *_listing(self.found), what_to_do])
+        return "\n".join([head, *_listing(self.found), *self._advice(left)])
+
+    def _advice(self, left: int) -> list[str]:
+        special = list(dict.fromkeys(bad.advice for bad in self.found if bad.advice))
+        if self.fatal:
+            return [*special, "Correct the file or the columns; leaving rows out is not enough."]
+        skip = 'on_bad="skip" (--set data.on_bad=skip)'
+        share = self.rows / (self.rows + left)
+        if share > _MANY:
+            correct = [] if special else ["Correct these rows or the columns."]
+            return [
+                *special,
+                *correct,
+                f"Leaving them out, {skip}, would drop {share:.0%} of the rows.",
+            ]
+        return [*special, f"Correct these rows, or leave them out with {skip}."]
 
 
 def check_on_bad(on_bad: str) -> None:
@@ -88,24 +106,15 @@ def _listing(found: Iterable[BadRow]) -> list[str]:
     kinds: dict[tuple[str, str], list[BadRow]] = {}
     for bad in sorted(found, key=lambda bad: (bad.skippable, bad.file, bad.line)):
         kinds.setdefault((bad.file, bad.what), []).append(bad)
-    shares = _shares([len(rows) for rows in kinds.values()])
-    lines = []
-    for rows, share in zip(kinds.values(), shares, strict=True):
-        lines += [f"  - {bad}" for bad in rows[:share]]
-        if share and len(rows) > share:
-            lines.append(f"    ... and {len(rows) - share:,} more like it")
-    if hidden := shares.count(0):
+    lines = [f"  - {rows[0]}{_more(rows[1:])}" for rows in list(kinds.values())[:SHOWN]]
+    if (hidden := len(kinds) - SHOWN) > 0:
         lines.append(f"  ... and {counted(hidden, 'other kind', 'other kinds')} of mistake")
     return lines
 
 
-def _shares(sizes: list[int]) -> list[int]:
-    """How many of each kind are shown: turn about, so that no kind hides another."""
-    shares = [0] * len(sizes)
-    left = min(SHOWN, sum(sizes))
-    while left:
-        for i, size in enumerate(sizes):
-            if left and shares[i] < size:
-                shares[i] += 1
-                left -= 1
-    return shares
+def _more(rows: list[BadRow]) -> str:
+    if not rows:
+        return ""
+    shown = ", ".join(str(bad.line) for bad in rows[:_LINES])
+    rest = ", ..." if len(rows) > _LINES else ""
+    return f"; {len(rows):,} more like it (line{'s' if len(rows) > 1 else ''} {shown}{rest})"

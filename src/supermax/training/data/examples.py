@@ -55,6 +55,8 @@ class Corpus:
     """Rows that were left out because they were bad, by the user's leave."""
     unlabelled: tuple[Unlabelled, ...] = ()
     """Of the whole file, like `skipped`, also in a part of it."""
+    detected: str = ""
+    """Encoding of the file, where it was detected and is not UTF-8."""
 
     @property
     def examples(self) -> tuple[Example, ...]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import mean
+from statistics import fmean as mean
 
 from supermax.errors import UserError
+from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES
-from supermax.training.data.rows import plain, read_rows
+from supermax.training.data.files import UTF8
+from supermax.training.data.rows import check_header, plain, read_rows
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -25,7 +28,6 @@ _NAMES = {
     "group": ("group", "patient", "user", "author", "subject", "post_id", "patient_id", "user_id"),
     "split": ("split", "fold", "part", "partition", "set"),
 }
-_LOOKED_AT = 2000
 _MOST_LABELS = 20
 
 
@@ -43,6 +45,9 @@ class Guessed:
     labels: tuple[str, ...]
     unlabelled: int = 0
     """Rows of the file without a label, where a column of labels was found."""
+    unfit: tuple[tuple[str, str], ...] = ()
+    """Columns that are named like labels and cannot be any, each with the reason."""
+    encoding: str = UTF8
 
     def role(self, name: str) -> str | None:
         return next((guess.column for guess in self.columns if guess.role == name), None)
@@ -55,22 +60,23 @@ class Guessed:
         return "evidence" if self.role("label") is None else "share"
 
 
-def guess_file(path: Path) -> Guessed:
-    """Raises UserError where the file cannot be read, or holds no text."""
+def guess_file(path: Path, encoding: str | None = None) -> Guessed:
+    """Guess from all rows of a file. Raises UserError where it cannot be read, or holds no text.
+    `encoding`: None detects it."""
     bad = BadRows()
-    table = read_rows(path.expanduser(), bad)
+    table = read_rows(path.expanduser(), bad, encoding)
     if not table.rows:
         bad.settle("stop", 0, table.file)
+    check_header(table)
     cells = {
-        name: [plain(row.values.get(name)) or "" for row in table.rows[:_LOOKED_AT]]
+        name: [plain(row.values.get(name)) or "" for row in table.rows]
         for name in table.columns
         if name
     }
-    found = guess(cells, path.name)
+    found = replace(guess(cells, path.name), encoding=table.encoding)
     if (label := found.role("label")) is None:
         return found
-    empty = sum(not (plain(row.values.get(label)) or "").strip() for row in table.rows)
-    return replace(found, unlabelled=empty)
+    return replace(found, unlabelled=sum(not cell.strip() for cell in cells[label]))
 
 
 def guess(cells: dict[str, list[str]], file: str) -> Guessed:
@@ -100,20 +106,29 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
         question or next(iter(asked), None),
         "by its name" if question else "it holds questions",
     )
-    label = _named("label", left, _could_be_classes)
-    classes = [name for name, own in left.items() if _are_classes(own)]
+    answered = "answer" in {guess.role for guess in found}
+    unfit = tuple(
+        (name, reason)
+        for name, own in left.items()
+        if _is_named("label", name) and (reason := why_no_classes(own))
+    )
+    label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
+    titles = {name for name, own in left.items() if answered and _are_titles(own, words)}
+    classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
     take(
         "label",
-        label or next(iter(classes), None),
+        label or next((name for name in classes if name not in dict(unfit)), None),
         "by its name" if label else "few values, each of them often",
     )
     if "group" not in {guess.role for guess in found}:
-        repeated = [name for name, own in left.items() if _are_groups(own)]
+        repeated = [name for name in left if name in titles or _are_groups(left[name])]
         take("group", next(iter(repeated), None), "its values stand for several rows each")
     if "answer" not in {guess.role for guess in found}:
         found = [guess for guess in found if guess.role != "answer_start"]
     own = next((guess.column for guess in found if guess.role == "label"), None)
-    return Guessed(tuple(found), tuple(left), _labels(cells[own]) if own else ())
+    labels = _kinds(cells[own]) if own else set()
+    listed = tuple(sorted(labels)) if len(labels) <= _MOST_LABELS else ()
+    return Guessed(tuple(found), tuple(left), listed, unfit=unfit)
 
 
 def _named(role: str, left: dict[str, list[str]], fits: Callable[[list[str]], bool]) -> str | None:
@@ -149,15 +164,13 @@ def _asks(own: Sequence[str]) -> bool:
     return bool(filled) and sum(cell.rstrip().endswith("?") for cell in filled) > len(filled) / 2
 
 
+def _kinds(own: Sequence[str]) -> set[str]:
+    return {cell.strip() for cell in own if cell.strip()}
+
+
 def _are_classes(own: Sequence[str]) -> bool:
-    filled = [cell.strip() for cell in own if cell.strip()]
-    kinds = set(filled)
-    return 2 <= len(kinds) <= min(_MOST_LABELS, len(filled) // 2)
-
-
-def _could_be_classes(own: Sequence[str]) -> bool:
-    """For a column that is named as one."""
-    return 2 <= len({cell.strip() for cell in own if cell.strip()}) <= _MOST_LABELS
+    filled = sum(bool(cell.strip()) for cell in own)
+    return 2 <= len(_kinds(own)) <= min(_MOST_LABELS, filled // 2) and not why_no_classes(own)
 
 
 def _are_groups(own: Sequence[str]) -> bool:
@@ -165,6 +178,14 @@ def _are_groups(own: Sequence[str]) -> bool:
     kinds = set(own)
     names = all(cell.strip() and " " not in cell.strip() for cell in own)
     return names and len(kinds) > _MOST_LABELS and len(kinds) < 0.9 * len(own)
+
+
+def _are_titles(own: Sequence[str], texts: Sequence[str]) -> bool:
+    """Names that texts share, where each text stands in several rows with the same name. A class
+    would differ between the questions on a text."""
+    title_of = dict(zip(texts, own, strict=True))
+    same = all(title_of[text] == cell for text, cell in zip(texts, own, strict=True))
+    return same and all(map(str.strip, own)) and len(set(own)) < len(title_of) < 0.9 * len(own)
 
 
 def _are_parts_of_data(own: Sequence[str]) -> bool:
@@ -180,9 +201,5 @@ _SOUND: dict[str, Callable[[list[str]], bool]] = {
     "split": _are_parts_of_data,
     "id": _are_ids,
     "group": lambda own: all(cell.strip() for cell in own),
-    "answer_start": lambda own: all(cell.strip().isdigit() or not cell.strip() for cell in own),
+    "answer_start": lambda own: all(is_whole(cell.strip() or "0") for cell in own),
 }
-
-
-def _labels(own: Sequence[str]) -> tuple[str, ...]:
-    return tuple(sorted({cell.strip() for cell in own if cell.strip()}))

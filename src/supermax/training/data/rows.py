@@ -10,17 +10,18 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.files import UTF8, is_utf8, read_contents, suffix_of
 from supermax.training.words import nearest
 
 NOT_UTF8 = "this is not UTF-8 text"
 _LARGEST_FIELD = 2**31 - 1
-_BOM = b"\xef\xbb\xbf"
+_WORDS_OF_A_TEXT, _LONGEST_NAME = 8, 100
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,53 @@ class Rows:
     file: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    encoding: str = UTF8
 
 
-def read_rows(path: Path, bad: BadRows) -> Rows:
-    """The rows of a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file."""
-    reader = _READERS.get(path.suffix.lower())
+def read_rows(path: Path, bad: BadRows, encoding: str | None = None) -> Rows:
+    """Read the rows of a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file, which may be
+    packed (.csv.gz). `encoding`: None detects it."""
+    reader = _READERS.get(suffix_of(path))
     if reader is None:
-        raise UserError(f"{path} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
-    data = _bytes(path).removeprefix(_BOM)
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path} is UTF-16 text; save it as UTF-8.")
-    if not data.strip():
+        raise UserError(
+            f"{path} is neither CSV nor JSONL by its name; name it .csv or .jsonl (.csv.gz and "
+            f".jsonl.gz, if it is packed)."
+        )
+    contents = read_contents(path, encoding)
+    if not contents.data.strip():
         raise UserError(f"{path} is empty.")
-    return reader(path.name, data, bad)
+    return replace(reader(path.name, contents.data, bad), encoding=contents.encoding)
 
 
 def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
     """Whether the columns are there; each one that is not is reported."""
     missing = [name for name in dict.fromkeys(columns) if name not in table.columns]
+    if missing:
+        check_header(table)
     for name in missing:
         near = nearest(name, table.columns)
         bad.add(table.file, 1, f"there is no column {name!r}{near}", skippable=False)
     return not missing
+
+
+def check_header(table: Rows) -> None:
+    """Raise UserError where the first line of a CSV file is a row and not the columns' names."""
+    if not any(_is_cell(name, table) for name in table.columns):
+        return
+    many = len(table.columns)
+    names = ["text", "label", *(f"column{i}" for i in range(3, many + 1))]
+    raise UserError(
+        f"{table.file} has no header: its first line looks like a row. Put a line with the "
+        f"columns' names before it, such as {','.join(names[:many])}"
+    )
+
+
+def _is_cell(name: str, table: Rows) -> bool:
+    """A name of many words, or one that stands in its own column among few values."""
+    if len(name.split()) >= _WORDS_OF_A_TEXT or len(name) > _LONGEST_NAME:
+        return True
+    values = {plain(row.values.get(name)) for row in table.rows}
+    return name in values and len(values) <= max(2, len(table.rows) // 5)
 
 
 def plain(value: object) -> str | None:
@@ -72,20 +98,9 @@ def plain(value: object) -> str | None:
     return str(value) if isinstance(value, str | int | float) else None
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        folder = path.parent
-        others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        raise UserError(f"There is no file {path}{nearest(path.name, others)}") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-
-
 def _read_csv(file: str, data: bytes, bad: BadRows) -> Rows:
     text = data.decode("utf-8", errors="surrogateescape")
-    wrong = {n for n, line in enumerate(data.splitlines(), 1) if not _is_utf8(line)}
+    wrong = {n for n, line in enumerate(data.splitlines(), 1) if not is_utf8(line)}
     records = _records(file, text, bad)
     first, last, header = next(records, (1, 1, []))
     if any(line in wrong for line in range(first, last + 1)):
@@ -152,7 +167,7 @@ def _read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
 
 
 def _object(file: str, number: int, line: bytes, bad: BadRows) -> dict[str, object] | None:
-    if not _is_utf8(line):
+    if not is_utf8(line):
         bad.add(file, number, NOT_UTF8)
         return None
     try:
@@ -170,14 +185,6 @@ def _object(file: str, number: int, line: bytes, bad: BadRows) -> dict[str, obje
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 _READERS: dict[str, Callable[[str, bytes, BadRows], Rows]] = {

@@ -116,12 +116,13 @@ def read_splits(
     name: str | None = None,
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
+    encoding: str | None = None,
 ) -> Splits:
     """A table that comes split, by its column `columns.split`. No row is moved: `shared_texts`
     counts what stands in two parts."""
     if columns.split is None:
         raise UserError("No column is mapped as split; map one, or use read_table and split.")
-    table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad)
+    table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
     train, validation, test = (table.part(wanted) for wanted in PARTS)
     return Splits(train, validation, test)
 
@@ -148,7 +149,8 @@ def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Stra
     for kind, examples in (("classes", corpus.classes), ("spans", corpus.spans)):
         for example in examples:
             own = sets.setdefault(set_of[example.group], Counter())
-            own.update(_strata(kind, example))
+            for stratum in _strata(kind, example):
+                own[stratum] += 1
     return dict(sorted(sets.items()))
 
 
@@ -160,7 +162,9 @@ def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:
 
 def _dealt(groups: Mapping[str, Strata], shares: Sequence[float], seed: int) -> dict[str, int]:
     """Which part each group goes to."""
-    totals = sum(groups.values(), Strata())
+    totals: Strata = Counter()
+    for own in groups.values():
+        _add(totals, own)
     smallest = min(share for share in shares if share > 0)
     kept = {stratum for stratum, n in totals.items() if n * smallest >= _FEWEST}
     trimmed = {
@@ -175,6 +179,12 @@ def _dealt(groups: Mapping[str, Strata], shares: Sequence[float], seed: int) -> 
     return parts
 
 
+def _add(counts: Strata, more: Strata) -> None:
+    """As `Counter.update`, which is slow for the few counts of a set."""
+    for stratum, n in more.items():
+        counts[stratum] += n
+
+
 def _rarity(own: Strata, totals: Strata) -> tuple[int, int]:
     return min((totals[stratum] for stratum in own), default=0), -own.total()
 
@@ -185,25 +195,22 @@ class _Table:
     def __init__(self, shares: Sequence[float], totals: Strata) -> None:
         self.shares, self.totals = shares, totals
         self.held: list[Strata] = [Counter() for _ in shares]
+        self.wanted = [part for part, share in enumerate(shares) if share > 0]
 
     def cost(self, own: Strata, part: int) -> float:
         """How much a part's distance to its shares (chi-square) grows with a group: to the bit
         the same in whatever order its rows came."""
-        wanted = {stratum: self.shares[part] * self.totals[stratum] for stratum in own}
-        return math.fsum(
-            n * (2 * (self.held[part][stratum] - wanted[stratum]) + n) / wanted[stratum]
-            for stratum, n in own.items()
-        )
+        share, held, terms = self.shares[part], self.held[part], []
+        for stratum, n in own.items():
+            wanted = share * self.totals[stratum]
+            terms.append(n * (2 * (held[stratum] - wanted) + n) / wanted)
+        return math.fsum(terms)
 
     def best(self, own: Strata) -> int:
         return min(self.wanted, key=lambda part: self.cost(own, part))
 
-    @property
-    def wanted(self) -> list[int]:
-        return [part for part, share in enumerate(self.shares) if share > 0]
-
     def put(self, own: Strata, part: int) -> int:
-        self.held[part].update(own)
+        _add(self.held[part], own)
         return part
 
     def take(self, own: Strata, part: int) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
+from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.examples import Corpus, Example, Unlabelled
+from supermax.training.data.files import UTF8, stem_of
 from supermax.training.data.rows import NOT_UTF8, Row, plain, read_rows, require
 from supermax.training.data.spans import Span
-from supermax.words import counted
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,17 @@ def read_table(
     name: str | None = None,
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
+    encoding: str | None = None,
 ) -> Corpus:
     """Classes where a label is mapped, spans where an answer is, both where both are.
 
     Where neither is, nothing is known of the rows: they are in both lists, to be predicted. Where
     a label is mapped, rows without one are left out and counted in `Corpus.unlabelled`.
-    Bad rows stop it, all of them named by file, line and id, or are skipped and counted.
+    Bad rows stop it, all of them counted and a few of each kind named by file and line, or are
+    skipped and counted. `encoding` is that of the file; None detects it.
     """
-    return open_table(path, columns, name=name, labels=labels, on_bad=on_bad).corpus
+    table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
+    return table.corpus
 
 
 def open_table(
@@ -58,14 +62,15 @@ def open_table(
     name: str | None = None,
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
+    encoding: str | None = None,
 ) -> Table:
     """As `read_table`, with the split that each row came with."""
     known = tuple(plain(label) or "" for label in labels or ())
     check_columns(columns, known)
     check_on_bad(on_bad)
     bad = BadRows()
-    table = read_rows(Path(path).expanduser(), bad)
-    reading = _Reading(columns, known, table.file, bad)
+    table = read_rows(Path(path).expanduser(), bad, encoding)
+    reading = _Reading(columns, columns.mapped(), known, table.file, bad)
     drafts: list[_Draft] = []
     if require(table, columns.mapped().values(), bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
@@ -76,10 +81,12 @@ def open_table(
         drafts = [draft for draft in drafts if draft.label]
         _check_labels(drafts, columns, known, table.file)
     names = known or _names_of(drafts)
-    examples = tuple(_labelled(draft, names) for draft in drafts)
-    corpus = _corpus(name or Path(path).stem, names, examples, columns, skipped)
+    number_of = {label: number for number, label in enumerate(names)}
+    examples = tuple(_labelled(draft, number_of) for draft in drafts)
+    corpus = _corpus(name or stem_of(Path(path)), names, examples, columns, skipped)
     part_of = {draft.example.id: draft.part for draft in drafts}
-    return Table(replace(corpus, unlabelled=unlabelled), part_of)
+    detected = table.encoding if encoding is None and table.encoding != UTF8 else ""
+    return Table(replace(corpus, unlabelled=unlabelled, detected=detected), part_of)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class _Reading:
     """What the rows of one file are read with, and what is remembered of those before."""
 
     columns: Columns
+    mapped: dict[str, str]
     labels: tuple[str, ...]
     file: str
     bad: BadRows
@@ -105,10 +113,14 @@ class _Draft:
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
     """The example of a row; None where it is bad, with every mistake of it reported."""
     columns, before = reading.columns, len(reading.bad.found)
-    cells = {role: _cell(row, column) for role, column in columns.mapped().items()}
+    cells = {role: _cell(row, column) for role, column in reading.mapped.items()}
     given = cells.get("id", "").strip()
     for what, detail in _mistakes(row, cells, reading):
         reading.bad.add(reading.file, row.line, what, detail, id=given)
+    label = cells.get("label", "").strip()
+    if label and reading.labels and label not in reading.labels:
+        what = f"the label is none of {_few(reading.labels)}"
+        reading.bad.add(reading.file, row.line, what, id=given, advice=_ALL_LABELS)
     text = cells["text"]
     spans = _spans(row, text, reading, given) if columns.answer is not None else None
     group = cells.get("group", "").strip() or f"text-{_digest(text)}"
@@ -130,19 +142,19 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
     for role in ("text", "question", "label", "id", "group"):
         if role not in cells:
             continue
-        if plain(row.values.get(reading.columns.mapped()[role])) is None:
+        if plain(row.values.get(reading.mapped[role])) is None:
             yield f"the {role} is a list or an object", ""
         elif not cells[role].strip():
             if role != "label":  # such a row is there to be predicted
                 yield f"the {role} is missing", ""
         elif not _is_encodable(cells[role]):
             yield NOT_UTF8, f": half a character stands in the {role}"
-    label = cells.get("label", "").strip()
-    if label and reading.labels and label not in reading.labels:
-        yield f"the label is none of {_few(reading.labels)}", ""
     part = cells.get("split", "train").strip().lower()
     if part not in PART_NAMES:
         yield f"the split is none of {', '.join(PARTS)}", ""
+
+
+_ALL_LABELS = "Remove data.labels to take all labels of the file, or list every one of them."
 
 
 def _few(labels: tuple[str, ...]) -> str:
@@ -189,12 +201,8 @@ def _check_labels(
         )
     if len(names) < 2:
         raise UserError(f"{file}: all rows have the same label; classes need at least two.")
-    if not known and len(names) > max(20, len(drafts) // 2):
-        many = counted(len(names), "label", "labels")
-        raise UserError(
-            f"{file}: the column {columns.label!r} holds {many} in {len(drafts):,} rows, which "
-            "are no classes; map another column as label, or give the labels."
-        )
+    if not known and (reason := why_no_classes(draft.label for draft in drafts)):
+        raise UserError(f"{file}: the column {columns.label!r} {reason}.")
 
 
 def _names_of(drafts: list[_Draft]) -> tuple[str, ...]:
@@ -210,8 +218,8 @@ def _by_number(label: str) -> tuple[float, str]:
     return (math.inf if math.isnan(number) else number), label
 
 
-def _labelled(draft: _Draft, names: tuple[str, ...]) -> Example:
-    return replace(draft.example, label=names.index(draft.label)) if draft.label else draft.example
+def _labelled(draft: _Draft, number_of: Mapping[str, int]) -> Example:
+    return replace(draft.example, label=number_of[draft.label]) if draft.label else draft.example
 
 
 def _corpus(
@@ -232,4 +240,8 @@ def _digest(text: str) -> str:
 
 
 def _is_encodable(text: str) -> bool:
-    return not any("\ud800" <= c <= "\udfff" for c in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True

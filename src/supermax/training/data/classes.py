@@ -1,0 +1,52 @@
+"""Whether the values of a column can be classes, one for each row. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+MOST_NUMBERS = 20
+"""Numbers of more kinds than this are measurements; ratings and codes have fewer."""
+_SEPARATORS = "|;,"
+
+
+def why_no_classes(cells: Iterable[str]) -> str:
+    """Return why these cells cannot be classes, and what to do; "" where they can."""
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    kinds = set(filled)
+    if len(kinds) > MOST_NUMBERS and all(map(_is_number, kinds)):
+        return (
+            f"holds {len(kinds):,} different numbers: Supermax learns classes, not numbers. Make "
+            f"classes of them (such as low, middle, high), or map another column as label"
+        )
+    for mark in _SEPARATORS:
+        if several := _several(filled, kinds, mark):
+            return (
+                f"holds several labels (with {mark!r} between them) in {several:,} rows: Supermax "
+                f"learns one class a row. Write a row for each text and label, with the label in "
+                f"a column that is mapped as question and yes or no as label"
+            )
+    if len(kinds) > max(MOST_NUMBERS, len(filled) // 2):
+        return (
+            f"holds {len(kinds):,} different values in {len(filled):,} rows, which are no "
+            f"classes. Map another column as label, or give the labels"
+        )
+    return ""
+
+
+def _several(filled: list[str], kinds: set[str], mark: str) -> int:
+    """Count the cells that hold several labels: their parts stand in other cells as well."""
+    split = {kind: [part.strip() for part in kind.split(mark)] for kind in kinds if mark in kind}
+    if not split or any("" in parts for parts in split.values()):
+        return 0
+    seen = Counter(part for parts in split.values() for part in parts)
+    shared = all(part in kinds or many > 1 for part, many in seen.items())
+    return sum(cell in split for cell in filled) if shared else 0
+
+
+def _is_number(label: str) -> bool:
+    try:
+        return not math.isnan(float(label))
+    except ValueError:
+        return False

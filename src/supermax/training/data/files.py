@@ -1,0 +1,141 @@
+"""Text files as UTF-8 bytes: gzip is unpacked, other encodings are detected and converted."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from charset_normalizer import from_bytes
+
+from supermax.errors import UserError
+from supermax.training.words import nearest
+
+UTF8 = "utf-8"
+_MARKS = {
+    codecs.BOM_UTF8: UTF8,
+    codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_ALWAYS_UTF8 = (".jsonl", ".ndjson")
+_WESTERN = "cp1252"
+_CANDIDATES = [
+    _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874",
+    "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949",
+]  # fmt: skip
+"""Encodings that tables are saved in. With every codec allowed, a few quotation marks are taken
+for Korean."""
+_SAMPLED = 2000
+_ALIKE = 0.02
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A file's contents in UTF-8, and the encoding that it is in. In a file that is UTF-8 but for
+    some lines, these are left as they are."""
+
+    data: bytes
+    encoding: str
+
+
+def read_contents(path: Path, encoding: str | None = None) -> Contents:
+    """Read a file. `encoding` is that of the file; None detects it. Raises UserError where the
+    file cannot be read or decoded."""
+    data = _bytes(path)
+    if path.suffix.lower() == ".gz":
+        data = _unpacked(path, data)
+    detected = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
+    found = encoding or _marked(data) or detected or _detected(data)
+    if codecs.lookup(_known(found)).name == UTF8:
+        return Contents(data.removeprefix(codecs.BOM_UTF8), UTF8)
+    try:
+        return Contents(data.decode(found).encode(UTF8), found)
+    except UnicodeError:
+        raise UserError(
+            f"{path} is not {found} text. Name its encoding, or save it as UTF-8."
+        ) from None
+
+
+def suffix_of(path: Path) -> str:
+    """Return the extension that tells the format: that of notes.csv.gz is .csv."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+
+
+def stem_of(path: Path) -> str:
+    """Return the name without the extensions of the format and of gzip."""
+    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).stem
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        folder = path.parent
+        others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+        raise UserError(f"There is no file {path}{nearest(path.name, others)}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _unpacked(path: Path, data: bytes) -> bytes:
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error):
+        raise UserError(f"{path} is not a whole gzip file.") from None
+
+
+def _known(encoding: str) -> str:
+    try:
+        codecs.lookup(encoding)
+        "".encode(encoding)  # some codecs are not of text
+    except LookupError:
+        raise UserError(
+            f"There is no encoding {encoding!r:.40}. Common ones: utf-8, cp1252 (Western European "
+            f"Windows), latin-1, utf-16."
+        ) from None
+    return encoding
+
+
+def _marked(data: bytes) -> str | None:
+    """Return the encoding that a byte order mark tells."""
+    return next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
+
+
+def _detected(data: bytes) -> str:
+    foreign = [line for line in data.splitlines() if not line.isascii()]
+    wrong = [line for line in foreign if not is_utf8(line)]
+    if 2 * len(wrong) <= len(foreign):  # UTF-8, with lines that are damaged
+        return UTF8
+    found = from_bytes(b"\n".join(wrong[:_SAMPLED]), cp_isolation=_CANDIDATES)
+    best = found.best()
+    if best is None:
+        return UTF8
+    western = next((match for match in found if match.encoding == _WESTERN), None)
+    if _decodes_alike(wrong, best.encoding) or (
+        western is not None
+        and western.chaos <= best.chaos
+        and western.coherence >= best.coherence - _ALIKE
+    ):
+        return _WESTERN  # the usual one, where another is no likelier
+    return best.encoding
+
+
+def _decodes_alike(lines: list[bytes], encoding: str) -> bool:
+    """Return whether the lines are the same texts in the Western encoding."""
+    data = b"\n".join(lines)
+    try:
+        return data.decode(_WESTERN) == data.decode(encoding)
+    except UnicodeError:
+        return False
+
+
+def is_utf8(line: bytes) -> bool:
+    try:
+        line.decode(UTF8)
+    except UnicodeDecodeError:
+        return False
+    return True

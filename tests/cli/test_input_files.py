@@ -1,0 +1,334 @@
+"""Files that people have: what `supermax init` makes of each, and what a search then reads."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from supermax.api import Study
+from supermax.errors import UserError
+from supermax.search import data_of
+from supermax.training.data.splits import Splits
+from tests.cli.helping import inside, sm
+
+SECRET = "zebra"  # stands in every text, and must be printed nowhere
+
+
+def csv(header: str, *rows: str, end: str = "\n") -> str:
+    return end.join([header, *rows]) + end
+
+
+def notes(
+    many: int, label: Callable[[int], str] = lambda i: "yes" if i % 2 else "no"
+) -> list[str]:
+    return [f"on day {i} the {SECRET} went out for a long walk,{label(i)}" for i in range(many)]
+
+
+def article(i: int) -> str:
+    return f"Article {i} tells in many words of the {SECRET} and of the answer {i} to it."
+
+
+def asked(many: int, titles: int) -> list[str]:
+    """Questions on articles, sorted by title; every third has no answer. Positions as pandas
+    writes them."""
+    rows = []
+    for i in range(many):
+        text = article(i // 3)
+        answer, start = f"answer {i // 3}", float(text.index("answer"))
+        found = f"{answer},{start}" if i % 3 else ","
+        rows.append(f"{text},What does it tell of number {i}?,{found},Title {i * titles // many}")
+    return rows
+
+
+RATINGS = notes(300, lambda i: f"{i / 7:.3f}")
+SEVERAL = notes(90, lambda i: ("joy", "anger", "joy|anger")[i % 3])
+
+
+@dataclass(frozen=True)
+class File:
+    name: str
+    data: str | bytes
+    said: tuple[str, ...] = ()
+    """What `init` says of it."""
+    roles: dict[str, str] = field(default_factory=dict)
+    labels: tuple[str, ...] = ()
+    rows: int = 0
+    """Rows that a search reads; 0: the file is refused by `init`."""
+    unfit: str = ""
+    """What `tune` says where `init` writes settings that cannot be searched."""
+
+
+TEXT = {"text": "text", "label": "label"}
+FILES = [
+    File("plain.csv", csv("text,label", *notes(60)), (), TEXT, ("no", "yes"), 60),
+    File(
+        "sorted.csv",
+        csv("text,label", *sorted(notes(6000), key=lambda row: row.rsplit(",", 1)[1])),
+        (),
+        TEXT,
+        ("no", "yes"),
+        6000,
+    ),
+    File(
+        "unnamed-columns.csv",
+        csv("a,b", *sorted(notes(6000), key=lambda row: row.rsplit(",", 1)[1])),
+        ("few values, each of them often",),
+        {"text": "a", "label": "b"},
+        ("no", "yes"),
+        6000,
+    ),
+    File(
+        "titles.csv",
+        csv("passage,asked,answer,start,title", *asked(6000, 16)),
+        ("agent        evidence",),
+        {
+            "text": "passage",
+            "question": "asked",
+            "answer": "answer",
+            "answer_start": "start",
+            "group": "title",
+        },
+        (),
+        6000,
+    ),
+    File(
+        "many-classes.csv",
+        csv("text,label", *notes(3000, lambda i: f"class {i % 50}")),
+        (),
+        TEXT,
+        tuple(sorted(f"class {i}" for i in range(50))),
+        3000,
+    ),
+    File(
+        "latin.csv",
+        csv("text,label", *(row.replace("walk", "café") for row in notes(60))).encode("latin-1"),
+        ("encoding     cp1252",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "quotes.csv",
+        csv("text,label", *(row.replace("long", "\u2019long\u2019") for row in notes(60))).encode(
+            "cp1252"
+        ),
+        ("encoding     cp1252",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "russian.csv",
+        csv("text,label", *(row.replace("long", "это очень хорошо") for row in notes(60))).encode(
+            "cp1251"
+        ),
+        ("encoding     cp1251",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "excel-unicode.txt",
+        csv("text\tlabel", *(row.replace(",", "\t") for row in notes(60))).encode("utf-16"),
+        ("encoding     utf-16",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "windows.csv",
+        b"\xef\xbb\xbf" + csv("text;label", *notes(60), end="\r\n").replace(",", ";").encode(),
+        (),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "tabs.tsv",
+        csv("text,label", *notes(60)).replace(",", "\t"),
+        (),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "packed.csv.gz",
+        gzip.compress(csv("text,label", *notes(60)).encode()),
+        ("Written to packed.yaml",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "lines.jsonl",
+        "\n".join(json.dumps({"text": f"a {SECRET} day {i}", "label": i % 2}) for i in range(60)),
+        (),
+        TEXT,
+        ("0", "1"),
+        60,
+    ),
+    File(
+        "some-to-predict.csv",
+        csv("text,label", *notes(60), *notes(100, lambda i: "")[60:]),
+        ("40 rows without a label: `tune` leaves such rows out",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "stars.csv",
+        csv("text,label", *notes(300, lambda i: f"{0.5 + i % 10 / 2}")),
+        (),
+        TEXT,
+        tuple(f"{n / 2}" for n in range(1, 11)),
+        300,
+    ),
+    File(
+        "regression.csv",
+        csv("text,target", *RATINGS),
+        ("The column 'target' holds 300 different numbers: Supermax learns classes",),
+        {"text": "text"},
+        unfit="learns from labels",
+    ),
+    File(
+        "multilabel.csv",
+        csv("text,label", *SEVERAL),
+        ("The column 'label' holds several labels (with '|' between them) in 30 rows",),
+        {"text": "text"},
+        unfit="learns from labels",
+    ),
+    File("no-header.csv", csv(*notes(60)), ("no-header.csv has no header", "such as text,label")),
+    File(
+        "no-header-short.csv",
+        csv(*(f"{SECRET} {i},{'yes' if i % 2 else 'no'}" for i in range(60))),
+        ("no-header-short.csv has no header",),
+    ),
+    File(
+        "torn.csv.gz",
+        gzip.compress(csv("text,label", *notes(60)).encode())[:-20],
+        ("torn.csv.gz is not a whole gzip file",),
+    ),
+    File("empty.csv", "", ("empty.csv is empty",)),
+    File("header.csv", "text,label\n", ("header.csv has no rows",)),
+    File(
+        "numbers.csv",
+        csv("a,b", *(f"{i},{i % 2}" for i in range(60))),
+        ("no column that holds texts",),
+    ),
+    File("table.xlsx", b"PK\x03\x04", ("neither CSV nor JSONL",)),
+    File(
+        "large.csv",
+        csv("text,label", *sorted(notes(200_000), key=lambda row: row.rsplit(",", 1)[1])),
+        (),
+        TEXT,
+        ("no", "yes"),
+        200_000,
+    ),
+]
+
+
+def write(folder: Path, file: File) -> None:
+    data = file.data if isinstance(file.data, bytes) else file.data.encode()
+    (folder / file.name).write_bytes(data)
+
+
+def read(folder: Path, name: str, **settings: object) -> Splits:
+    return data_of(Study.from_config(folder / name, **settings).settings)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_each_file_is_read_as_people_mean_it(tmp_path: Path, file: File) -> None:
+    write(tmp_path, file)
+    place = f"{file.name.removesuffix('.gz').rpartition('.')[0]}.yaml"
+    with inside(tmp_path):
+        said = sm("init", file.name, code=0 if file.roles else 2)
+        assert SECRET not in said
+        for words in file.said:
+            assert words in said
+        if not file.roles:
+            assert not (tmp_path / place).exists()
+            return
+        assert SECRET not in (tmp_path / place).read_text()
+        settings = Study.from_config(place).settings
+        assert settings.data.columns is not None
+        assert settings.data.columns.model_dump(exclude_none=True) == file.roles
+        if file.unfit:
+            assert file.unfit in sm("tune", place, "--no-supervisor", code=2)
+            return
+        splits = read(tmp_path, place)
+    assert sum(len({e.id for e in part.examples}) for part in splits.parts) == file.rows
+    assert splits.train.label_names == file.labels
+
+
+def test_words_of_another_encoding_are_read_right(tmp_path: Path) -> None:
+    for file in FILES:
+        if file.name in ("latin.csv", "quotes.csv", "russian.csv"):
+            write(tmp_path, file)
+    with inside(tmp_path):
+        for name, word in (("latin", "café"), ("quotes", "\u2019long\u2019"), ("russian", "это")):
+            sm("init", f"{name}.csv")
+            assert all(word in e.text for e in read(tmp_path, f"{name}.yaml").train.examples)
+
+
+def test_an_encoding_that_is_given_is_taken(tmp_path: Path) -> None:
+    rows = [row.replace("walk", "mały ląd") for row in notes(60)]
+    (tmp_path / "polish.csv").write_bytes(csv("text,label", *rows).encode("cp1250"))
+    with inside(tmp_path):
+        assert "encoding     cp1250" in sm("init", "polish.csv", "--encoding", "cp1250")
+        texts = [e.text for e in read(tmp_path, "polish.yaml").train.examples]
+        assert all("mały ląd" in text for text in texts)
+        wrong = {"data": {"path": "polish.csv", "columns": TEXT, "encoding": "cp1252x"}}
+        with pytest.raises(UserError, match="There is no encoding 'cp1252x'"):
+            data_of(Study.from_config(wrong, agent="criteria").settings)
+        wrong["data"]["encoding"] = "ascii"
+        with pytest.raises(UserError, match=r"is not ascii text. Name its encoding"):
+            data_of(Study.from_config(wrong, agent="criteria").settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("regression.csv", "300 different numbers"), ("multilabel.csv", "several labels")],
+)
+def test_columns_that_are_no_classes_are_refused_as_labels(
+    tmp_path: Path, name: str, why: str
+) -> None:
+    """As when somebody maps them."""
+    file = next(file for file in FILES if file.name == name)
+    write(tmp_path, file)
+    label = "target" if name == "regression.csv" else "label"
+    data = {"path": str(tmp_path / name), "columns": {"text": "text", "label": label}}
+    with pytest.raises(UserError, match=why):
+        data_of(Study.from_config({"data": data}, agent="criteria").settings)
+
+
+def test_the_advice_for_several_labels_in_a_row_works(tmp_path: Path) -> None:
+    rows = []
+    for row in SEVERAL:
+        text, _, labels = row.rpartition(",")
+        rows += [f"{text},{one},{'yes' if one in labels else 'no'}" for one in ("joy", "anger")]
+    (tmp_path / "pairs.csv").write_text(csv("text,emotion,label", *rows))
+    columns = {"text": "text", "question": "emotion", "label": "label"}
+    data = {"path": str(tmp_path / "pairs.csv"), "columns": columns}
+    splits = data_of(Study.from_config({"data": data}, agent="criteria").settings)
+    assert sum(len(part.examples) for part in splits.parts) == 180
+
+
+def test_labels_that_lack_classes_are_one_line_with_advice_that_works(tmp_path: Path) -> None:
+    rows = notes(600, lambda i: f"title {i % 16}")
+    (tmp_path / "titles.csv").write_text(csv("text,label", *rows))
+    some = [f"title {i}" for i in range(6)]
+    data = {"path": str(tmp_path / "titles.csv"), "columns": TEXT}
+    with pytest.raises(UserError) as told:
+        data_of(Study.from_config({"data": {**data, "labels": some}}, agent="criteria").settings)
+    said = str(told.value)
+    assert said.count("the label is none of") == 1
+    assert "more like it" in said
+    assert "Remove data.labels to take all labels of the file" in said
+    assert "would drop 62% of the rows" in said
+    splits = data_of(Study.from_config({"data": data}, agent="criteria").settings)
+    assert len(splits.train.label_names) == 16
