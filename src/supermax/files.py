@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from supermax.errors import EnvironmentFault
+
 _OTHERS = 0o077
 """Permissions of the group and of everybody else."""
+_OTHERS_WRITE = 0o022
 
 
 def write_whole(path: Path, content: str | bytes, *, shared: bool = False) -> None:
@@ -42,13 +46,39 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def make_private(folder: Path) -> None:
+def make_private(folder: Path, *, trusted: int | None = None) -> None:
     """Make a folder, and the parents it lacks, for this user alone. One that is there already is
-    tightened with all that is in it: call it for folders that belong to Supermax by their name."""
+    tightened with all that is in it: call it for folders that belong to Supermax by their name.
+
+    Raises EnvironmentFault where another user may have put the folder there, unless that is the
+    user with the number `trusted`: whoever owns it could read and forge what is in it.
+    """
     _make(folder)
     found = folder.stat()
-    if found.st_mode & _OTHERS and found.st_uid == os.geteuid():
-        tighten(folder.resolve())
+    if found.st_uid == os.geteuid():
+        if found.st_mode & _OTHERS:
+            tighten(folder.resolve())
+    elif found.st_uid not in (0, trusted) and _planted(folder.resolve()):
+        raise EnvironmentFault(
+            f"{folder} belongs to {user_name(found.st_uid)}, who could read and change what is "
+            f"kept there. Have it removed, or put your files elsewhere (--set outdir=FOLDER)."
+        )
+
+
+def _planted(folder: Path) -> bool:
+    """Return whether its owner could make the folder in a place that is not theirs. Where all
+    folders above are theirs up to one that only root or this user can write, this user has come to
+    them, as a container that runs as root does."""
+    owner = folder.stat().st_uid
+    above = next((p.stat() for p in folder.parents if p.stat().st_uid != owner), None)
+    return above is not None and bool(above.st_mode & _OTHERS_WRITE)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user with number {uid}"
 
 
 def _make(folder: Path) -> None:

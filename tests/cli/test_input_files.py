@@ -275,6 +275,24 @@ def test_words_of_another_encoding_are_read_right(tmp_path: Path) -> None:
             assert all(word in e.text for e in read(tmp_path, f"{name}.yaml").train.examples)
 
 
+@pytest.mark.parametrize("header", ["a,text\ttext\tlabel", '"a,text";text;label'])
+def test_the_delimiter_is_that_of_all_lines(tmp_path: Path, header: str) -> None:
+    mark = "\t" if "\t" in header else ";"
+    rows = [mark.join(("x", *row.rsplit(",", 1))) for row in notes(60)]
+    (tmp_path / "mine.csv").write_text(csv(header, *rows))
+    data = {"path": str(tmp_path / "mine.csv"), "columns": TEXT}
+    splits = data_of(Study.from_config({"data": data}, agent="criteria").settings)
+    assert splits.train.label_names == ("no", "yes")
+
+
+def test_a_byte_order_mark_that_was_written_twice_is_no_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_bytes(
+        b"\xef\xbb\xbf" * 2 + csv("text,label", *notes(60)).encode()
+    )
+    data = {"path": str(tmp_path / "mine.csv"), "columns": TEXT}
+    assert data_of(Study.from_config({"data": data}, agent="criteria").settings)
+
+
 def test_an_encoding_that_is_given_is_taken(tmp_path: Path) -> None:
     rows = [row.replace("walk", "mały ląd") for row in notes(60)]
     (tmp_path / "polish.csv").write_bytes(csv("text,label", *rows).encode("cp1250"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,31 @@ def test_whoever_can_only_read_a_study_cannot_lock_it() -> None:
         lock.release()
         assert "PermissionError" in said
         assert run(study).finished == 1
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "plant", [lambda lock: lock.touch(0o666), os.mkfifo], ids=["file", "fifo"]
+)
+def test_a_lock_that_a_reader_planted_does_not_block_the_study(
+    plant: Callable[[Path], None],
+) -> None:
+    with common_folder() as folder:
+        db = folder / "study.db"
+        study = optuna.create_study(storage=f"sqlite:///{db}", study_name="s")
+        lock = locks.beside(db, "1")
+        assert as_somebody(lambda: plant(lock)) == "None"
+        with contextlib.ExitStack() as held:
+            if lock.is_file():
+                opened = held.enter_context(lock.open("r+"))
+                fcntl.flock(opened, fcntl.LOCK_EX)
+            assert run(study).finished == 1
+        db.chmod(0o666)  # now they can write it: theirs counts
+        if lock.is_file():
+            with lock.open("r+") as opened:
+                fcntl.flock(opened, fcntl.LOCK_EX)
+                with pytest.raises(supermax.UserError, match="Another run is at work"):
+                    run(study)
 
 
 @needs_root

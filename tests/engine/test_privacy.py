@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from sqlalchemy.engine import make_url
 
 import supermax
 from supermax.engine.home import find_home
+from supermax.files import make_private
 from supermax.memory.learning import default_folder
 from supermax.records import read
 from tests.users import SOMEBODY, as_somebody, common_folder, needs_root
@@ -114,6 +116,44 @@ def test_another_user_sees_nothing_of_a_run() -> None:
             path = run_dir / name
             assert "PermissionError" in as_somebody(path.stat)
         assert str(SOMEBODY) in as_somebody(lambda: read(study).run_dir)  # the study can be read
+
+
+@needs_root
+def test_a_run_folder_that_another_user_planted_is_refused() -> None:
+    with common_folder() as folder:
+        study = optuna.create_study(storage=f"sqlite:///{folder}/study.db", study_name="s")
+        planted = folder / f"study.db.supermax-{os.geteuid()}"
+
+        def plant() -> None:
+            os.umask(0)
+            (folder / "study.db.supermax").mkdir()
+            (planted / "s" / "trials" / "00000").mkdir(parents=True)
+
+        assert as_somebody(plant) == "None"
+        with pytest.raises(
+            supermax.EnvironmentFault, match=f"belongs to .* {SOMEBODY}, who could"
+        ):
+            run(study)
+        assert not study.trials
+        shutil.rmtree(planted)  # as the message says
+        assert run(study).run_dir == planted / "s"
+        assert planted.stat().st_uid == os.geteuid()
+
+
+@needs_root
+def test_a_cache_that_another_user_planted_is_refused() -> None:
+    with common_folder() as folder:
+        tokens = folder / "supermax-cache" / "tokens"
+        assert as_somebody(lambda: tokens.mkdir(parents=True)) == "None"
+        with pytest.raises(supermax.EnvironmentFault, match="Have it removed"):
+            make_private(tokens)
+    with common_folder(0o755) as folder:  # somebody's own place, to which this user has come
+        home = folder / "home"
+        home.mkdir()
+        os.chown(home, SOMEBODY, SOMEBODY)
+        tokens = home / "supermax-cache" / "tokens"
+        assert as_somebody(lambda: tokens.mkdir(parents=True)) == "None"
+        make_private(tokens)
 
 
 class Elsewhere(BaseJournalBackend):

@@ -345,3 +345,12 @@ def test_a_callback_that_raises_leaves_a_sound_study(study: optuna.Study, worker
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * 6
     assert summary.faults == {}
     assert study.trials[finished[0].number] == finished[0]
+
+
+def test_an_objective_reads_the_arguments_of_its_program(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As argparse does when it is called without any."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--depth", "7"])
+    run(study, lambda _: float(sys.argv[sys.argv.index("--depth") + 1]), 1)
+    assert study.best_value == 7

@@ -132,6 +132,26 @@ def test_an_encoder_with_a_convolution_is_not_packed() -> None:
     assert not convolves.packs
 
 
+@pytest.mark.parametrize("family", sorted({*FAMILIES, "camembert"} - {"tiny-deberta"}))
+def test_attention_that_takes_no_mask_of_pairs_is_not_packed(family: str) -> None:
+    """Eager attention adds a mask to the scores; True would be 1."""
+    assert encoder_of(family).packs
+    assert not encoder_of(family, _attn_implementation="eager").packs
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "camembert"])
+def test_the_padding_token_may_stand_in_a_text(family: str) -> None:
+    encoder = encoder_of(family).eval()
+    pad = encoder.model.config.pad_token_id or 0
+    plain = inputs_of(pad)
+    plain.ids[1, 7] = plain.ids[4, 20] = pad
+    packed = replace(plain, packing=_packing(LENGTHS, 64))
+    real = plain.mask.bool()
+    with torch.inference_mode():
+        difference = (encoder(packed)[real] - encoder(plain)[real]).abs().max()
+    assert difference < 1e-12
+
+
 def test_a_sequence_that_only_fills_up_changes_nothing() -> None:
     encoder = encoder_of("tiny-bert").eval()
     plain = inputs_of(0)

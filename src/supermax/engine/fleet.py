@@ -15,6 +15,7 @@ import selectors
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -155,7 +156,7 @@ class Fleet:
         self._loaded = False
         self._control = control
         self._selector.register(self._control, selectors.EVENT_READ)
-        self._tell_keeper(Setup(self._fresh))
+        self._tell_keeper(Setup(self._fresh, list(map(str, sys.argv))))
 
     def _start_keeper(self) -> Channel:
         ours, theirs = socket.socketpair()

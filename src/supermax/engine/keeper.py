@@ -341,6 +341,7 @@ def main(control: int, blob: int, parent: int) -> None:
     try:
         setup = channel.receive()
         assert isinstance(setup, Setup)
+        sys.argv[:] = setup.argv
         keeper = Keeper(channel, setup, blob)
         if not keeper.load():
             return

@@ -23,7 +23,7 @@ from pathlib import Path
 import psutil
 
 from supermax.errors import EnvironmentFault, UserError
-from supermax.files import make_private
+from supermax.files import make_private, user_name
 
 _OTHERS_WRITE = 0o022
 _OTHER = "mkdir -p -m 700 ~/.supermax-tmp && export TMPDIR=~/.supermax-tmp"
@@ -46,6 +46,8 @@ class Lock:
         try:
             if like is None:
                 make_private(path.parent)
+            elif not _may_lock(path, like):
+                return  # without it: who cannot write the study must not block those who can
             while not self._taken(study_name, wait):
                 self.let_go()  # its last holder removed it between the two steps
         except OSError as error:
@@ -118,6 +120,23 @@ def _share(fd: int, like: Path) -> None:
         os.fchmod(fd, 0o600 | writers | writers << 1)
 
 
+def _may_lock(path: Path, like: Path) -> bool:
+    """Return whether the owner of the lock file, where there is one, can write `like`."""
+    try:
+        owner, found = path.lstat().st_uid, like.stat()
+    except OSError:
+        return True
+    if owner in (0, os.geteuid(), found.st_uid) or found.st_mode & stat.S_IWOTH:
+        return True
+    if not found.st_mode & stat.S_IWGRP:
+        return False
+    try:
+        user = pwd.getpwuid(owner)
+    except KeyError:  # of another container: their groups are not known
+        return True
+    return found.st_gid in os.getgrouplist(user.pw_name, user.pw_gid)
+
+
 def _is_at(fd: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
@@ -155,8 +174,8 @@ def own_folder() -> Path:
         ) from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise EnvironmentFault(
-            f"{folder} is where your runs lock their studies, but {_name(found.st_uid)} has made "
-            f"it, who could destroy files of yours with links there. Have it removed, or name "
+            f"{folder} is where your runs lock their studies, but {user_name(found.st_uid)} has "
+            f"made it, who could destroy files of yours by links there. Have it removed, or name "
             f"another folder for temporary files, the same for all your runs: {_OTHER}"
         )
     if found.st_mode & _OTHERS_WRITE:
@@ -174,13 +193,6 @@ def _folder() -> Path:
 def own_path(key: str) -> Path:
     """Where a lock of this user's is, to be looked at: the folder is neither made nor checked."""
     return _folder() / key
-
-
-def _name(uid: int) -> str:
-    try:
-        return f"the user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"the user with number {uid}"
 
 
 def beside(file: Path, what: str) -> Path:

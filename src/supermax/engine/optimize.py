@@ -150,8 +150,9 @@ def _opened(
     name = study.study_name
     with contextlib.ExitStack() as stack:
         try:
-            make_private(place.run_dir.parent)
-            make_private(place.run_dir)
+            owner = place.file.stat().st_uid if place.file is not None else None
+            make_private(place.run_dir.parent, trusted=owner)
+            make_private(place.run_dir, trusted=owner)
             if not os.access(place.run_dir, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:

@@ -33,6 +33,7 @@ _PICKLED = "$pickle"
 @dataclass(frozen=True)
 class Setup:
     fresh: bool  # one trial a cell
+    argv: list[str]  # of the user's program, which objectives may read
 
 
 @dataclass(frozen=True)

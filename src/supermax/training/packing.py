@@ -28,7 +28,9 @@ _OTHER_WORK = 256
 """What a token costs apart from attention, in tokens that it attends to. A low guess: rows that
 are wide for little gain never pay."""
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
-"""Families whose positions begin after that of the padding token."""
+"""Families whose positions begin after that of the padding token, which has one of its own."""
+_OWN_ATTENTION = ("deberta-v2",)
+"""Families with an attention of their own, whatever the configuration says."""
 Indices = NDArray[np.int64]
 
 
@@ -103,7 +105,7 @@ def packed_states(
     segments = torch.where(inverse >= 0, source // length + 1, 0).view(shape)
     rows = _Rows(
         ids=ids.flatten()[source].view(shape),
-        positions=(source % length).view(shape),
+        positions=_positions(model, ids).flatten()[source].view(shape),
         segments=segments,
         types=None if types is None else types.flatten()[source].view(shape),
     )
@@ -115,10 +117,22 @@ def packed_states(
 
 def can_pack(model: nn.Module) -> bool:
     """Return whether this encoder can be given packed rows. A convolution, which some of
-    DeBERTa-v2 have, would mix sequences that are neighbours in a row."""
+    DeBERTa-v2 have, would mix sequences that are neighbours in a row. Other implementations of
+    attention than SDPA do not take a mask of pairs: eager attention would add True as 1."""
     config: Any = model.config
     convolves = (getattr(config, "conv_kernel_size", 0) or 0) > 0
-    return _family(model) in _FAMILIES and not convolves
+    masks = _family(model) in _OWN_ATTENTION or config._attn_implementation == "sdpa"
+    return _family(model) in _FAMILIES and masks and not convolves
+
+
+def _positions(model: Any, ids: Tensor) -> Tensor:
+    """Return the positions [batch, length] that the model would give to padded sequences."""
+    if _family(model) not in _AFTER_PADDING:
+        return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    pad = model.config.pad_token_id
+    counted = (ids != pad).long()  # a text may hold the padding token too
+    positions: Tensor = counted.cumsum(1) * counted + pad
+    return positions
 
 
 def _family(model: Any) -> str:
@@ -129,7 +143,7 @@ def _family(model: Any) -> str:
 class _Rows:
     ids: Tensor
     positions: Tensor
-    """Of each token in its own sequence."""
+    """Of each token in its own sequence, as the model counts."""
     segments: Tensor
     """Number of the sequence a token belongs to, from 1; 0 for padding."""
     types: Tensor | None
@@ -165,12 +179,9 @@ class _Rearrange(torch.autograd.Function):
 
 def _absolute(model: Any, rows: _Rows) -> Tensor:
     """BERT and its kin: learnt absolute positions, one mask for all layers."""
-    positions = rows.positions
-    if _family(model) in _AFTER_PADDING:
-        positions = positions + model.config.pad_token_id + 1
     more = {} if rows.types is None else {"token_type_ids": rows.types}
     return _states(
-        model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=positions, **more)
+        model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=rows.positions, **more)
     )
 
 

@@ -51,7 +51,9 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
     detected = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
     found = encoding or _marked(data) or detected or _detected(data)
     if codecs.lookup(_known(found)).name == UTF8:
-        return Contents(data.removeprefix(codecs.BOM_UTF8), UTF8)
+        while data.startswith(codecs.BOM_UTF8):  # some programs write it twice
+            data = data.removeprefix(codecs.BOM_UTF8)
+        return Contents(data, UTF8)
     try:
         return Contents(data.decode(found).encode(UTF8), found)
     except UnicodeError:
