@@ -27,12 +27,14 @@ from supermax.mps import shared
 from supermax.naming import CACHE, SETTINGS, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
+from supermax.settings.model import ColumnSettings
 from supermax.space import Space, load, narrowed, nest, preset
 from supermax.space import space_of as recorded_space
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
+from supermax.training.data.guessing import guess_file
 from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
@@ -61,6 +63,7 @@ class Search:
 def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     """Read the data and the space. `tell` hears what a tracker could not send. Raises
     UserError."""
+    resolved = with_columns(resolved)
     settings = resolved.settings
     check_gpus(settings.gpus)
     splits = data_of(settings)
@@ -351,7 +354,7 @@ def data_of(settings: Settings) -> Splits:
     elif Path(data.path).expanduser().is_dir():
         corpus = read_redsm5(_redsm5(Path(data.path).expanduser()), on_bad=data.on_bad)
     else:
-        columns = columns_of(data)
+        columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
         how: Any = {n: getattr(data, n) for n in ("labels", "on_bad", "encoding")}
         if columns.split is not None:
             return read_splits(data.path, columns, **how)
@@ -368,14 +371,27 @@ def _redsm5(folder: Path) -> Path:
     return folder
 
 
-def columns_of(data: DataSettings) -> Columns:
-    if data.columns is None:
-        file = Path(data.path or "").name
-        raise UserError(
-            f"Which columns of {file} hold what is not said. `supermax init {data.path}` writes "
-            f"settings with the columns filled in."
-        )
-    return Columns(**data.columns.model_dump())
+def with_columns(resolved: Resolved) -> Resolved:
+    """The same settings, with the columns of a table guessed where they are not given."""
+    data = resolved.settings.data
+    if data.columns is not None or not _is_table(data):
+        return resolved
+    columns, why = guessed_columns(data)
+    filled = {"data": data.model_copy(update={"columns": columns})}
+    sources = {f"data.columns.{role}": f"guessed, {reason}" for role, reason in why.items()}
+    return Resolved(resolved.settings.model_copy(update=filled), resolved.sources | sources)
+
+
+def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]:
+    """Columns as `supermax init` guesses them, and why each."""
+    guessed = guess_file(Path(str(data.path)).expanduser(), data.encoding)
+    columns = ColumnSettings(**{guess.role: guess.column for guess in guessed.columns})
+    return columns, {guess.role: guess.why for guess in guessed.columns}
+
+
+def _is_table(data: DataSettings) -> bool:
+    named = data.path is not None and data.path != "synthetic"
+    return named and not Path(str(data.path)).expanduser().is_dir()
 
 
 def whole(splits: Splits) -> Corpus:

@@ -350,3 +350,31 @@ def test_labels_that_lack_classes_are_one_line_with_advice_that_works(tmp_path: 
     assert "would drop 62% of the rows" in said
     splits = data_of(Study.from_config({"data": data}, agent="criteria").settings)
     assert len(splits.train.label_names) == 16
+
+
+def test_tune_takes_a_table_and_writes_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv("text,label", *notes(60)))
+    (tmp_path / "empty.yaml").write_text("agent: criteria\ndata: other.csv\n")
+    command = ("--trials", "1", "--set", "epochs=1", "--no-supervisor")
+    with inside(tmp_path):
+        said = sm("tune", "mine.csv", *command)
+        assert "text         text  (by its name)" in said
+        assert "Written to mine.yaml" in said
+        settings = (tmp_path / "mine.yaml").read_text()
+        said = sm("tune", "mine.csv", *command)  # goes on, here: is done
+        assert "The settings are those of mine.yaml" in said
+        assert (tmp_path / "mine.yaml").read_text() == settings
+        (tmp_path / "empty.csv").write_text(csv("text,label", *notes(60)))
+        said = sm("tune", "empty.csv", *command, code=2)
+        assert "is not about empty.csv" in said
+        sm("init", "empty.csv", "-o", "other.yaml")  # as it says
+
+
+def test_columns_that_are_not_given_are_guessed_and_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv("what was said,verdict", *notes(60)))
+    with inside(tmp_path):
+        study = Study.from_config(agent="criteria", data="mine.csv")
+        plan = "\n".join(study.plan())
+        assert "data.columns.text = what was said (guessed, the longest texts)" in plan
+        assert "data.columns.label = verdict (guessed, by its name)" in plan
+        assert study.splits.train.label_names == ("no", "yes")

@@ -46,17 +46,35 @@ def init(
     if agent is not None and agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     if target in AGENTS:
-        text, said = written(agent or target, head=_HEAD, size=_size(agent or target)), list[str]()
         place = out or Path(f"{target}.yaml")
+        text = written(agent or target, head=_HEAD, size=_size(agent or target))
+        _write(place, text, force=force)
     else:
         path = _table(target)
-        guessed = guess_file(path, encoding)
-        place = out or Path(f"{stem_of(path)}.yaml")
-        text, said = _for_table(path, place, guessed, agent or guessed.agent)
-    _write(place, text, force=force)
-    for line in said:
-        print(line)
+        place = out or place_of(path)
+        for line in begin(path, place, agent=agent, encoding=encoding, force=force):
+            print(line)
     print(f"Written to {place}. Look through it, then: supermax tune {shlex.quote(str(place))}")
+
+
+def place_of(path: Path) -> Path:
+    """Where the settings of a table go unless another place is named."""
+    return Path(f"{stem_of(path)}.yaml")
+
+
+def begin(
+    path: Path,
+    place: Path,
+    *,
+    agent: str | None = None,
+    encoding: str | None = None,
+    force: bool = False,
+) -> list[str]:
+    """Write settings for a table; returns what was guessed, in words."""
+    guessed = guess_file(path, encoding)
+    text, said = _for_table(path, place, guessed, agent or guessed.agent)
+    _write(place, text, force=force)
+    return said
 
 
 _HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on where it stopped.

@@ -20,6 +20,7 @@ import typer
 
 from supermax import supervise
 from supermax.cli.completing import among, preset_names, targets
+from supermax.cli.init import begin, place_of
 from supermax.cli.stdio import Surviving
 from supermax.engine import descriptors
 from supermax.errors import UserError
@@ -30,6 +31,7 @@ from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
 from supermax.study import file_of
+from supermax.training.data.rows import is_table
 from supermax.trees import scalar
 from supermax.words import ended, metric_title, nearest, printable
 
@@ -45,7 +47,8 @@ def tune(
     target: Annotated[
         str,
         typer.Argument(
-            help="criteria, evidence, share, joint, all, or a YAML file.", autocompletion=targets
+            help="criteria, evidence, share, joint, all, a YAML file, or your own CSV or JSONL.",
+            autocompletion=targets,
         ),
     ],
     preset: Annotated[
@@ -99,7 +102,8 @@ def tune(
 ) -> None:
     """Search for the best configuration. The same command goes on where it stopped.
 
-    What can be given here can stand in a YAML file (`supermax init` writes one). Flags come
+    What can be given here can stand in a YAML file. `supermax init` writes one, and so does this
+    command for a CSV or JSONL file. Flags come
     before the environment (HPO_EPOCHS, HPO_PATIENCE, HPO_MIN_DELTA, HPO_MODEL_CHOICES, PAR,
     HPO_OUTDIR, N_TRIALS_CRITERIA and so on), that before the file, that before the preset.
 
@@ -110,6 +114,7 @@ def tune(
     \b
     Examples:
       supermax tune criteria --trials 2 --set epochs=1 --set data.posts=100
+      supermax tune notes.csv --trials 2 --set epochs=1
       supermax tune notes.yaml --workers 2 --timeout 8h
       supermax tune all --trials 1 --set epochs=1 --set data.posts=60 --set optim.lr=1e-3
     """
@@ -168,10 +173,35 @@ def _file(target: str) -> Path:
     path = Path(target).expanduser()
     with contextlib.suppress(OSError):  # a name that is too long for a file
         if path.is_file():
-            return path
+            return _for_table(path) if is_table(path) else path
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
         raise UserError(f"There is no file {path}. `supermax init` writes one to begin with.")
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
+
+
+def _for_table(path: Path) -> Path:
+    """The settings of a table: those that `supermax init` writes, and that it wrote before."""
+    place = place_of(path)
+    if not place.exists():
+        for line in begin(path, place):
+            _say(line)
+        _say(f"Written to {place}: change it there, and give the same command again.")
+    elif not _is_about(place, path):
+        raise UserError(
+            f"{place} is there already, and is not about {path}. Search it with `supermax tune "
+            f"{place}`, or write other settings with `supermax init {path} -o OTHER.yaml`."
+        )
+    elif not supervise.is_supervised():
+        _say(f"The settings are those of {place}.")
+    return place
+
+
+def _is_about(place: Path, path: Path) -> bool:
+    try:
+        about = resolve(None, file=place, presets=presets()).settings.data.path
+    except UserError:  # it is said when the search is resolved
+        return True
+    return about is not None and Path(about).expanduser().absolute() == path.absolute()
 
 
 def _parameters(agent: str | None) -> dict[str, Any]:

@@ -58,6 +58,11 @@ def read_rows(path: Path, bad: BadRows, encoding: str | None = None) -> Rows:
     return replace(reader(path.name, contents.data, bad), encoding=contents.encoding)
 
 
+def is_table(path: Path) -> bool:
+    """Return whether the name is that of a CSV or JSONL file."""
+    return suffix_of(path) in _READERS
+
+
 def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
     """Whether the columns are there; each one that is not is reported."""
     missing = [name for name in dict.fromkeys(columns) if name not in table.columns]
