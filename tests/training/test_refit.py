@@ -27,12 +27,12 @@ from supermax.training.data.splits import Splits
 from supermax.training.encoders import load
 from supermax.training.evaluate import Evaluation
 from supermax.training.export import load_exported
-from supermax.training.intervals import Estimate, bootstrap, estimates
+from supermax.training.intervals import FEWEST_GROUPS, Estimate, bootstrap, estimates
 from supermax.training.loop import train, train_blind
 from supermax.training.metrics import Span, class_metrics, span_metrics
 from supermax.training.predict import predict_examples
 from supermax.training.prepare import prepare
-from supermax.training.refit import Refit, refit
+from supermax.training.refit import Refit, cautions, refit
 from supermax.training.sources import find
 from supermax.training.steps import Execution
 from supermax.training.tokenizers import tokenizer_for
@@ -349,7 +349,7 @@ def test_intervals_cover_what_they_should() -> None:
 def test_seeds_that_differ_widen_the_interval(values: list[float], seed: int) -> None:
     """Also where all groups are alike; and bounds never leave the values."""
     column = np.array(values)[:, None]
-    low, high = bootstrap(lambda _: column, 3, len(values), rounds=200, seed=seed)
+    low, high = bootstrap(lambda _: column, 12, len(values), rounds=200, seed=seed)
     assert min(values) - 1e-12 <= low[0] <= high[0] <= max(values) + 1e-12
     if max(values) - min(values) > 1e-6:
         assert high[0] > low[0]
@@ -373,7 +373,7 @@ def judged(seed: int, groups: int, per: int, seeds: int) -> tuple[list[Example],
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 99), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3))
+@given(st.integers(0, 99), st.integers(1, 14), st.integers(1, 3), st.integers(1, 3))
 def test_estimates_are_the_metrics_themselves(seed: int, groups: int, per: int, n: int) -> None:
     examples, evaluations = judged(seed, groups, per, n)
     found = estimates(examples, evaluations, rounds=15)
@@ -388,8 +388,9 @@ def test_estimates_are_the_metrics_themselves(seed: int, groups: int, per: int, 
     for name, estimate in found.items():
         assert estimate.values == pytest.approx([w[name] for w in wanted], nan_ok=True), name
         assert math.isnan(estimate.low) == math.isnan(estimate.high)
-        if groups == 1:
+        if groups < FEWEST_GROUPS:
             assert math.isnan(estimate.low)
+            assert estimate.interval == "–"
         elif not math.isnan(estimate.low):
             assert -1 <= estimate.low <= estimate.high <= 1
     again = estimates(examples, evaluations, rounds=15)
@@ -451,3 +452,23 @@ def test_mistakes_are_told_before_training(
     empty = replace(SPLITS, test=replace(SPLITS.test, spans=()))
     with pytest.raises(UserError, match="nothing to judge the agent 'joint' by"):
         refit(config("joint"), empty, seeds=[1], cache=tmp_path)
+
+
+def test_few_groups_and_texts_that_were_trained_on_are_told(tmp_path: Path) -> None:
+    """In what a refit returns and in the model card."""
+    test = SPLITS.test
+    two = replace(test, classes=tuple(replace(e, group=f"g{e.label}") for e in test.classes))
+    known = replace(two.classes[0], text=SPLITS.train.classes[0].text.upper())
+    two = replace(two, classes=(known, *two.classes[1:]), spans=())
+    splits = replace(SPLITS, test=two)
+    folder = tmp_path / "model"
+    found = refit(config("criteria"), splits, seeds=[1], cache=tmp_path / "cache", folder=folder)
+    assert all(math.isnan(estimate.low) for estimate in found.metrics.values())
+    card = (folder / "README.md").read_text()
+    few, shared = found.cautions
+    assert few.startswith("The test split has 2 groups of examples.")
+    assert shared.startswith("1 text of the test split also stands in train or validation")
+    for caution in found.cautions:
+        assert f"**Note:** {caution}" in card
+    assert "f1 of yes" in card
+    assert cautions(replace(SPLITS, test=part(40, 3))) == ()

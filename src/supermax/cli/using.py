@@ -77,16 +77,19 @@ def refit(
     )
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
-        print_json({"trial": chosen.number, "folder": str(result.folder), "metrics": found})
+        facts = {"trial": chosen.number, "folder": str(result.folder), "metrics": found}
+        print_json({**facts, "cautions": list(result.cautions)})
         return
     table = Table("on the test split", "mean", "95 % interval")
     for name, estimate in result.metrics.items():
         table.add_row(
             metric_title(name, chosen.labels),
             f"{estimate.mean:.4f}",
-            f"{estimate.low:.4f} to {estimate.high:.4f}",
+            estimate.interval,
         )
     console().print(table)
+    for caution in result.cautions:
+        print(caution)
     print(
         f"Trial {chosen.number}, trained with {counted(len(result.runs), 'seed')}; that of seed "
         f"{result.chosen} is exported to {folder}. "

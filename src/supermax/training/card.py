@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from supermax.training.intervals import Estimate
+from supermax.words import metric_title
 
 _TASKS = {
     "criteria": "tells which class a text belongs to",
@@ -22,6 +23,7 @@ def card(
     metrics: Mapping[str, float],
     estimates: Mapping[str, Estimate],
     folders: tuple[str, ...],
+    cautions: Sequence[str] = (),
 ) -> str:
     """Markdown for people; `facts` is what supermax.json holds."""
     sections = [
@@ -29,7 +31,8 @@ def card(
         f"A model that {_TASKS[facts['config']['agent']]}, trained with Supermax.",
         *_warnings(facts),
         "## Metrics",
-        _metrics(metrics, estimates),
+        _metrics(metrics, estimates, facts["label_names"]),
+        *(f"**Note:** {caution}" for caution in cautions),
         "## How to load it",
         _loading(facts, folders),
         "## Configuration",
@@ -57,21 +60,24 @@ def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _metrics(metrics: Mapping[str, float], estimates: Mapping[str, Estimate]) -> str:
+def _metrics(
+    metrics: Mapping[str, float], estimates: Mapping[str, Estimate], labels: Sequence[str]
+) -> str:
     if not metrics:
         return "None were given."
     if not estimates:
-        return "\n".join(_table(["Metric", "Value"], [(n, _n(v)) for n, v in metrics.items()]))
+        plain = [(metric_title(n, labels), _n(v)) for n, v in metrics.items()]
+        return "\n".join(_table(["Metric", "Value"], plain))
     seeds = len(next(iter(estimates.values())).values)
     head = ["Metric", "This model", f"Mean of {seeds} {'seed' if seeds == 1 else 'seeds'}", "95 %"]
     rows = [
-        (name, _n(value), _n(e.mean), f"{_n(e.low)} to {_n(e.high)}")
+        (metric_title(name, labels), _n(value), _n(e.mean), e.interval)
         for name, value in metrics.items()
         if (e := estimates.get(name)) is not None
     ]
     note = (
-        "On the test split, on which nothing was trained and no setting was chosen; this model "
-        "is the median of its seeds there. Intervals are by a bootstrap over groups of examples "
+        "On the test split, whose rows were not trained on and chose no setting; this model is "
+        "the median of its seeds there. Intervals are by a bootstrap over groups of examples "
         "and over seeds."
     )
     return "\n".join([*_table(head, rows), "", note])

@@ -79,10 +79,12 @@ def export(
     fingerprint: str,
     untrained: bool,
     estimates: Mapping[str, Estimate] | None = None,
+    cautions: Sequence[str] = (),
     epochs: int | None = None,
 ) -> None:
-    """Write the model with these weights. `estimates` are the metrics over several seeds, and
-    `epochs` is how long it was trained, where that is not what its configuration says."""
+    """Write the model with these weights. `estimates` are the metrics over several seeds,
+    `cautions` what makes them worth less than they look, and `epochs` is how long it was trained,
+    where that is not what its configuration says."""
     folder = Path(folder).expanduser().absolute()
     check_free(folder)
     _check_facts(prepared, label_names, threshold)
@@ -102,7 +104,7 @@ def export(
         "versions": _versions(),
     }
     names = _FOLDERS[: len(prepared.tokenizers)]
-    text = card(facts, metrics, estimates or {}, names)
+    text = card(facts, metrics, estimates or {}, names, cautions)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)

@@ -6,6 +6,7 @@ are drawn. Seeds are drawn too, so that luck in training counts as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,13 +18,16 @@ from supermax.training.metrics import Floats, Ints, class_metrics, span_metrics
 
 ROUNDS = 1000
 LEVEL = 0.95
+FEWEST_GROUPS = 10
+"""Groups of examples from which a bootstrap says anything about others."""
 Measure = Callable[[Ints], Floats]
 """How often each group was drawn [groups] gives values [seeds, metrics]; NaN: not defined."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A metric on the test split. The bounds are NaN where there are too few groups for any."""
+    """A metric on the test split. The bounds are NaN where there are fewer than `FEWEST_GROUPS`
+    groups."""
 
     mean: float
     """Over seeds."""
@@ -31,6 +35,13 @@ class Estimate:
     high: float
     values: tuple[float, ...]
     """Of every seed."""
+
+    @property
+    def interval(self) -> str:
+        """The bounds, for a table."""
+        if math.isnan(self.low) or math.isnan(self.high):
+            return "–"
+        return f"{self.low:.4f} to {self.high:.4f}"
 
 
 def bootstrap(
@@ -57,9 +68,10 @@ def bootstrap(
 
 
 def _quantiles(values: Floats, tails: tuple[float, float], groups: int) -> Floats:
-    """One group says nothing about others; draws in which a metric is not defined do not count."""
+    """Draws of a few groups are almost those groups themselves, and say too little about others;
+    draws in which a metric is not defined do not count."""
     defined = values[np.isfinite(values)]
-    if groups < 2 or not len(defined):
+    if groups < FEWEST_GROUPS or not len(defined):
         return np.full(2, np.nan)
     return np.asarray(np.quantile(defined, tails), dtype=np.float64)
 

@@ -29,10 +29,10 @@ from supermax.files import make_private, open_private
 from supermax.training.checkpoint import Saver, read_whole, write_whole
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
-from supermax.training.data.splits import Splits, split
+from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.evaluate import Evaluation, evaluate, evaluate_model
 from supermax.training.export import check_free, export
-from supermax.training.intervals import Estimate, estimates
+from supermax.training.intervals import FEWEST_GROUPS, Estimate, estimates
 from supermax.training.loop import SAVE_EVERY, train_blind
 from supermax.training.metrics import check_metric
 from supermax.training.prepare import (
@@ -45,6 +45,7 @@ from supermax.training.prepare import (
 )
 from supermax.training.sources import weights_mark
 from supermax.training.steps import Execution
+from supermax.words import counted
 
 HELD = 0.1
 """Share of the groups that are kept from training to calibrate on."""
@@ -74,6 +75,8 @@ class Refit:
     """The seed that is the median by the objective; of two middle ones the worse."""
     folder: Path | None
     """Where its model was exported to."""
+    cautions: tuple[str, ...] = ()
+    """What makes the metrics worth less than they look."""
 
 
 def refit(
@@ -119,7 +122,26 @@ def refit(
         median = runs[_median([run.metrics[objective] for run in runs], higher)]
         if folder is not None:
             _export(folder, work, prepared, median, found)
-    return Refit(objective, found, runs, median.seed, folder)
+    return Refit(objective, found, runs, median.seed, folder, cautions(splits))
+
+
+def cautions(splits: Splits) -> tuple[str, ...]:
+    """Say what makes metrics on the test split worth less than they look."""
+    said = []
+    groups = len({example.group for example in splits.test.examples})
+    if groups < FEWEST_GROUPS:
+        said.append(
+            f"The test split has {counted(groups, 'group', 'groups')} of examples. Intervals need "
+            f"at least {FEWEST_GROUPS}, so there are none."
+        )
+    if shared := shared_texts(splits)["test"]:
+        texts = counted(shared, "text", "texts")
+        stand = "stands" if shared == 1 else "stand"
+        said.append(
+            f"{texts} of the test split also {stand} in train or validation (letter case and "
+            f"white space aside), so metrics on it are optimistic."
+        )
+    return tuple(said)
 
 
 @contextlib.contextmanager
@@ -288,5 +310,6 @@ def _export(
         fingerprint=_data(work.splits),
         untrained=not all(source.trained for source in prepared.sources),
         estimates=found,
+        cautions=cautions(work.splits),
         epochs=work.epochs,
     )
