@@ -5,6 +5,7 @@ Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ T
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -52,10 +53,12 @@ from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
 from supermax.study import file_of, in_words, make_storage, open_study, without_password
+from supermax.training.baseline import trivial
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.limits import count_what_is_used
+from supermax.training.metrics import METRICS
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
 
@@ -71,6 +74,16 @@ class Tuned:
     space: Space
     objectives: Sequence[str]
     limits: dict[str, Any]
+
+    def without_reading(self, value: float) -> float | None:
+        """The objective's value of answering without reading: the most frequent class, no
+        answer. None where `value` is better, or nothing is known."""
+        metric = METRICS.get(self.objectives[0])
+        known = trivial(self.splits.train, self.splits.validation).get(self.objectives[0])
+        if metric is None or known is None or math.isnan(known):
+            return None
+        better = value > known + 1e-9 if metric.higher else value < known - 1e-9
+        return None if better else known
 
     def best(self, top: int = 5) -> list[dict[str, Any]]:
         """The best trials: number, value, encoder, epochs, metrics."""

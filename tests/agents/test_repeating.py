@@ -65,7 +65,7 @@ def limit(size):
 
 
 def limited(*args, **how):
-    limit(kernel.data_size() + budget)
+    limit(kernel.data_size() + int(sys.argv[4]))
     return train(*args, **how)
 
 
@@ -98,10 +98,10 @@ def studied(folder: Path, memory: int | None) -> supermax.Study:
     return made.run(progress=False)
 
 
-def limited(folder: Path, what: str, budget: int = BUDGET) -> Any:
-    """In a process that gets no more than the budget."""
+def limited(folder: Path, what: str, budget: int = BUDGET, held_to: int = 0) -> Any:
+    """In a process that gets no more than the budget; to train, no more than `held_to`."""
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(folder), what, str(budget)],
+        [sys.executable, "-c", LIMITED, str(folder), what, str(budget), str(held_to)],
         capture_output=True,
         text=True,
         check=False,
@@ -152,7 +152,7 @@ def test_a_replay_fits_where_its_trial_did(split: supermax.Study) -> None:
 def test_a_refit_that_runs_out_of_memory_goes_on_smaller(tmp_path: Path) -> None:
     made = studied(tmp_path, None)
     assert made.best().result["micro_batch"] == 128
-    said = limited(tmp_path, "wrong", 580 * MIB)
+    said = limited(tmp_path, "wrong", 580 * MIB, held_to=260 * MIB)
     assert said
     assert all(
         line.startswith("Memory ran out. Training goes on from its last state") for line in said

@@ -294,8 +294,18 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     return [
         *([paused] if paused else []),
         f"Best so far: trial {best['trial']} ({best['encoder']}), {values}.",
+        *_no_better(tuned.without_reading(best["values"][0])),
         f"Look at it: supermax best {study}{where}   "
         f"Train it for good: supermax refit {study}{where}",
+    ]
+
+
+def _no_better(without_reading: float | None) -> list[str]:
+    if without_reading is None:
+        return []
+    return [
+        f"That is no better than answering without reading (the most frequent class, no answer), "
+        f"which scores {without_reading:.4f}. Try more epochs, other learning rates or more data."
     ]
 
 
