@@ -8,8 +8,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from charset_normalizer import from_bytes
-
 from supermax.errors import UserError
 from supermax.training.words import nearest
 
@@ -108,6 +106,8 @@ def _marked(data: bytes) -> str | None:
 
 
 def _detected(data: bytes) -> str:
+    from charset_normalizer import from_bytes  # for few files, and it takes a moment
+
     foreign = [line for line in data.splitlines() if not line.isascii()]
     wrong = [line for line in foreign if not is_utf8(line)]
     if 2 * len(wrong) <= len(foreign):  # UTF-8, with lines that are damaged
