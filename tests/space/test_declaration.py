@@ -338,19 +338,21 @@ def test_narrowing() -> None:
         narrowed(space, {"encoder.nam": 1, "optim.steps": 55, "train.batch_size": [64, 65]})
     text = str(caught.value)
     assert "did you mean 'encoder.name'" in text
-    assert "no such value 55" in text
+    assert "no such value 55; allowed: integers" in text
     assert "no such value 65" in text
     with pytest.raises(UserError, match="leaves nothing of one of 8, 12, 16 when"):
         narrowed(space, {"train.batch_size": [64]})
     one = narrowed(space, {"train.batch_size": [64], "encoder.name": "bert-base"})
     assert len(one.parameters["train.batch_size"].branches) == 1  # the other is never taken
+    alone = narrowed(space, {"optim.lr": [1e-5]})
+    assert alone.parameters["optim.lr"].branches[0].default == 1e-5
     steps = narrowed(space, {"optim.steps": {"low": 15, "high": 77}})
     assert str(steps.parameters["optim.steps"].branches[0]) == "integers 20 to 70 step 10"
     for values, words in (
         ({"high": 1}, "is above the space's own"),
         ({"hihg": 1}, "unknown key"),
         ({"low": "x"}, "must be a number"),
-        ([1e-5], "it is a range"),
+        ([1e-5, 2e-5], "it is a range .5e-06 to 0.0003 .log.*or one value"),
     ):
         with pytest.raises(UserError, match=words):
             narrowed(space, {"optim.lr": values})

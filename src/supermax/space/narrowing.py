@@ -18,8 +18,9 @@ def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
     """The space with these parameters narrowed.
 
     A list keeps those choices, {"low": 1, "high": 2} moves the ends of a range inwards, and a
-    single value fixes the parameter. A default that is not among the rest goes. A branch of which
-    nothing is left is a mistake, unless what is narrowed keeps it from ever being taken.
+    single value, also in a list, fixes the parameter. A default that is not among the rest goes.
+    A branch of which nothing is left is a mistake, unless what is narrowed keeps it from ever
+    being taken.
     """
     found: list[str] = []
     data = space.data()
@@ -74,14 +75,21 @@ def _wrong(branches: tuple[Branch, ...], values: Any) -> list[str]:
     many = values if isinstance(values, (list, tuple)) else [values]
     if not many:
         return ["an empty list leaves nothing"]
-    if isinstance(values, (list, tuple)) and not any(isinstance(b, Categorical) for b in branches):
-        return ["it is a range: narrow it by {low: ..., high: ...}"]
+    if len(many) > 1 and not any(isinstance(b, Categorical) for b in branches):
+        return [
+            f"it is a range ({_allowed(branches)}): write {{low: ..., high: ...}} or one value"
+        ]
     choices = [str(c) for b in branches if isinstance(b, Categorical) for c in b.choices]
+    allowed = _allowed(branches)
     return [
-        f"no such value {value!r}{nearest(str(value), choices)}"
+        f"no such value {value!r}{nearest(str(value), choices) or f'; allowed: {allowed}'}"
         for value in many
         if not any(branch.contains(value) for branch in branches)
     ]
+
+
+def _allowed(branches: tuple[Branch, ...]) -> str:
+    return "; ".join(f"{b} when {b.when}" if b.when else str(b) for b in branches)
 
 
 def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[str]:
@@ -99,18 +107,19 @@ def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[s
         return ["it has choices: narrow it by a list"]
     if wrong:
         return wrong
+    allowed = f"allowed: {_allowed(branches)}"
     if "low" in numbers and numbers["low"] < min(b.low for b in ranges):
-        wrong.append(f"low {numbers['low']} is below the space's own {min(b.low for b in ranges)}")
+        wrong.append(f"low {numbers['low']} is below the space's own; {allowed}")
     if "high" in numbers and numbers["high"] > max(b.high for b in ranges):
-        wrong.append(
-            f"high {numbers['high']} is above the space's own {max(b.high for b in ranges)}"
-        )
+        wrong.append(f"high {numbers['high']} is above the space's own; {allowed}")
     return wrong
 
 
 def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
     """What is left of a branch, as data; None when nothing is."""
     data = branch.data()
+    if isinstance(values, (list, tuple)) and len(values) == 1:
+        (values,) = values
     if isinstance(branch, Categorical):
         many = values if isinstance(values, (list, tuple)) else [values]
         data["choices"] = [c for c in branch.choices if any(same(c, value) for value in many)]
