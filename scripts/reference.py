@@ -49,7 +49,8 @@ def _is(path: Path, text: str) -> bool:
 _COMMANDS = """Every command has `--help`. `supermax --install-completion` teaches your shell their
 names, those of studies, and what options take.
 
-Where a command takes `STUDY`, or `NAME` for one, `--study` before the name means the same.
+A study can be named in one way everywhere: `--study STUDY`. Where `STUDY` also stands among a
+command's arguments, the name alone means the same; naming it in both ways is an error.
 
 A storage is a file or an Optuna URL. A new file is SQLite, or an Optuna journal where it is named
 `.journal` or `.log`; one that is there is known by what is in it. `journal:///PATH` is a journal
@@ -90,7 +91,7 @@ def _is_argument(parameter: Any) -> bool:
 
 
 def _metavar(parameter: Any) -> str:
-    name = (parameter.name or "").upper().replace("_", "-")
+    name = parameter.metavar or (parameter.name or "").upper().replace("_", "-")
     return name if parameter.required else f"[{name}]"
 
 

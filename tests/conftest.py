@@ -51,6 +51,7 @@ if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this fil
     os.environ["SUPERMAX_TEST_WORKER"] = _WORKER
     _MEASURED = tempfile.TemporaryDirectory(prefix="supermax-tests-", ignore_cleanup_errors=True)
     os.environ["XDG_CACHE_HOME"] = _MEASURED.name
+    os.environ["SUPERMAX_MODELS"] = "tiny"  # what `init` writes, whatever is installed here
     os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs here are not ours
     _start_children_with_default_signals()
 

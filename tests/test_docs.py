@@ -17,7 +17,9 @@ import click
 import pytest
 import typer
 
+import supermax
 from supermax.cli import app
+from supermax.search import data_of
 from supermax.settings import resolve
 from supermax.space.presets import presets
 from supermax.space.reading import load
@@ -176,3 +178,22 @@ def run(program: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_tweeteval_becomes_a_table(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "public-data.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    folder = tmp_path / "emotion"
+    folder.mkdir()
+    (folder / "mapping.txt").write_text("0\tanger\n1\tjoy\n")
+    for split in ("train", "val", "test"):
+        texts = [f'{split} number {i}, "so" it is\u2028indeed' for i in range(20)]
+        (folder / f"{split}_text.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+        (folder / f"{split}_labels.txt").write_text("".join(f"{i % 2}\n" for i in range(20)))
+    (tmp_path / "convert.py").write_text(program)
+    subprocess.run([sys.executable, "convert.py", "emotion"], cwd=tmp_path, check=True)
+    splits = data_of(
+        supermax.Study.from_config(agent="criteria", data=str(tmp_path / "emotion.csv")).settings
+    )
+    assert [len(part.classes) for part in splits.parts] == [20, 20, 20]
+    assert splits.train.label_names == ("anger", "joy")

@@ -36,7 +36,16 @@ ALLOWED = {
     "testing": set[str](),
     "records": {"engine", "errors", "naming", "ranking", "words"},
     "tracking": {"files", "records", "engine", "study", "errors", "naming", "words"},
-    "report": {"files", "records", "engine", "space", "errors", "naming", "words"},
+    "report": {
+        "files",
+        "records",
+        "engine",
+        "settings",
+        "space",
+        "errors",
+        "naming",
+        "words",
+    },
     "run": {"display", "engine", "errors"},
     "study": {"engine", "space", "errors", "naming", "words"},
     "mps": {"engine", "words"},
@@ -54,6 +63,7 @@ ALLOWED = {
         "words",
     },
     "planning": {
+        "spaces",
         "mps",
         "engine",
         "memory",
@@ -68,7 +78,9 @@ ALLOWED = {
         "errors",
         "words",
     },
+    "spaces": {"settings", "space"},
     "search": {
+        "spaces",
         "mps",
         "memory",
         "tracking",
@@ -104,6 +116,7 @@ ALLOWED = {
     "replaying": {"records", "engine", "errors", "words"},
     "supervise": {"engine", "errors"},
     "cli": {
+        "spaces",
         "memory",
         "planning",
         "files",

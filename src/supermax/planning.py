@@ -31,9 +31,11 @@ from supermax.memory import planner
 from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.sharing import AUTO
 from supermax.records import TrialRecord, finished, read
-from supermax.search import Search, limits_of, space_of, storage_of
+from supermax.search import Search, limits_of, storage_of
 from supermax.settings import Resolved, Settings
+from supermax.settings.resolving import GUESSES, THE_COMMAND
 from supermax.space import find_versions, nest
+from supermax.spaces import space_of
 from supermax.study import existing, file_of, without_password
 from supermax.training.steps import Execution
 from supermax.tuning import foreseen, has_cuda
@@ -44,11 +46,14 @@ REFUSED = "supermax:infeasible"
 _HEAD = 12  # characters for what a line is about
 
 
-def plan(search: Search) -> list[str]:
-    """What a person should know before the first trial."""
+def plan(search: Search, verbose: bool = False) -> list[str]:
+    """Return what a person should know before the first trial; `verbose`: with each setting."""
     settings, tuning = search.settings, search.tuning
     cuda = has_cuda(tuning.execution)
     fit = fitted(tuning.space or space_of(settings), "cuda" if cuda else "cpu")
+    assert tuning.splits is not None
+    if tuning.fit_length:
+        fit = fit.with_length(tuning.splits, tuning.cache)
     allowed, _ = tuning.allowance(fit, _run_dir(settings), search.options)  # the run says it
     workers = allowed.workers
     untrained = [name for name, source in fit.sources.items() if not source.trained]
@@ -66,14 +71,14 @@ def plan(search: Search) -> list[str]:
         f"pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
-    assert tuning.splits is not None
     cuts = truncation(settings.agent, tuning.splits, fit.space, fit.sources.values(), tuning.cache)
     lines += _aligned("Truncation", told(cuts))
     lines += _aligned("Time", _pace(settings, workers))
     lines += _aligned("Memory", _fitting(search, fit, cuda))
     crowded = crowd(settings, workers, kernel.cores())
-    lines += _aligned("Beware", [*crowded, *weaknesses(tuning.splits)])
-    return [*lines, *origins(search.resolved)]
+    unfit = unfit_preset(settings, fit)
+    lines += _aligned("Beware", [*unfit, *crowded, *weaknesses(tuning.splits)])
+    return [*lines, *origins(search.resolved, verbose)]
 
 
 def folded(lines: list[str], width: int) -> list[str]:
@@ -96,6 +101,17 @@ def _on_gpus(settings: Settings, workers: int) -> str:
     if workers <= max(1, many) or shutil.which(mps.CONTROL) is None:
         return f"on {them}"
     return f"sharing {them}" if settings.mps else f"taking turns on {them} (--mps: sharing {it})"
+
+
+def unfit_preset(settings: Settings, fit: Fitted) -> list[str]:
+    """Warn of the demo's space, made for tiny encoders, where an encoder is pretrained."""
+    trained = [name for name, source in fit.sources.items() if source.trained]
+    if settings.preset != "demo" or settings.space is not None or not trained:
+        return []
+    return [
+        f"The preset demo is made for tiny encoders, and its learning rates are too high for "
+        f"{', '.join(trained)}: leave `preset` out, or set it to standard"
+    ]
 
 
 def crowd(settings: Settings, workers: int, cores: int) -> list[str]:
@@ -121,7 +137,7 @@ def _trials(settings: Settings) -> list[TrialRecord]:
 
 
 def _run_dir(settings: Settings) -> Path:
-    """Where the run's files are, or will be."""
+    """Return the run folder, also where it is not made yet."""
     if (study := _study(settings)) is not None:
         return find_home(study).run_dir
     file = file_of(storage_of(settings))
@@ -189,14 +205,18 @@ def _aligned(head: str, lines: list[str]) -> list[str]:
     return [f"{head if i == 0 else '':<{_HEAD}}{line}" for i, line in enumerate(lines)]
 
 
-def origins(resolved: Resolved) -> list[str]:
-    """Where each value came from that is no default."""
-    rows = [
-        (key, _shown(key, value), source)
-        for key, value, source in resolved.origins()
-        if not source.startswith("the command")
-    ]
-    return _aligned("Settings", [f"{key} = {value} ({source})" for key, value, source in rows])
+def origins(resolved: Resolved, verbose: bool = False) -> list[str]:
+    """Number of settings by the layer they come from, or each of them with its source; defaults
+    are left out."""
+    rows = [row for row in resolved.origins() if resolved.layers[row[0]] != THE_COMMAND]
+    said = {key: f"{key} = {_shown(key, value)} ({source})" for key, value, source in rows}
+    if verbose:
+        return _aligned("Settings", list(said.values()))
+    guessed = [key for key in said if resolved.layers[key] == GUESSES]  # to be looked at
+    counts = Counter(resolved.layers[key] for key in said if key not in guessed).most_common()
+    summary = ", ".join(f"{count} from {layer}" for layer, count in counts)
+    lines = [f"{summary} (-v shows each)"] if counts else []
+    return _aligned("Settings", [*lines, *(said[key] for key in guessed)])
 
 
 def _shown(key: str, value: Any) -> str:
@@ -223,10 +243,7 @@ def described(search: Search) -> list[str]:
     if corpus.spans and agent != "criteria":
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
-    parts = [
-        len(part.classes) * (agent != "evidence") + len(part.spans) * (agent != "criteria")
-        for part in splits.parts
-    ]
+    parts = [part.count(agent) for part in splits.parts]
     lines.append(
         "split into {:,} to learn from, {:,} to judge trials by, {:,} to test a refit on".format(
             *parts

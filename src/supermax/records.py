@@ -22,8 +22,9 @@ from supermax.engine.home import find_home
 from supermax.engine.job import fault_from
 from supermax.engine.logs import tail_of
 from supermax.engine.protocol import RECORD
+from supermax.engine.stacks import Frame, own_frame
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, NOTICES, ORIGIN, RESULT, plain_params
+from supermax.naming import EXPERIMENT, NOTICES, ORIGIN, RESULT, metric_names, plain_params
 from supermax.ranking import broken, front, ranked
 from supermax.words import metric_title
 
@@ -50,6 +51,11 @@ class FaultRecord:
     log_tail: str = ""
     signature: str = ""
     """Equal for two faults that are the same thing again; empty where only the study is left."""
+
+    @property
+    def frame(self) -> Frame | None:
+        """Innermost frame of the user's own code, where a traceback or the log shows one."""
+        return own_frame(self.traceback or self.log_tail)
 
 
 @dataclass(frozen=True)
@@ -218,6 +224,21 @@ class StudyRecord:
         kept = self.study.user_attrs.get(NOTICES)
         return [str(line) for line in kept] if isinstance(kept, list) else []
 
+    def note(self, key: str) -> dict[str, Any]:
+        """Return what was noted on the study under a name; {} where nothing was."""
+        kept = self.study.user_attrs.get(key)
+        return kept if isinstance(kept, dict) else {}
+
+    def on_validation(self, objective: int = 0) -> bool:
+        """Tell whether an objective is a metric of the validation split, and not a cost."""
+        if not self.experiment:
+            return False
+        name = self.objectives[objective]
+        versions = self.experiment.get("metric_versions")
+        return name in (versions if isinstance(versions, dict) else ()) or any(
+            name in trial.result.get("metrics", ()) for trial in self.trials
+        )
+
     @cached_property
     def objectives(self) -> list[str]:
         """Names of the values."""
@@ -234,6 +255,8 @@ class StudyRecord:
     @cached_property
     def titles(self) -> list[str]:
         """The objectives under names for people."""
+        if not self.experiment and (names := metric_names(self.study)):
+            return list(names)
         labels = next((trial.labels for trial in self.trials if trial.labels), [])
         return [metric_title(name, labels) for name in self.objectives]
 
@@ -355,6 +378,8 @@ _NOTES = {
 _RESULT: dict[str, tuple[type, ...]] = {
     "metrics": (dict,),
     "labels": (list,),
+    "confusion": (list,),
+    "spans": (dict,),
     "best_epoch": (int,),
     "epochs": (int,),
     "samples_per_second": (int, float),

@@ -1,27 +1,86 @@
-"""A trial of the past run again in this process, to see where it goes wrong.
+"""A trial of the past run again, to see where it goes wrong.
 
-TrialRecord ──ReplayedTrial──▶ objective, here and now ──▶ values, or the exception as it is
+    TrialRecord ──ReplayedTrial──▶ objective, here and now ──▶ values, or the exception as it is
+
+It runs in a child, on the terminal of its parent: a process that died of a signal cannot tell.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial
 
+from supermax.engine import kernel
+from supermax.engine.faults import signal_name
 from supermax.engine.keeper import LOADING
 from supermax.errors import UserError
 from supermax.records import TrialRecord
 from supermax.words import ended, in_short, nearest
 
 Objective = Callable[[Any], Any]
+_PARENT = "SUPERMAX_REPLAY"
+_WITH_STACK = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
+"""Signals at which faulthandler writes the Python stack."""
+
+
+def run_child(command: Sequence[str], name: str) -> int:
+    """Run the command as a child; return its exit code, 128 + N where it died of signal N, which
+    is then printed. The child has this terminal, so that a debugger in it works."""
+    child = subprocess.Popen(list(command), env={**os.environ, _PARENT: str(os.getpid())})
+    passed_on: list[int] = []
+
+    def pass_on(signum: int, _: FrameType | None) -> None:
+        passed_on.append(signum)
+        if signum != signal.SIGINT or not os.isatty(0):  # which sends it to the child too
+            child.send_signal(signum)
+
+    handled = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    heeded = [s for s in handled if signal.getsignal(s) is not signal.SIG_IGN]  # nohup's stays
+    before = {signum: signal.signal(signum, pass_on) for signum in heeded}
+    try:
+        code = child.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if code >= 0:
+        return code
+    if -code not in passed_on:
+        print(f"{name} {_died_of(-code)}", file=sys.stderr)
+    return 128 - code
+
+
+def _died_of(signum: int) -> str:
+    name = signal_name(signum)
+    if name in _WITH_STACK:
+        return (
+            f"died of {name} (signal {signum}). Its Python stack is above, innermost call first."
+        )
+    return (
+        f"was ended by {name} (signal {signum}), which came from outside: from a person, from a "
+        f"scheduler, or from the kernel where memory ran out. There is no Python stack."
+    )
+
+
+def is_child() -> bool:
+    return _PARENT in os.environ
+
+
+def be_child() -> None:
+    """End with the parent, and write the Python stack to standard error at a crash."""
+    kernel.die_with_parent(int(os.environ.pop(_PARENT)), signal.SIGTERM)
+    faulthandler.enable(file=2)
 
 
 class ReplayedTrial(FixedTrial):
@@ -77,6 +136,7 @@ def _module(name: str, wanted: str) -> Any:
     path = Path(name).expanduser()
     try:
         if path.suffix != ".py":
+            sys.path.insert(0, str(Path.cwd()))
             return importlib.import_module(name)
         if not path.is_file():
             raise UserError(f"There is no file {path}.")

@@ -5,6 +5,7 @@ Resolved ──prepared()──▶ Search(tuning, options);  StudyRecord ──r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,30 +18,35 @@ import torch
 from optuna.pruners import BasePruner
 from pydantic import ValidationError
 
+from supermax.agents.baselines import tfidf_baseline, trivial_baseline
+from supermax.agents.data_summary import used_by
 from supermax.agents.objective import AgentObjective, configured, here
 from supermax.agents.repeating import Repetition
 from supermax.agents.starting import check_parts
-from supermax.errors import UserError
+from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.mps import shared
-from supermax.naming import CACHE, SETTINGS, STORAGE
+from supermax.naming import CACHE, REFIT, SETTINGS, STORAGE
 from supermax.records import StudyRecord, TrialRecord
 from supermax.settings import DataSettings, Resolved, Settings
 from supermax.settings.model import ColumnSettings
-from supermax.space import Space, load, narrowed, nest, preset
+from supermax.settings.resolving import GUESSES
+from supermax.space import nest
 from supermax.space import space_of as recorded_space
+from supermax.spaces import fits_length, space_of
+from supermax.study import in_words
 from supermax.tracking import tracked
 from supermax.training.config import Config
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
-from supermax.training.data.redsm5 import ANNOTATIONS, POSTS, read_redsm5
+from supermax.training.data.redsm5 import is_redsm5, not_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
 from supermax.training.limits import hold_to
-from supermax.training.refit import Progress, Refit, shared_out
+from supermax.training.refit import Progress, Refit, Stage, Stages, shared_out
 from supermax.training.refit import refit as train_again
 from supermax.training.steps import Execution
 from supermax.tuning import Tuning
@@ -75,6 +81,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         cache_of(settings),
         preset=settings.preset,
         space=space_of(settings),
+        fit_length=fits_length(settings),
         name=settings.study,
         trials=settings.trials,
         objectives=settings.objectives,
@@ -191,11 +198,13 @@ def refit(
     seeds: Sequence[int],
     folder: str | Path,
     progress: Progress | None = None,
+    stages: Stages = lambda _: None,
     tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
     """The best trial, or another, trained for good on the data it was searched on, within the
     memory that its search had. `tell` is called with a message if memory runs out all the same."""
     chosen = record.best() if trial is None else record.trial(trial)
+    stages(Stage("data"))
     splits = same_data(record, settings)
     config = config_of(record, chosen)
     train, held = shared_out(config, splits)
@@ -205,6 +214,7 @@ def refit(
     objective = replace(objective_of(record, settings, splits), train=train, validation=judged)
     again = repetition(objective, settings, chosen, config, tell)
     execution = again.first(_held(settings, here(objective.execution)))
+    columns = settings.data.columns
     hold_to(execution)
     try:
         done = train_again(
@@ -218,10 +228,37 @@ def refit(
             folder=folder,
             progress=progress,
             smaller=again.smaller,
+            stages=stages,
+            columns=None if columns is None else columns.model_dump(exclude_none=True),
         )
     finally:
         hold_to(replace(execution, memory=None))
+    found = refit_note(config.agent, chosen, done, splits)
+    try:
+        with in_words(record.study._storage):
+            record.study.set_user_attr(REFIT, found)
+    except EnvironmentFault as error:  # the model is exported all the same
+        tell(f"The report will not have this refit. {error}")
     return chosen, done
+
+
+def refit_note(agent: str, trial: TrialRecord, done: Refit, splits: Splits) -> dict[str, Any]:
+    """Return what a report says of a refit, as JSON has it: numbers on the test split."""
+    train = whole(replace(splits, test=replace(splits.test, classes=(), spans=())))
+    median = next(run for run in done.runs if run.seed == done.chosen)
+    return {
+        "trial": trial.number,
+        "seeds": len(done.runs),
+        "rows": len(used_by(agent, splits.test).examples),
+        "metrics": {
+            name: [x if math.isfinite(x) else None for x in (e.mean, e.low, e.high)]
+            for name, e in done.metrics.items()
+        },
+        "counts": median.counts,
+        "cautions": list(done.cautions),
+        "trivial": trivial_baseline(agent, train, splits.test),
+        "tfidf": tfidf_baseline(agent, train, splits.test),
+    }
 
 
 def replayed(
@@ -310,20 +347,6 @@ def limits_of(settings: Settings) -> dict[str, Any]:
     }
 
 
-def space_of(settings: Settings) -> Space:
-    """The space to be searched, as far as it can be known without looking for encoders."""
-    models = ",".join(settings.models) if settings.models else None
-    if settings.space is None:
-        space = preset(settings.agent, settings.preset, models=models).space
-    elif isinstance(settings.space, str):
-        space = load(settings.space)
-    else:
-        space = Space(**{"name": settings.study, **settings.space})
-    if settings.space is not None and models:
-        space = narrowed(space, {"encoder.name": settings.models})
-    return narrowed(space, settings.narrow) if settings.narrow else space
-
-
 def pruner_of(settings: Settings) -> BasePruner:
     made: dict[str, Callable[[], BasePruner]] = {
         "median": partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=1),
@@ -342,7 +365,7 @@ def pruner_of(settings: Settings) -> BasePruner:
 def data_of(settings: Settings) -> Splits:
     """The data, split. Raises UserError where there is none, or it cannot be read."""
     data, seed = settings.data, settings.data.split_seed
-    if data.path is None and settings.preset != "demo":
+    if data.path is None and settings.preset not in ("demo", "standard"):
         raise UserError(
             f"No data is named for the agent '{settings.agent}'. Name a CSV or JSONL file or a "
             f"folder of ReDSM5 with --data or in the settings, or try --data synthetic."
@@ -352,44 +375,53 @@ def data_of(settings: Settings) -> Splits:
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
     elif Path(data.path).expanduser().is_dir():
-        corpus = read_redsm5(_redsm5(Path(data.path).expanduser()), on_bad=data.on_bad)
+        folder = _redsm5(Path(data.path).expanduser())
+        located = settings.agent != "criteria"
+        corpus = read_redsm5(folder, on_bad=data.on_bad, located=located)
     else:
         columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
-        how: Any = {n: getattr(data, n) for n in ("labels", "on_bad", "encoding")}
-        if columns.split is not None:
-            return read_splits(data.path, columns, **how)
-        corpus = read_table(data.path, columns, **how)
+        read = read_table if columns.split is None else read_splits
+        found = read(
+            data.path, columns, labels=data.labels, on_bad=data.on_bad, encoding=data.encoding
+        )
+        if isinstance(found, Splits):
+            return found
+        corpus = found
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
 
 
 def _redsm5(folder: Path) -> Path:
-    if not any((folder / name).exists() for name in (POSTS, ANNOTATIONS)):
-        raise UserError(
-            f"{folder} is a folder without {POSTS} and {ANNOTATIONS}: it is no folder of ReDSM5. "
-            f"Name the file itself for a CSV or JSONL."
-        )
+    if not is_redsm5(folder):
+        raise UserError(not_redsm5(folder))
     return folder
 
 
 def with_columns(resolved: Resolved) -> Resolved:
     """The same settings, with the columns of a table guessed where they are not given."""
     data = resolved.settings.data
-    if data.columns is not None or not _is_table(data):
+    if data.columns is not None or not _names_a_file(data):
         return resolved
     columns, why = guessed_columns(data)
     filled = {"data": data.model_copy(update={"columns": columns})}
     sources = {f"data.columns.{role}": f"guessed, {reason}" for role, reason in why.items()}
-    return Resolved(resolved.settings.model_copy(update=filled), resolved.sources | sources)
+    return Resolved(
+        resolved.settings.model_copy(update=filled),
+        resolved.sources | sources,
+        resolved.layers | dict.fromkeys(sources, GUESSES),
+    )
 
 
 def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]:
     """Columns as `supermax init` guesses them, and why each."""
     guessed = guess_file(Path(str(data.path)).expanduser(), data.encoding)
+    if guessed.unfit and guessed.role("label") is None and guessed.role("answer") is None:
+        column, reason = guessed.unfit[0]
+        raise UserError(f"{data.path}: the column '{column}' {reason}.")
     columns = ColumnSettings(**{guess.role: guess.column for guess in guessed.columns})
     return columns, {guess.role: guess.why for guess in guessed.columns}
 
 
-def _is_table(data: DataSettings) -> bool:
+def _names_a_file(data: DataSettings) -> bool:
     named = data.path is not None and data.path != "synthetic"
     return named and not Path(str(data.path)).expanduser().is_dir()
 

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.study import Study
 
+from supermax.agents.baselines import tfidf_baseline, trivial_baseline
 from supermax.agents.data_notices import weaknesses
+from supermax.agents.data_summary import data_summary
 from supermax.agents.fits import footprints
 from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.keeping import Keeper, within_disk
@@ -48,7 +52,17 @@ from supermax.memory.devices import gpus, named
 from supermax.memory.disk import Allowance, Demand
 from supermax.memory.learning import Book, default_folder
 from supermax.memory.sharing import cells_that_pay
-from supermax.naming import EXPERIMENT, NOTICES, RESULT, SETTINGS, plain_params
+from supermax.naming import (
+    BASELINES,
+    DATA,
+    EVALUATED,
+    EXPERIMENT,
+    NOTICES,
+    RESULT,
+    SETTINGS,
+    metric_names,
+    plain_params,
+)
 from supermax.ranking import ranked
 from supermax.run import optimize
 from supermax.space import Space, enqueue_defaults, find_versions, nest, preset
@@ -61,6 +75,7 @@ from supermax.training.limits import count_what_is_used
 from supermax.training.metrics import METRICS
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
+from supermax.words import metric_title
 
 
 @dataclass(frozen=True)
@@ -75,9 +90,9 @@ class Tuned:
     objectives: Sequence[str]
     limits: dict[str, Any]
 
-    def without_reading(self, value: float) -> float | None:
-        """The objective's value of answering without reading: the most frequent class, no
-        answer. None where `value` is better, or nothing is known."""
+    def trivial_baseline(self, value: float) -> float | None:
+        """Return the objective's value of the trivial baseline (majority class, no answer); None
+        where `value` is better, or nothing is known."""
         metric = METRICS.get(self.objectives[0])
         known = trivial(self.splits.train, self.splits.validation).get(self.objectives[0])
         if metric is None or known is None or math.isnan(known):
@@ -129,6 +144,8 @@ class Tuning:
     preset: str = "demo"
     space: Space | None = None
     """Another space than the preset's."""
+    fit_length: bool | None = None
+    """Set text.max_length to what the data needs; None: as the preset does with its own space."""
     name: str | None = None
     """Of the study; by default the agent's."""
     trials: int | None = None
@@ -181,6 +198,11 @@ class Tuning:
         )
         splits = self.splits or split(self.corpus)
         check_parts(self.agent, splits)
+        fit_length = self.fit_length
+        if fit_length is None:
+            fit_length = size.fit_length and self.space is None
+        if fit_length:
+            fit = fit.with_length(splits, self.cache)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
         cuts = truncation(self.agent, splits, fit.space, fit.sources.values(), self.cache)
         notices = [*weaknesses(splits), *told(cuts)]
@@ -195,9 +217,14 @@ class Tuning:
             "limits": limits,
         }
         study = self._opened(fit.space, directions, experiment, splits.joined)
+        _note(study, NOTICES, notices)
+        _note(study, DATA, data_summary(self.agent, splits, cuts))
+        _note_baselines(self.agent, study, splits, wait=False)
         with in_words(study._storage):
-            if study.user_attrs.get(NOTICES, []) != notices:
-                study.set_user_attr(NOTICES, notices)
+            name_values(study, titles_of(chosen, self.corpus.label_names))
+            if EVALUATED not in study.user_attrs:
+                examples = splits.validation.count(self.agent)
+                study.set_user_attr(EVALUATED, {"split": "validation", "examples": examples})
         if fit.space.defaults() is not None:
             with in_words(study._storage):
                 enqueue_defaults(study, fit.space)
@@ -234,6 +261,7 @@ class Tuning:
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
+        _note_baselines(self.agent, study, splits, wait=summary.stopped_by is None)
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
 
     def workers(self, wanted: int | str, devices: Sequence[str] | None = None) -> int:
@@ -333,6 +361,39 @@ class Tuning:
             if self.settings is not None and self.settings != study.user_attrs.get(SETTINGS):
                 study.set_user_attr(SETTINGS, self.settings)
         return study
+
+
+def titles_of(objectives: Sequence[str], labels: Sequence[str]) -> list[str]:
+    """Names of the objectives for people; their own where two would read the same."""
+    titles = [metric_title(name, labels) for name in objectives]
+    return titles if len(set(titles)) == len(titles) else list(objectives)
+
+
+def name_values(study: Study, names: Sequence[str]) -> None:
+    """Set the names under which Optuna and its dashboard show the values, unless they are set."""
+    if not metric_names(study):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(list(names))
+
+
+def _note(study: Study, key: str, value: Any) -> None:
+    with in_words(study._storage):
+        if study.user_attrs.get(key, []) != value:
+            study.set_user_attr(key, value)
+
+
+def _note_baselines(agent: str, study: Study, splits: Splits, wait: bool) -> None:
+    """Note the baselines on the study, once. TF-IDF takes seconds: it is left to another run where
+    this one was told to stop, or is told so now (Ctrl-C)."""
+    kept = study.user_attrs.get(BASELINES)
+    found: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
+    if "trivial" not in found:
+        found["trivial"] = trivial_baseline(agent, splits.train, splits.validation)
+    if wait and "tfidf" not in found:
+        with suppress(KeyboardInterrupt):
+            found["tfidf"] = tfidf_baseline(agent, splits.train, splits.validation)
+    _note(study, BASELINES, found)
 
 
 def _with_commas(models: str | Sequence[str] | None) -> str | None:

@@ -29,7 +29,7 @@ _IN_TEXT = re.compile(
 _NAMES = re.compile(
     r"pass|pwd|secret|token|credential|signature|jwt|odbc_connect|key$|^(sig|auth)$"
 )
-"""How the names of secrets look in an address."""
+"""Names of secrets in an address."""
 _PAIR = re.compile(r"([^&=]*)=([^&]*)")
 _LINK = "(Background on this error"  # SQLAlchemy's, to a page about its classes
 _LONGEST = 10_000  # characters of which one line is made: an exception may say megabytes
@@ -56,7 +56,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def in_short(error: object, most: int = 200) -> str:
-    """What an error of somebody else's says, on one line, not for ever and without passwords."""
+    """Return an error's message on one line, shortened and without passwords."""
     return one_line(masked(str(error).partition(_LINK)[0][:_LONGEST]), most).rstrip(".")
 
 

@@ -137,5 +137,5 @@ def test_a_probe_that_fails_costs_nothing(
 def test_a_probe_measures_its_time() -> None:
     (found,) = probed(CONFIG, Execution(), [ONE])
     assert found.seconds is not None
-    assert 0 < found.seconds < 5
+    assert found.seconds > 0
     assert (found.tokens, found.allocated) == (96, 0)

@@ -54,8 +54,13 @@ def test_the_default_evidence_configuration_learns(tmp_path: Path) -> None:
     assert result.metrics["has_answer_f1"] >= 0.6
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "criteria",
+        *(pytest.param(agent, marks=pytest.mark.slow) for agent in ("evidence", "share", "joint")),
+    ],
+)
 def test_the_demo_s_agents_beat_trivial_answers_and_counting_words(
     tmp_path: Path, agent: str
 ) -> None:
@@ -72,4 +77,4 @@ def test_the_demo_s_agents_beat_trivial_answers_and_counting_words(
     shown = {"criteria": ["macro_f1"], "evidence": ["token_f1"]}
     for name in shown.get(agent, ["macro_f1", "token_f1"]):
         assert result.metrics[name] > nothing[name] + 0.05
-        assert result.metrics[name] >= counted[name] - 0.005, (name, counted[name])
+        assert result.metrics[name] > counted[name]

@@ -22,7 +22,7 @@ from supermax.errors import EnvironmentFault
 from supermax.memory.estimate import need
 from supermax.training.refit import shared_out
 from supermax.training.steps import Execution
-from tests.agents.test_memory import SPACE
+from tests.agents.test_memory import SPACE, long_posts
 
 pytestmark = pytest.mark.skipif(not kernel.LINUX, reason="the limit of data is Linux's")
 MIB = 1 << 20
@@ -85,9 +85,21 @@ else:
 def studied(folder: Path, memory: int | None) -> supermax.Study:
     """One trial on the texts of test_memory."""
     (folder / "space.yaml").write_text(SPACE)
+    with (folder / "posts.jsonl").open("w") as file:
+        for e in long_posts().spans:
+            answers = {
+                "answer": [e.text[first:last] for first, last in e.spans],
+                "start": [first for first, _ in e.spans],
+            }
+            row = {"text": e.text, "question": e.question, "group": e.group, **answers}
+            file.write(json.dumps(row) + "\n")
+    columns = {name: name for name in ("text", "question", "answer", "group")}
     made = supermax.Study.from_config(
         agent="evidence",
-        data={"path": "synthetic", "posts": 110, "difficulty": 0.0, "seed": 3, "max_words": 1000},
+        data={
+            "path": str(folder / "posts.jsonl"),
+            "columns": {**columns, "answer_start": "start"},
+        },
         space=str(folder / "space.yaml"),
         trials=1,
         epochs=1,
@@ -141,6 +153,26 @@ def test_a_refit_fits_where_its_trial_did_and_is_the_same_experiment(
     ]
     for name, weight in weights[0].items():
         assert torch.allclose(weight, weights[1][name], atol=1e-4), name
+
+
+class Seen(Exception):
+    """Carries the execution that a refit trains with."""
+
+
+def test_a_refit_and_a_replay_take_the_plan_of_their_trial(
+    split: supermax.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seen(*_: object, execution: Execution, **__: object) -> None:
+        raise Seen(execution)
+
+    monkeypatch.setattr(search, "train_again", seen)
+    trial = split.record.trial(0)
+    with pytest.raises(Seen) as found:
+        search.refit(split.record, 0, split.settings, seeds=[1], folder=tmp_path / "model")
+    planned = trial.result["micro_batch"]
+    again = found.value.args[0], search.replayed(split.record, trial).execution
+    for execution in again:  # smaller, where measurements say so or there is more data
+        assert 0 < execution.micro_batch <= planned < 128
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 import pytest
 
-from supermax.agents import truncation as module
+from supermax.agents import text_length as module
 from supermax.agents.truncation import Cut, lengths_in, told, truncation
 from supermax.records import read
 from supermax.report.page import page

@@ -12,29 +12,20 @@ from typing import Any
 
 import optuna
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from optuna.storages import get_storage
-from optuna.trial import create_trial
 
 import supermax
 from supermax.agents import fitting
-from supermax.agents.keeping import BAR, Keeper, worth_keeping
 from supermax.agents.measures import check_objectives
 from supermax.agents.objective import AgentObjective, TrialReporter
 from supermax.agents.starting import VERSIONS
-from supermax.cleaning import leftovers
-from supermax.engine.home import find_home
-from supermax.engine.optimize import Summary
 from supermax.errors import UserError
-from supermax.naming import EXPERIMENT, HALF_WRITTEN, RESULT, STATE, WEIGHTS, plain_params
-from supermax.ranking import ranked
+from supermax.naming import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_params
 from supermax.records import read
 from supermax.report.writing import write_report
 from supermax.space import find_versions, load, narrowed
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
-from supermax.training.steps import Execution
 from supermax.tuning import Tuning
 from tests.training.corpora import corpus
 
@@ -85,6 +76,30 @@ def test_a_search_keeps_what_it_should_and_goes_on(tmp_path: Path, agent: str) -
     again = tuning(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
     assert again.summary.told == 1
     assert len(again.study.trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("objectives", "names"),
+    [((), ["macro_f1"]), (("f1_1", "model_size"), ["f1 of yes", "model_size"])],
+)
+def test_values_have_names_and_data(
+    tmp_path: Path, objectives: Sequence[str], names: list[str]
+) -> None:
+    events: list[Any] = []
+
+    def search(trials: int) -> optuna.Study:
+        one = tuning(tmp_path, objectives=objectives, trials=trials)
+        return one.run(progress=events.append).study
+
+    study = search(1)
+    assert study.metric_names == names  # for Optuna's dashboard
+    begun = events[0]
+    count = len(split(corpus(60)).validation.classes)
+    assert (begun.metrics, begun.evaluated_on) == (tuple(names), ("validation", count))
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        study.set_metric_names(["mine"] * len(names))
+    search(2)
+    assert study.metric_names == ["mine"] * len(names)
 
 
 def test_no_text_of_anybody_is_in_the_runs_files(tmp_path: Path) -> None:
@@ -186,169 +201,6 @@ def test_what_cannot_be_had_is_said_and_left_out(monkeypatch: pytest.MonkeyPatch
     assert "lion" not in fitting.choices(demo.space, "optim.name")
     assert "The optimizer lion is not." in demo.notices
     assert any("not pretrained: tiny" in notice for notice in demo.notices)
-
-
-def study_of(values: list[float]) -> optuna.Study:
-    study = optuna.create_study(direction="maximize")
-    for value in values:
-        study.add_trial(create_trial(value=value))
-    return study
-
-
-def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
-    study = study_of([0.1, 0.9, 0.5, 0.8])
-    for number in range(5):  # the fifth was pruned, or is of nobody
-        folder = tmp_path / "trials" / f"{number:05}"
-        (folder / "checkpoint").mkdir(parents=True)
-        (folder / "checkpoint" / STATE).write_text("x")
-        (folder / WEIGHTS).write_bytes(b"x" * 100)
-    Keeper(tmp_path, top=3)(study, study.trials[0])
-    kept = sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS))
-    assert kept == [1, 2, 3]
-    assert not (tmp_path / "trials" / "00000" / "checkpoint" / STATE).exists()
-    Keeper(tmp_path, top=3, budget=250)(study, study.trials[0])
-    assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, 3]
-    number = study.ask().number  # it runs, and has just written its own
-    running = tmp_path / "trials" / f"{number:05}"
-    running.mkdir(exist_ok=True)
-    (running / WEIGHTS).write_bytes(b"x")
-    Keeper(tmp_path, top=1)(study, study.trials[0])
-    assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=12),
-    st.integers(1, 3),
-    st.sampled_from(["maximize", "minimize"]),
-)
-@example([(1, 3, 0), (1, 0, 0)], 1, "maximize")  # equal, and the one that began first ends last
-def test_what_is_never_written_would_not_have_stayed(
-    tmp_path_factory: pytest.TempPathFactory,
-    trials: list[tuple[int, int, int]],
-    top: int,
-    direction: str,
-) -> None:
-    """Each trial's value, how many others begin before it looks at the bar, and how many more
-    before it ends."""
-    folder = tmp_path_factory.mktemp("run")
-    places = folder / "trials"
-    places.mkdir()
-    study, keeper = optuna.create_study(direction=direction), Keeper(folder, top)
-    moments = []
-    for number, (value, look, end) in enumerate(trials):
-        study.ask()
-        looks, ends = number + look, number + look + end
-        moments += [(looks, False, number, value), (ends, True, number, value)]
-    for _, over, number, value in sorted(moments):
-        if over:
-            study.tell(number, value)
-            keeper(study, study.trials[number])
-        elif worth_keeping(places, top, value, number):
-            (places / f"{number:05}").mkdir()
-            (places / f"{number:05}" / WEIGHTS).write_bytes(b"x")
-    best = [trial.number for trial in ranked(study.trials, study.directions)[:top]]
-    assert sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS)) == sorted(best)
-
-
-def test_weights_are_written_where_they_may_be_among_the_best(tmp_path: Path) -> None:
-    places, study = tmp_path / "trials", study_of([0.1, 0.9, 0.5, 0.8])
-    places.mkdir()
-    keeper = Keeper(tmp_path, top=2)
-    keeper(study, study.trials[0])
-    looks = [worth_keeping(places, 2, value, 9) for value in (0.7, 0.8, 0.81, float("inf"))]
-    assert looks == [False, False, True, True]
-    assert worth_keeping(places, 2, 0.8, 0)  # the first of equals
-    assert worth_keeping(places, 3, 0.01, 9)  # of another run, which keeps more
-    written = (places / BAR).stat().st_mtime_ns
-    keeper(study, study.trials[0])
-    assert (places / BAR).stat().st_mtime_ns == written  # nothing new to say
-    (places / BAR).write_text("torn {")
-    assert worth_keeping(places, 2, 0.01, 9)
-    Keeper(tmp_path, top=0)(study, study.trials[0])
-    several = optuna.create_study(directions=["maximize", "minimize"])
-    several.add_trial(create_trial(values=[0.5, 1.0]))
-    (places / BAR).unlink()
-    Keeper(tmp_path, top=1)(several, several.trials[0])
-    assert worth_keeping(places, 1, 0.01, 9)
-
-
-def test_a_trial_that_cannot_be_kept_writes_no_weights(tmp_path: Path) -> None:
-    objective = AgentObjective(
-        "criteria", small(), corpus(24, 1), corpus(12, 2), tmp_path / "cache", ["macro_f1"],
-        {"epochs": 1, "patience": None}, Execution(), top=1,
-    )  # fmt: skip
-    study = optuna.create_study(direction="maximize")
-    study.add_trial(create_trial(value=2.0))
-    (tmp_path / "trials").mkdir()
-    Keeper(tmp_path, top=1)(study, study.trials[0])
-    for _ in range(2):
-        trial: Any = study.ask()
-        trial.checkpoint_dir = tmp_path / "trials" / f"{trial.number:05}" / "checkpoint"
-        trial.checkpoint_dir.mkdir(parents=True)
-        objective(trial)
-        objective = replace(objective, top=None)  # each its own
-    assert [path.parent.name for path in tmp_path.rglob(WEIGHTS)] == ["00002"]
-
-
-def test_weights_are_kept_where_the_run_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-
-    def started(*_: Any, callbacks: list[Any], **options: Any) -> Summary:
-        seen.extend((callbacks[0].run_dir, options.get("run_dir")))
-        return Summary({}, {})
-
-    monkeypatch.setattr("supermax.tuning.optimize", started)
-    tuning(tmp_path, trials=1).run(run_dir=str(tmp_path / "elsewhere"))
-    assert seen == [tmp_path / "elsewhere", str(tmp_path / "elsewhere")]
-
-
-def test_what_an_attempt_did_not_write_to_its_end_goes(tmp_path: Path) -> None:
-    study, torn = study_of([0.5]), tmp_path / "trials" / "00000" / HALF_WRITTEN
-    torn.parent.mkdir(parents=True)
-    torn.write_bytes(b"x")
-    Keeper(tmp_path, top=1)(study, study.trials[0])
-    assert not torn.exists()
-
-
-def test_what_nobody_finished_or_keeps_can_be_cleaned_away(tmp_path: Path) -> None:
-    tuned = supermax.open_study(small(), storage=str(tmp_path / "s.db"), quiet=True)
-    tuned.add_trial(create_trial(value=0.5))
-    place = find_home(tuned).run_dir / "trials" / "00000"
-    place.mkdir(parents=True)
-    (place / HALF_WRITTEN).write_bytes(b"x")
-    (found,) = leftovers([tuned], top=1, cache=None)
-    assert found.path == place / HALF_WRITTEN
-
-
-def kept_of(study: optuna.Study, folder: Path, top: int) -> list[int]:
-    """The trials whose weights are left of all that had some."""
-    for trial in study.trials:
-        place = folder / "trials" / f"{trial.number:05}"
-        place.mkdir(parents=True)
-        (place / WEIGHTS).write_bytes(b"x")
-    Keeper(folder, top=top)(study, study.trials[0])
-    return sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS))
-
-
-def test_of_several_objectives_the_weights_of_the_front_are_kept(tmp_path: Path) -> None:
-    study = optuna.create_study(directions=["maximize", "minimize"])
-    for values in ([0.9, 9.0], [0.8, 9.5], [0.85, 9.1], [0.5, 1.0], [0.7, 5.0]):
-        study.add_trial(create_trial(values=values))
-    record = read(study, tmp_path)
-    assert [trial.number for trial in record.ranking()] == [0, 4, 3, 2, 1]
-    assert [trial.number for trial in record.front()] == [0, 4, 3]
-    assert {trial.number for trial in study.best_trials} == {0, 4, 3}
-    assert kept_of(study, tmp_path, top=3) == [0, 3, 4]
-
-
-def test_no_weights_of_a_trial_that_breaks_a_constraint_are_kept(tmp_path: Path) -> None:
-    study = optuna.create_study(direction="maximize")
-    for value, by in ((0.9, 1.0), (0.1, 0.0), (0.5, -1.0)):
-        study.add_trial(create_trial(value=value, system_attrs={"constraints": [by]}))
-    assert kept_of(study, tmp_path, top=2) == [1, 2]
-    assert read(study, tmp_path).best().number == 2
 
 
 def test_every_mistake_of_a_search_is_told_at_once(tmp_path: Path) -> None:

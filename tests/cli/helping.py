@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,19 @@ def sm(*args: str, code: int = 0) -> str:
     return out.getvalue()
 
 
+def started(*args: str, code: int = 0) -> str:
+    """Run `supermax ARGS` as a process of its own; gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "supermax", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
 def table(path: Path, rows: int = 60) -> None:
     """Somebody's own CSV, with names of their own."""
     bad = ("could not fall asleep", "was awake until dawn", "lay awake for hours")
@@ -73,7 +87,7 @@ def make_playground(folder: Path) -> None:
         sm("refit", "criteria", "--seeds", "1")
         (folder / "program.py").write_text(PROGRAM)
         names: dict[str, Any] = {}
-        exec(PROGRAM, names)
+        exec(compile(PROGRAM, folder / "program.py", "exec"), names)
         study = supermax.open_study(
             supermax.space.loads("name: plain\nparameters: {x: {type: float, low: 0, high: 1}}"),
             storage="study.db",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import re
 import shlex
@@ -14,16 +15,22 @@ import sys
 from pathlib import Path
 
 import optuna
+import psutil
 import pytest
 import yaml
+from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
 
+from supermax.cli.opening import the_study
 from supermax.cli.tune import resolved
 from supermax.engine import kernel
-from supermax.naming import SETTINGS
+from supermax.naming import MINILM, SETTINGS
 from supermax.planning import _pace
+from supermax.records import read
+from supermax.report.collect import collect
 from supermax.settings.resolving import Value
-from supermax.space import load, narrowed
-from tests.cli.helping import commands, examples, inside, sm
+from supermax.space import load, narrowed, space_of
+from tests.cli.helping import commands, examples, inside, sm, started
+from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
 LONG = (
@@ -126,6 +133,8 @@ def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> No
     assert "signal SIGSEGV" in crashed
     assert "last words" in crashed
     assert "\x1b" not in crashed
+    assert crashed.count("last words") == 1  # attempt 1 and the whole log have it
+    assert crashed.count("Current thread") == 1
 
 
 def test_trials_side_by_side(playground: Path) -> None:
@@ -141,9 +150,15 @@ def test_faults_come_with_evidence_and_advice(playground: Path) -> None:
     said = sm("faults", "--storage", "study.db")
     for words in ("signal SIGSEGV", "exception", "never works with [x]", "What to do:", "x ="):
         assert words in said
+    own = said[said.index("attempt 1: exception") :].splitlines()[1:3]
+    assert own[0].endswith("program.py, line 9, in objective:")
+    assert own[1].strip().startswith("raise ValueError(")
+    crash = said[said.index("attempt 1: signal SIGSEGV") :].splitlines()[1]
+    assert crash.endswith("program.py, line 12, in objective")
     (one,) = json.loads(sm("faults", "--storage", "study.db", "--kind", "exception", "--json"))
     assert one["trial"] == 1
     assert "ValueError" in one["traceback"]
+    assert one["frame"]["line"] == 9
     assert 0 <= one["params"]["x"] <= 1
     assert "did you mean 'exception'" in sm(
         "faults", "--storage", "study.db", "--kind", "excepton", code=2
@@ -164,21 +179,52 @@ def test_the_best_are_exported_as_json_and_csv(playground: Path) -> None:
 
 
 def test_a_trial_replayed_comes_to_the_same(playground: Path) -> None:
-    said = sm("replay", "0")
+    said = started("replay", "0")
     now, was = re.findall(r"\[(.*?)\]", said)
     assert now == was
-    failed = sm(
+    failed = started(
         "replay", "1", "--storage", "study.db", "--objective", "program.py:objective", code=1
     )
     assert "program.py" in failed
     assert "line 9" in failed
     assert "never works" in failed
-    unknown = sm("replay", "1", "--storage", "study.db", code=2)
+    unknown = started("replay", "1", "--storage", "study.db", code=2)
     assert "was not made by `supermax tune`" in unknown
-    wrong = sm(
+    wrong = started(
         "replay", "1", "--storage", "study.db", "--objective", "program.py:objectiv", code=2
     )
     assert "did you mean 'objective'" in wrong
+
+
+def test_a_trial_that_dies_when_it_is_replayed_leaves_its_stack_and_signal(
+    playground: Path,
+) -> None:
+    where = ("--storage", "study.db", "--objective", "program:objective")
+    said = started("replay", "2", *where, code=128 + signal.SIGSEGV)
+    assert "Fatal Python error: Segmentation fault" in said
+    assert 'program.py", line 12 in objective' in said
+    assert "Trial 2 died of SIGSEGV (signal 11). Its Python stack is above" in said
+    program = playground / "program.py"
+    program.write_text(program.read_text().replace("signal.SIGSEGV", "signal.SIGKILL"))
+    killed = started("replay", "2", *where, code=128 + signal.SIGKILL)
+    assert "Trial 2 was ended by SIGKILL (signal 9), which came from outside" in killed
+
+
+def test_a_replay_that_is_ended_takes_its_trial_with_it(playground: Path) -> None:
+    (playground / "waits.py").write_text(
+        "import os, pathlib, signal\n"
+        "def objective(trial):\n"
+        "    pathlib.Path('pid.new').write_text(str(os.getpid()))\n"
+        "    pathlib.Path('pid.new').rename('pid')\n"
+        "    while True:\n"
+        "        signal.pause()\n"
+    )
+    where = ("--storage", "study.db", "--objective", "waits.py:objective")
+    with subprocess.Popen([sys.executable, "-m", "supermax", "replay", "0", *where]) as parent:
+        assert eventually((playground / "pid").exists, within=60)
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(60) == 128 + signal.SIGTERM
+    assert not psutil.pid_exists(int((playground / "pid").read_text()))
 
 
 def test_predictions_name_the_columns_they_took(playground: Path) -> None:
@@ -232,21 +278,50 @@ def test_cleaning_up_makes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
-    said = sm("doctor", "--data", "notes.yaml")
+    said = sm("doctor", "notes.yaml")
     assert "A run can start." in said
     assert "bert-large-uncased" not in said  # which the file does not have
     assert "60 texts to classify: no 40 (67%), yes 20 (33%)" in said
     (playground / "notes.csv").unlink()
-    broken = sm("doctor", "--preset", "demo", "--data", "notes.yaml", code=1)
+    broken = sm("doctor", "notes.yaml", code=1)
     assert "There is no file" in broken
+    both = sm("doctor", "notes.yaml", "--preset", "demo", code=2)
+    assert "cannot go with notes.yaml, which has its own" in both
     nothing = sm("doctor", "--preset", "supermax", code=1)
     assert "A run cannot start" in nothing  # none of its encoders is here
     found = json.loads(sm("doctor", "--json"))
     assert {finding["about"] for finding in found} >= {"python", "machine", "device", "storage"}
 
 
+def test_the_doctor_names_the_encoders_of_this_machine(
+    playground: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = playground / "hub"
+    for name, made in {"some": BertModel(bert()), "gpt": GPT2Model(gpt())}.items():
+        made.save_pretrained(cache / f"models--me--{name}" / "snapshots" / "1")
+    bert().save_pretrained(cache / "models--me--half" / "snapshots" / "1")
+    for repo in cache.iterdir():
+        (repo / "refs").mkdir()
+        (repo / "refs" / "main").write_text("1")
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    packaged = ["minilm"] if importlib.util.find_spec(MINILM) else []
+    (line,) = [each for each in started("doctor").splitlines() if "on this machine:" in each]
+    assert line.split(": ")[1].split(", ") == [*packaged, "me/some"]  # one decoder, one half
+
+
+def bert() -> BertConfig:
+    return BertConfig(
+        vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1,
+        intermediate_size=4,
+    )  # fmt: skip
+
+
+def gpt() -> GPT2Config:
+    return GPT2Config(vocab_size=9, n_positions=9, n_embd=4, n_layer=1, n_head=1)
+
+
 def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> None:
-    said = sm("tune", "notes.yaml", "--no-supervisor", "--workers", "2")
+    said = sm("tune", "notes.yaml", "--no-supervisor", "--workers", "2", "-v")
     for words in (
         "60 texts to classify: no 40 (67%), yes 20 (33%)",
         "tiny (not pretrained)",
@@ -260,10 +335,33 @@ def test_a_search_says_what_it_is_about_to_do_and_goes_on(playground: Path) -> N
         assert words in said
     again = sm("tune", "notes.yaml", "--no-supervisor", "--workers", "auto")
     assert f"up to {kernel.cores()} at a time" in again
+    (settings_line,) = [line for line in again.splitlines() if line.startswith("Settings")]
+    assert " from notes.yaml, " in settings_line
+    assert settings_line.endswith(" (-v shows each)")
+    assert "--workers)" not in again
     assert "2 finished trials in the study (2 COMPLETE). This run: 0" in again
     settings = resolved("notes.yaml", {"trials": Value(102, "here")})[0].settings
     assert "s a trial so far" in _pace(settings, workers=2)[0]
     assert "for the 100 to come" in _pace(settings, workers=2)[0]
+
+
+def test_a_report_has_the_data_the_baselines_and_the_refit_and_its_file_searches_again(
+    playground: Path,
+) -> None:
+    sm("refit", "criteria", "--seeds", "1,", "-o", "again-model")
+    sm("report", "criteria", "-o", "report.html")
+    found = (playground / "report.html").read_text()
+    for words in ("TF-IDF with logistic regression", "trivial: majority class", "95% interval",
+                  "on the test split", "texts, in", "predicted →"):  # fmt: skip
+        assert words in found, words
+    record = read(the_study("supermax.db", "criteria"))
+    (playground / "search.yaml").write_text(collect(record, "supermax.db").settings)
+    said = sm("tune", "search.yaml", "--no-supervisor", "--trials", "1", "--storage", "again.db")
+    assert "Best so far: trial 0" in said
+    other = read(the_study("again.db", "criteria"))
+    for what in ("data", "splits", "objectives", "limits"):
+        assert other.experiment[what] == record.experiment[what]
+    assert space_of(other.study) == space_of(record.study)
 
 
 def test_a_refit_refuses_data_that_has_changed(playground: Path) -> None:
@@ -290,7 +388,7 @@ def test_a_program_that_searches_when_it_is_run_does_not_search_when_it_is_repla
         "import optuna, supermax\n" + program + "\nstudy = optuna.load_study(study_name='plain', "
         "storage='sqlite:///study.db')\nsupermax.optimize(study, objective, n_trials=9)\n"
     )
-    said = sm("replay", "0", "--storage", "study.db", "--objective", "program.py:objective")
+    said = started("replay", "0", "--storage", "study.db", "--objective", "program.py:objective")
     assert "It came to" in said
     assert (
         json.loads(sm("study", "show", "plain", "--storage", "study.db", "--json"))["finished"]

@@ -99,11 +99,11 @@ def test_targets_of_a_search_and_values_of_options(here: Path) -> None:
     for name in ("mine.yaml", "notes.csv", "sub/deep.yml"):
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).touch()
-    assert offered("supermax tune ") == [*AGENTS, "all", "mine.yaml"]
+    assert offered("supermax tune ") == [*AGENTS, "all", "mine.yaml", "notes.csv"]
     assert offered("supermax tune m") == ["mine.yaml"]
     assert offered("supermax tune sub/") == ["sub/deep.yml"]
     assert offered("supermax tune nowhere/") == []
-    assert offered("supermax tune criteria --preset ") == ["demo", "max", "supermax"]
+    assert offered("supermax tune criteria --preset ") == ["demo", "standard", "max", "supermax"]
     assert offered("supermax tune criteria --sampler q") == ["qmc"]
     assert offered("supermax tune criteria --pruner h") == ["hyperband", "halving"]
     assert offered("supermax doctor --agent e") == ["evidence"]

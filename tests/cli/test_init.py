@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import pytest
 
+from supermax.api import Study
 from supermax.errors import UserError
+from supermax.search import data_of
 from supermax.training.data.guessing import guess, guess_file
+from supermax.training.data.redsm5 import ANNOTATIONS, POSTS
+from supermax.training.data.synthetic import write_redsm5
 from tests.cli.helping import inside, sm, table
 
 
@@ -115,3 +120,27 @@ def test_a_table_without_labels_is_told_and_not_searched(tmp_path: Path) -> None
 def test_a_few_rows_with_a_column_named_label_have_labels() -> None:
     cells = {"text": ["a b c", "d e f", "g h i"], "outcome": ["x", "y", "x"]}
     assert roles(cells)["label"] == "outcome"
+
+
+def test_a_folder_of_redsm5_is_begun_with_and_criteria_needs_no_positions(tmp_path: Path) -> None:
+    write_redsm5(tmp_path / "corpus", 60, max_words=20)
+    annotations = tmp_path / "corpus" / ANNOTATIONS
+    with annotations.open(newline="") as file:
+        header, *rows = list(csv.reader(file))
+    place = header.index("sentence_text")
+    with annotations.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [header, *([*r[:place], f"In short: {r[place]}", *r[place + 1 :]] for r in rows)]
+        )
+    with inside(tmp_path):
+        assert "Written to corpus.yaml" in sm("init", "corpus")
+        splits = data_of(Study.from_config("corpus.yaml").settings)
+        assert sum(len(part.classes) for part in splits.parts) == len(rows)
+        with pytest.raises(UserError, match="The agent criteria needs no positions"):
+            data_of(
+                Study.from_config("corpus.yaml", agent="criteria").settings.model_copy(
+                    update={"agent": "evidence"}
+                )
+            )
+        Path("empty").mkdir()
+        assert f"without {POSTS} and {ANNOTATIONS}" in sm("init", "empty", code=2)

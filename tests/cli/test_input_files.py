@@ -46,6 +46,7 @@ def asked(many: int, titles: int) -> list[str]:
 
 
 RATINGS = notes(300, lambda i: f"{i / 7:.3f}")
+TWO_PARTS = ("mild;acute", "mild;chronic", "severe;acute", "severe;chronic")
 SEVERAL = notes(90, lambda i: ("joy", "anger", "joy|anger")[i % 3])
 
 
@@ -54,13 +55,14 @@ class File:
     name: str
     data: str | bytes
     said: tuple[str, ...] = ()
-    """What `init` says of it."""
+    """Output of `init`."""
     roles: dict[str, str] = field(default_factory=dict)
+    """Columns by role; empty: `init` refuses the file."""
     labels: tuple[str, ...] = ()
     rows: int = 0
-    """Rows that a search reads; 0: the file is refused by `init`."""
+    """Rows that a search reads."""
     unfit: str = ""
-    """What `tune` says where `init` writes settings that cannot be searched."""
+    """Error of `tune` where `init` writes settings that cannot be searched."""
 
 
 TEXT = {"text": "text", "label": "label"}
@@ -199,6 +201,65 @@ FILES = [
         "multilabel.csv",
         csv("text,label", *SEVERAL),
         ("The column 'label' holds several labels (with '|' between them) in 30 rows",),
+        {"text": "text"},
+        unfit="learns from labels",
+    ),
+    File(
+        "empty-column.csv",
+        csv("text,label,", *(f"{row}," for row in notes(60))),
+        (),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "survey.csv",
+        csv(
+            "words,How often did you feel sad in the last two weeks?",
+            *(row.replace(",yes", ",often").replace(",no", ",never") for row in notes(60)),
+        ),
+        ("few values, each of them often",),
+        {"text": "words", "label": "How often did you feel sad in the last two weeks?"},
+        ("never", "often"),
+        60,
+    ),
+    File(
+        "spam.jsonl",
+        "".join(
+            json.dumps({"mail": f"{SECRET} number {i}", "spam": ("spam", "ham")[i % 2]}) + "\n"
+            for i in range(60)
+        ),
+        ("few values, each of them often",),
+        {"text": "mail", "label": "spam"},
+        ("ham", "spam"),
+        60,
+    ),
+    File(
+        "codes.csv",
+        csv("text,label", *notes(600, lambda i: str(i % 30))),
+        (),
+        TEXT,
+        tuple(sorted((str(i) for i in range(30)), key=int)),
+        600,
+    ),
+    File(
+        "two-part-classes.csv",
+        csv("text,label", *notes(80, lambda i: TWO_PARTS[i % 4])),
+        (),
+        TEXT,
+        TWO_PARTS,
+        80,
+    ),
+    File(
+        "rating-and-gender.csv",
+        csv(
+            "text,gender,target",
+            *(
+                f"{row.rsplit(',', 1)[0]},{'mf'[i % 2]},{i / 7:.3f}"
+                for i, row in enumerate(notes(300))
+            ),
+        ),
+        ("The column 'target' holds 300 different numbers",),
         {"text": "text"},
         unfit="learns from labels",
     ),
@@ -378,3 +439,46 @@ def test_columns_that_are_not_given_are_guessed_and_told(tmp_path: Path) -> None
         assert "data.columns.text = what was said (guessed, the longest texts)" in plan
         assert "data.columns.label = verdict (guessed, by its name)" in plan
         assert study.splits.train.label_names == ("no", "yes")
+
+
+def test_looking_at_a_table_writes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv("text,label", *notes(60)))
+    with inside(tmp_path):
+        assert "tiny" in sm("plan", "mine.csv", "--gpu-memory", "24GiB")
+        assert not Path("mine.yaml").exists()
+
+
+def test_a_table_that_is_not_there_is_no_agent(tmp_path: Path) -> None:
+    with inside(tmp_path):
+        for name in ("missing.csv", "data/missing.csv"):
+            said = sm("tune", name, "--no-supervisor", code=2)
+            assert f"There is no file {name}." in said
+            assert "agent" not in said
+
+
+def test_an_encoding_that_is_given_stands_in_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv("text,label", *notes(60)))
+    with inside(tmp_path):
+        sm("init", "mine.csv", "--encoding", "utf-8")
+        assert Study.from_config("mine.yaml").settings.data.encoding == "utf-8"
+
+
+def test_the_settings_of_a_table_are_found_by_any_of_its_names(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(csv("text,label", *notes(60)))
+    (tmp_path / "below").mkdir()
+    with inside(tmp_path):
+        sm("init", "mine.csv")
+        given = ("--trials", "1", "--epochs", "1", "--no-supervisor")
+        assert "trial 0" in sm("tune", "below/../mine.csv", *given)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_bytes(csv("\ufefftext,label", *notes(60)).encode("utf-16-le"))
+    data = {"path": str(tmp_path / "mine.csv"), "columns": TEXT, "encoding": "utf-16-le"}
+    assert data_of(Study.from_config({"data": data}, agent="criteria").settings)
+
+
+def test_a_file_of_white_space_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("\u00a0\n")
+    with pytest.raises(UserError, match="has no rows"):
+        data_of(Study.from_config(agent="criteria", data=str(tmp_path / "mine.csv")).settings)

@@ -14,12 +14,14 @@ import pytest
 from supermax import planning
 from supermax.agents.fitting import fitted
 from supermax.agents.provisioning import MemoryPlanner
+from supermax.errors import UserError
 from supermax.planning import folded
-from supermax.search import prepared, space_of
+from supermax.search import prepared
 from supermax.settings import Resolved, Settings, resolve
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
-from tests.cli.helping import sm
+from supermax.spaces import space_of
+from tests.cli.helping import inside, sm
 
 LONG = [
     "Search      criteria into the study 'criteria' in /somewhere/with/a/long-name/supermax.db",
@@ -63,7 +65,7 @@ def test_what_was_too_large_is_remembered_when_there_is_more_memory(
     monkeypatch.setattr(MemoryPlanner, "refuse_what_cannot_be", lambda *_: None)
     few = ("--trials", "2", "--set", "data.posts=60", "--set", "epochs=1", "--no-supervisor")
     memory = ("--gpu-memory", "8MB")
-    first = sm("tune", "criteria", *few, *memory)
+    first = sm("tune", "criteria", "-v", *few, *memory)
     assert "Memory      7.6 MiB of this machine's memory for trials: 0% of" in first
     assert "gpu_memory = 7.6 MiB (--gpu-memory)" in first
     again = "`supermax study retry criteria --state pruned` runs all that were pruned again"
@@ -128,7 +130,7 @@ def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "a.yaml").write_text("agent: criteria\nmps: true\n")
     meant: list[Resolved] = []
 
-    def run_all(searches: list[Resolved]) -> int:
+    def run_all(searches: list[Resolved], *, verbose: bool) -> int:
         meant.extend(searches)
         return 0
 
@@ -138,8 +140,45 @@ def test_mps_is_a_flag_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     sm("tune", "criteria", "--compile", "false", "--no-supervisor")
     assert meant.pop().settings.compile is False
     assert [search.settings.mps for search in meant] == [True, False, True, False]
-    assert "mps = True (--mps)" in "\n".join(planning.origins(meant[0]))
-    assert "mps = False (--no-mps)" in "\n".join(planning.origins(meant[3]))
+    assert "mps = True (--mps)" in "\n".join(planning.origins(meant[0], verbose=True))
+    assert "mps = False (--no-mps)" in "\n".join(planning.origins(meant[3], verbose=True))
+
+
+def test_the_plan_counts_settings_and_shows_each_when_asked(tmp_path: Path) -> None:
+    file = tmp_path / "notes.yaml"
+    file.write_text("agent: criteria\nmodels: [minilm]\nseed: 3\nworkers: 2\nepochs: 4\n")
+    flags = {"trials": Value("7", "--trials"), "workers": Value("1", "--workers")}
+    environment = {"HPO_PATIENCE": "2"}
+    found = resolve(None, file=file, environment=environment, flags=flags, presets=presets())
+    assert planning.origins(found) == [
+        "Settings    4 from notes.yaml, 2 from flags, 1 from the preset standard, "
+        "1 from the environment (-v shows each)"
+    ]
+    each = planning.origins(found, verbose=True)
+    assert len(each) == 8
+    assert "            seed = 3 (notes.yaml, line 3)" in each
+    assert "            preset = standard (since minilm is pretrained)" in each
+    named = resolve("criteria", flags={"preset": Value("demo", "--preset")}, presets=presets())
+    assert planning.origins(named) == [
+        "Settings    3 from the preset demo, 1 from flags (-v shows each)"
+    ]
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_verbose_is_a_flag_of_tune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[bool] = []
+
+    def plan(_: object, verbose: bool) -> list[str]:
+        asked.append(verbose)
+        raise UserError("enough")
+
+    monkeypatch.setattr(planning, "plan", plan)
+    few = ("--set", "data.posts=60", "--no-supervisor")
+    assert "enough" in sm("tune", "criteria", *few, *(["-v"] if verbose else []), code=2)
+    assert asked == [verbose]
 
 
 @pytest.mark.slow
@@ -169,3 +208,11 @@ def test_a_plan_fits_the_terminal_and_is_whole_in_a_pipe(tmp_path: Path) -> None
     assert max(map(len, lines)) <= 60
     assert " ".join(long.split()) in " ".join(" ".join(lines).split())
     os.close(ours)
+
+
+def test_a_timeout_that_is_over_before_the_first_trial_is_explained(tmp_path: Path) -> None:
+    with inside(tmp_path):
+        given = ("criteria", "--set", "data.posts=60", "--no-supervisor")
+        said = sm("tune", *given, "--timeout", "0.01", code=5)
+    assert "No trial of 'criteria' has come to a value yet. The timeout of 0.01 s counts" in said
+    assert "loading included" in said

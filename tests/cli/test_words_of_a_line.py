@@ -8,11 +8,18 @@ import optuna
 import pytest
 
 import supermax
-from supermax.cli.tune import _where, assigned
+from supermax.cli.looking import _unseen
+from supermax.cli.tune import _where, assigned, resolved
 from supermax.errors import UserError
 from supermax.settings import resolve
+from supermax.settings.resolving import Value
 from supermax.space.presets import presets
-from tests.cli.helping import sm
+from tests.cli.helping import commands, sm
+
+
+def takes_a_study(name: str) -> bool:
+    return any("--study" in param.opts for param in commands()[name].params)
+
 
 SPACE = "name: {}\nparameters: {{x: {{type: float, low: 0, high: {}}}}}"
 
@@ -41,8 +48,20 @@ def test_a_study_may_begin_with_a_dash(here: Path) -> None:
         (("best", "--study", "--json"), "--study needs a name"),
         (("best", "--study", "a", "--study=b"), "--study is given twice"),
         (("show", "1", "--study", "a", "--study", "b"), "--study is given twice"),
-        (("best", "a", "--study", "b"), "extra argument"),
-        (("best",), "several studies in supermax.db: -x, bad."),
+        (("show", "1", "--study", "--json"), "--study needs a name"),
+        (("best", "a", "--study", "b"), "named twice: a, and --study b. Leave one of them out."),
+        (("study", "show", "a", "--study", "b"), "named twice: a, and --study b."),
+        (("study", "diff", "a", "o.yaml", "--study", "b"), "named twice: a, and --study b."),
+        (("show", "criteria"), "'criteria' is no trial's number. Name a study with --study"),
+        (("show", "criteria", "1"), "'criteria' is no trial's number. Name a study with --study"),
+        (("show", "1", "criteria", "--study=-x"), "criteria"),
+        (("compare", "criteria", "1", "2"), "Name a study with --study criteria."),
+        (("replay", "criteria", "1"), "Name a study with --study criteria."),
+        (("best",), "several studies in supermax.db: -x, bad. Name one with --study."),
+        (("show", "1"), "several studies in supermax.db: -x, bad. Name one with --study."),
+        (("status", "--watch"), "Name one with --study."),
+        (("tune", "all", "--study", "x"), "cannot share one study: leave out --study."),
+        (("tune", "all", "--set", "name=x"), "cannot share one study: leave out --set name."),
         (("best", "zzz"), "there are -x, bad"),
         (("best", "\x1b[2Jq"), "There is no study 'q'"),
     ],
@@ -51,6 +70,24 @@ def test_a_mistake_is_a_sentence(args: tuple[str, ...], words: str) -> None:
     said = sm(*args, code=2)
     assert words in said
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("name", [n for n in commands() if takes_a_study(n)])
+def test_every_command_shows_how_a_study_is_named(name: str) -> None:
+    said = sm(*name.split(), "--help")
+    assert "--study STUDY" in said
+    assert "NAME" not in said.splitlines()[1]
+
+
+def test_the_commands_that_take_a_study() -> None:
+    """The others are about a storage, a file, a folder or this machine."""
+    others = {n for n in commands() if not takes_a_study(n)}
+    assert others == {"init", "plan", "predict", "clean", "doctor", "study list"}
+
+
+def test_a_study_of_a_search_may_be_named_like_any_other() -> None:
+    flags = {"name": Value("mine", "--study")}
+    assert resolved("criteria", flags)[0].settings.study == "mine"
 
 
 def test_a_setting_that_cannot_be_read_is_named() -> None:
@@ -93,3 +130,12 @@ def test_several_objectives_have_a_front(here: Path) -> None:
     for command in (("status",), ("status", "two"), ("study", "list"), ("study", "show", "two")):
         assert "front of 2" in sm(*command, *where)
     assert "two.db holds 1 study" in sm("doctor", "--preset", "demo", *where)
+
+
+def test_no_part_of_a_log_is_printed_twice() -> None:
+    log = "".join(f"line {i}\n" for i in range(9))
+    assert _unseen("", log) == log
+    assert _unseen(log[:21], log) == log[21:]
+    assert _unseen(log[:21], log[10:]) == log[21:]  # it begins within a line
+    assert _unseen(log, log[10:]) == ""
+    assert _unseen("another\n", log) == log

@@ -56,7 +56,7 @@ def finished(folder: Path) -> int:
         (("refit", "--trial", "-1"), "has no trial -1"),
         (("show", "-x"), "No such option: -x"),
         (("best", "--stduy", "criteria"), "No such option: --stduy"),
-        (("best", "criteria", "--study", "criteria"), "extra argument"),
+        (("best", "criteria", "--study", "criteria"), "named twice: criteria, and --study"),
         (("best", "--study", "critera"), "did you mean 'criteria'"),
         (("compare", "0", "99"), "has no trial 99"),
         (("replay", "99"), "has no trial 99"),
@@ -237,3 +237,32 @@ def test_a_mistake_in_python_names_its_keyword_once() -> None:
 
 def test_the_version_is_said() -> None:
     assert sm("--version") == f"supermax {supermax.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--objective", "macrof1"), "did you mean 'macro_f1'"),
+        (("--set", "optim.lr=5"), "no such value 5; allowed: "),
+        (("--preset", "standrd"), "did you mean 'standard'"),
+    ],
+)
+def test_wrong_names_and_values_are_told_before_torch_is_loaded(
+    tmp_path: Path, given: tuple[str, ...], words: str
+) -> None:
+    program = (
+        "import sys\n"
+        "from supermax.__main__ import main\n"
+        "try:\n    main()\n"
+        "finally:\n    print('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "tune", "criteria", *given],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert words in done.stdout + done.stderr
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1] == "False"

@@ -43,8 +43,12 @@ def started(
     finished: int = 0,
     workers: int = 1,
     best: tuple[int, float] | None = None,
+    metrics: tuple[str, ...] = (),
+    evaluated_on: tuple[str, int] | None = None,
 ) -> ev.RunStarted:
-    return ev.RunStarted(name, directions, target, finished, 0, workers, "runs/1", best)
+    return ev.RunStarted(
+        name, directions, target, finished, 0, workers, "runs/1", best, metrics, evaluated_on
+    )
 
 
 def finish(number: int, *values: float, state: str = "COMPLETE") -> ev.TrialFinished:
@@ -149,140 +153,6 @@ class TestState:
         assert (state.finished, state.running) == (3, {})
 
 
-def plain(clock: Clock) -> tuple[PlainDisplay, io.StringIO]:
-    stream = io.StringIO()
-    return PlainDisplay(stream, clock), stream
-
-
-class TestPlain:
-    def test_a_stream_of_few_characters_gets_all_lines(self) -> None:
-        raw = io.BytesIO()
-        display = PlainDisplay(io.TextIOWrapper(raw, "ascii"), Clock())
-        for said in ("näher", "x" * 2000, "last"):
-            display(ev.Notice(said))
-        assert raw.getvalue().decode("ascii").splitlines()[0].endswith("n?her")
-        assert raw.getvalue().endswith(b"last\n")
-
-    def test_a_slow_run_gets_a_line_per_trial(self) -> None:
-        clock = Clock()
-        display, stream = plain(clock)
-        with display:
-            display(started())
-            for number in range(3):
-                clock.now += 60.0
-                display(finish(number, 0.25))
-            display(ended())
-        lines = stream.getvalue().splitlines()
-        assert lines[0] == (
-            "[supermax 0:00] Study 'study' (minimize): 0/10 finished, 1 worker, "
-            "run files in runs/1"
-        )
-        assert lines[1].startswith("[supermax 0:00] Starting the first cell")
-        assert lines[3] == (
-            "[supermax 2:00] Trial 1 complete at 0.25 in 1.5 s; 2/10 finished; "
-            "best 0.25 in trial 0 (minimize); about 8:00 left"
-        )
-        assert lines[-1].startswith("[supermax 3:00] Done. 3 finished trials in the study")
-        assert len(lines) == 6
-
-    def test_a_fast_run_gets_a_line_each_five_seconds(self) -> None:
-        clock = Clock()
-        display, stream = plain(clock)
-        with display:
-            display(started(target=1000))
-            for number in range(1000):
-                clock.now += 0.01
-                display(finish(number, 1.0))
-            display(ended())
-        progress = [line for line in stream.getvalue().splitlines() if "Trial" in line]
-        assert [line.partition(";")[0] for line in progress] == [
-            "[supermax 0:00] Trial 0 complete at 1 in 1.5 s",
-            "[supermax 0:05] Trial 500 complete at 1 in 1.5 s (+499 more trials)",
-            "[supermax 0:10] Trial 999 complete at 1 in 1.5 s (+498 more trials)",
-        ]
-
-    def test_any_event_brings_out_what_was_held_back(self) -> None:
-        clock = Clock()
-        display, stream = plain(clock)
-        for event in (started(), finish(0, 1.0), finish(1, 1.0)):
-            display(event)
-        assert "Trial 1" not in stream.getvalue()
-        clock.now += 5.0
-        display(ev.TrialReported(2, 1, 0.5))
-        assert "Trial 1" in stream.getvalue()
-
-    def test_faults_that_cost_a_trial_are_always_said(self) -> None:
-        display, stream = plain(Clock())
-        display(started())
-        for decision in ("failed", "retry in 1.0 s", "pruned", "halt"):
-            display(fault(4, decision))
-        said = [line for line in stream.getvalue().splitlines() if "crash" in line]
-        assert said == [
-            f"[supermax 0:00] Trial 4, attempt 1: crash (objective); {decision}; "
-            "The process was killed."
-            for decision in ("failed", "pruned", "halt")
-        ]
-
-    def test_the_same_fault_over_and_over_is_counted(self) -> None:
-        clock = Clock()
-        display, stream = plain(clock)
-        with display:
-            display(started())
-            for number in range(50):
-                display(fault(number, "failed"))
-                display(ev.Notice("The storage is slow."))
-            clock.now += 5.0
-            display(ev.CellStarted(1, 4242))
-            display(fault(50, "failed"))
-        lines = stream.getvalue().splitlines()
-        faults = [line for line in lines if "crash" in line]
-        assert len(faults) == 5
-        assert "Trial 49" in faults[3]
-        assert faults[3].endswith("(+46 more)")
-        notices = [line for line in lines if "slow" in line]
-        assert len(notices) == 4
-        assert notices[3].endswith("The storage is slow. (+46 more)")
-
-    def test_an_error_does_not_lose_what_was_held_back(self) -> None:
-        display, stream = plain(Clock())
-
-        def fail() -> None:
-            with display:
-                for event in (started(), finish(0, 1.0), finish(1, 1.0)):
-                    display(event)
-                raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            fail()
-        lines = stream.getvalue().splitlines()
-        assert "Trial 1 complete" in lines[-2]
-        assert lines[-1] == "[supermax 0:00] The run ended early: 2/10 finished"
-
-    @pytest.mark.parametrize("name", HOSTILE)
-    def test_a_hostile_name_stays_on_its_line(self, name: str) -> None:
-        display, stream = plain(Clock())
-        display(started(name=name, finished=10))
-        assert len(stream.getvalue().splitlines()) == 1
-        assert "\x1b" not in stream.getvalue()
-
-    def test_a_closed_stream_does_not_matter(self) -> None:
-        display, stream = plain(Clock())
-        stream.close()
-        with display:
-            display(started())
-            display(ended())
-
-    def test_a_reader_that_went_away_does_not_matter(self) -> None:
-        reader, writer = os.pipe()
-        os.close(reader)
-        stream = os.fdopen(writer, "w")
-        with PlainDisplay(stream) as display:
-            display(started())
-            display(ended())
-        with pytest.raises(BrokenPipeError):  # the pipe was broken indeed
-            stream.close()
-
-
 def picture(state: RunState, width: int, height: int = 24) -> str:
     """The view as text, after it was also drawn in colour; no line of it is too long."""
     Console(file=io.StringIO(), width=width, force_terminal=True).print(draw(state, height))
@@ -314,7 +184,7 @@ class TestView:
     def test_everything_is_on_the_screen(self, width: int) -> None:
         shown = picture(busy(), width)
         for piece in [
-            "study", "0/10 finished", "0.125 in trial 4", "1 crash", "1 retry",
+            "study", "0/10 finished", "value 0.125 in trial 4", "1 crash", "1 retry",
             "1 trial to be retried", "123456789", "-1.23457e-123", "0:10", "The storage is slow.",
             "interrupt",
         ]:  # fmt: skip

@@ -94,7 +94,8 @@ class TestReading:
 
     def test_damaged_fields_are_none_too(self, tmp_path: Path) -> None:
         good = snapshot(search())
-        for key in set(good) - {"elapsed", "eta", "state", "stopped_by"}:
+        newer = {"metrics", "evaluated_on", "recent"}
+        for key in set(good) - {"elapsed", "eta", "state", "stopped_by"} - newer:
             damaged = {k: v for k, v in good.items() if k != key}
             with pytest.raises(ValueError):
                 restore(damaged)
@@ -255,11 +256,27 @@ class TestCommand:
         db = str(tmp_path / "study.db")
         shown = command("test", "--storage", db)
         assert "test: 3 complete" in shown
-        assert "best: 0 in trial 0" in shown
+        assert "best: value 0 in trial 0" in shown
         assert "none has left a status" in shown
         assert facts("test", "--storage", db)["trials"] == {"COMPLETE": 3}
         assert "no run known" in command("--storage", db)
         assert not (tmp_path / "study.db.supermax").exists()
+
+    @pytest.mark.parametrize("by_a_run", [True, False])
+    def test_values_have_the_names_that_were_given(
+        self, study: optuna.Study, tmp_path: Path, by_a_run: bool
+    ) -> None:
+        with pytest.warns(optuna.exceptions.ExperimentalWarning):
+            study.set_metric_names(["loss"])
+        if by_a_run:
+            supermax.optimize(study, lambda trial: 0.5, 1, progress=False)
+        else:
+            study.optimize(lambda trial: 0.5, n_trials=1)
+        db = str(tmp_path / "study.db")
+        assert "loss 0.5 in trial 0 (minimize)" in command("test", "--storage", db)
+        assert "loss 0.5 (trial 0)" in command("--storage", db)
+        seen = facts("test", "--storage", db)
+        assert (seen["metrics"], seen["evaluated_on"]) == (["loss"], None)
 
     def test_a_run_in_a_folder_of_its_own(self, study: optuna.Study, tmp_path: Path) -> None:
         supermax.optimize(study, lambda t: 1.0, 1, progress=False, run_dir=tmp_path / "mine")
@@ -276,7 +293,8 @@ class TestCommand:
         db = str(tmp_path / "study.db")
         assert "There is no study 'tset'" in command("tset", "--storage", db, code=2)
         optuna.create_study(storage=f"sqlite:///{db}", study_name="other")
-        assert "Name it: other, test." in command("--watch", "--storage", db, code=2)
+        said = command("--watch", "--storage", db, code=2)
+        assert "--watch is for one study of other, test. Name one with --study." in said
         assert "There is no file" in command("--storage", "nowhere.db", code=2)
 
     def test_an_empty_state_can_be_drawn(self) -> None:

@@ -28,10 +28,19 @@ GIB = 1 << 30
 ENCODERS = ("tiny", "bert-base-uncased", "microsoft/deberta-v3-large")
 
 
-def search(trials: int = 3, clock: Clock | None = None, **facts: object) -> RunState:
+def search(
+    trials: int = 3, clock: Clock | None = None, metric: str = "macro_f1", **facts: object
+) -> RunState:
     """Agents at work: encoders, epochs, curves, speed, memory, a GPU, faults and a notice."""
     clock = clock or Clock()
-    state = state_after(started(target=40, workers=3, directions=("maximize",)), clock=clock)
+    begun = started(
+        target=40,
+        workers=3,
+        directions=("maximize",),
+        metrics=(metric,),
+        evaluated_on=("validation", 374),
+    )
+    state = state_after(begun, clock=clock)
     state.wall = clock
     for number in range(7):
         clock.now += 9.0
@@ -74,16 +83,16 @@ class TestColumns:
     def test_80_columns_hold_what_matters(self) -> None:
         drawn = lines(search(), 80)
         assert row(drawn, "trial").split() == [
-            "trial", "encoder", "epoch", "curve", "value", "samples/s", "memory",
+            "trial", "encoder", "epoch", "curve", "macro_f1", "memory", "elapsed",
         ]  # fmt: skip
         assert row(drawn, "8").split() == [
-            "8", "microsoft/debe…", "3.4/10", "▁▂▄▅▇█", "0.75", "812", "██░░░░", "1.0/4.0G",
+            "8", "microsoft/debe…", "3.4/10", "▁▂▄▅▇█", "0.75", "██░░░░░", "1.0/4.0G", "1:15",
         ]  # fmt: skip
 
     def test_200_columns_are_used(self) -> None:
         drawn = lines(search(), 200)
         assert row(drawn, "trial").split() == [
-            "trial", "try", "cell", "encoder", "epoch", "curve", "value", "samples/s", "memory",
+            "trial", "try", "cell", "encoder", "epoch", "curve", "macro_f1", "samples/s", "memory",
             "gpu", "memory", "elapsed", "notes",
         ]  # fmt: skip
         said = row(drawn, "7")
@@ -95,9 +104,10 @@ class TestColumns:
     def test_the_rest_of_the_picture(self, width: int) -> None:
         shown = "\n".join(lines(search(), width))
         for piece in (
-            "7/40 finished, 4:57 left", "0.56 in trial 6 (maximize)", "1 crash; 1 retry",
+            "7/40 finished, 4:57 left", "macro_f1 0.56 in trial 6 (maximize; validation, n=374)",
+            "1 crash; 1 retry",
             "30/140G", "87% busy", "NVIDIA H200", "! The storage is slow.",
-            "x trial 3, crash; retry in 1.0 s", "* trial 6 is the best so far: 0.56",
+            "x trial 3, crash; retry in 1.0 s", "* trial 6 is the best so far: macro_f1 0.56",
         ):  # fmt: skip
             assert piece in shown
 
@@ -105,7 +115,7 @@ class TestColumns:
         """What is there at some width is there at every larger one."""
         before: set[str] = set()
         for width in range(30, 220):
-            head = [line for line in lines(search(), width) if line.lstrip().startswith("trial")]
+            head = [line for line in lines(search(), width) if line.startswith("trial")]
             now = set(head[0].split())
             assert before <= now, width
             before = now
@@ -115,9 +125,26 @@ class TestColumns:
         state = search()
         for number in state.running:
             state.update(ev.TrialReported(number, 6, -0.00123456))
-        assert "-0.001235 " in row(lines(state, 80), "8")
-        assert "samples/s" in row(lines(state, 80), "trial")
+        assert "-0.001235 " in row(lines(state, 78), "8")
+        assert "memory" in row(lines(state, 78), "trial")
         assert "-0.00123456 " in row(lines(state, 200), "8")
+
+    @pytest.mark.parametrize("width", [30, 40, 80])
+    def test_trial_value_and_elapsed_stay_on_a_narrow_screen(self, width: int) -> None:
+        state = search(metric="a metric with a very long name")
+        drawn = lines(state, width)
+        (head,) = [line for line in drawn if line.startswith("trial")]
+        assert "a metric" in head
+        assert "elapsed" in head
+        (said,) = [line for line in drawn if line.startswith("    8")]
+        assert {"8", "0.75", "1:15"} <= set(said.split())
+
+    def test_the_column_of_the_value_is_there_before_the_first_value(self) -> None:
+        """Or else all columns would move with every trial that starts."""
+        state = search(1)
+        for trial in state.running.values():
+            trial.value = None
+        assert "macro_f1" in row(lines(state, 80), "trial")
 
     def test_a_plain_objective_has_steps_and_no_empty_columns(self) -> None:
         begun = ev.TrialStarted(0, 1, 0, 90.0)
@@ -182,6 +209,40 @@ class TestFit:
         assert len([line for line in drawn if "3.4/10" in line]) == 9
         assert "and 3 more running" in drawn
         assert len([line for line in drawn if "crash; failed" in line]) >= 2
+
+    def test_a_tall_screen_shows_the_trials_that_finished_last(self) -> None:
+        state = search()
+        state.update(finish(8, 0.81))
+        state.update(finish(30, 0.2, state="PRUNED"))
+        state.update(finish(31, state="FAIL"))
+        drawn = lines(state, 200, 50)
+        head = row(drawn, "finished")
+        assert head.split() == ["finished", "state", "encoder", "curve", "macro_f1", "took"]
+        after = [line.split() for line in drawn[drawn.index(head) + 1 :]]
+        assert after[:4] == [
+            ["31", "failed", "1.5", "s"],
+            ["30", "pruned", "0.2", "1.5", "s"],
+            ["8", "complete", "microsoft/deberta-v3-large", "▁▂▄▅▇█", "0.81", "1.5", "s"],
+            ["6", "complete", "0.56", "1.5", "s"],
+        ]
+        assert after[10] == []  # then what happened
+        assert any("crash" in line for line in drawn[drawn.index(head) :])
+
+    def test_finished_trials_take_only_room_that_is_left(self) -> None:
+        state = search(12)
+        for number in range(12):
+            state.update(fault(100 + number, "failed"))
+        assert not [line for line in lines(state, 80, 24) if line.startswith("finished")]
+
+    @pytest.mark.parametrize("metrics", [("macro_f1", "latency"), ()])
+    def test_finished_trials_of_several_objectives(self, metrics: tuple[str, ...]) -> None:
+        several = started(directions=("maximize", "minimize"), metrics=metrics)
+        drawn = lines(state_after(several, finish(0, 0.5, 3.25), finish(1, state="FAIL")), 80)
+        head = row(drawn, "finished")
+        for name in metrics or ("value 0", "value 1"):
+            assert name in head
+        said = drawn[drawn.index(head) + 2].split()
+        assert said == ["0", "complete", "0.5", "3.25", "1.5", "s"]
 
     def test_without_blocks_all_is_ascii(self) -> None:
         drawn = lines(search(encoder="名前"), 80, ascii=True)

@@ -194,12 +194,21 @@ def test_a_lock_that_a_reader_planted_does_not_block_the_study(
                 opened = held.enter_context(lock.open("r+"))
                 fcntl.flock(opened, fcntl.LOCK_EX)
             assert run(study).finished == 1
-        db.chmod(0o666)  # now they can write it: theirs counts
-        if lock.is_file():
-            with lock.open("r+") as opened:
-                fcntl.flock(opened, fcntl.LOCK_EX)
-                with pytest.raises(supermax.UserError, match="Another run is at work"):
-                    run(study)
+        assert not lock.exists()  # root may remove it in any folder
+
+
+@needs_root
+def test_a_lock_of_somebody_who_can_write_the_study_counts() -> None:
+    with common_folder() as folder:
+        db = folder / "study.db"
+        study = optuna.create_study(storage=f"sqlite:///{db}", study_name="s")
+        db.chmod(0o666)
+        lock = locks.beside(db, "1")
+        assert as_somebody(lambda: lock.touch(0o666)) == "None"
+        with lock.open("r+") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX)
+            with pytest.raises(supermax.UserError, match="Another run is at work"):
+                run(study)
 
 
 @needs_root

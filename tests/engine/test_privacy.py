@@ -135,9 +135,40 @@ def test_a_run_folder_that_another_user_planted_is_refused() -> None:
         ):
             run(study)
         assert not study.trials
-        shutil.rmtree(planted)  # as the message says
-        assert run(study).run_dir == planted / "s"
+        assert run(study, run_dir=folder / "mine").run_dir == folder / "mine"  # as it says
+        shutil.rmtree(planted)
+        assert run(study, 2).run_dir == planted / "s"
         assert planted.stat().st_uid == os.geteuid()
+
+
+@needs_root
+def test_root_goes_on_with_a_study_of_somebody_in_their_run_folder() -> None:
+    with common_folder() as folder:
+        url = f"sqlite:///{folder}/study.db"
+
+        theirs = folder / "study.db.supermax" / "s"
+
+        def begin() -> None:
+            optuna.create_study(storage=url, study_name="s")
+            theirs.mkdir(0o700, parents=True)
+
+        assert as_somebody(begin) == "None"
+        assert run(optuna.load_study(storage=url, study_name="s")).run_dir == theirs
+        assert (theirs / "trials" / "00000").is_dir()
+
+
+@needs_root
+def test_a_link_that_another_user_planted_is_refused() -> None:
+    with common_folder(0o777) as folder:  # not sticky: the kernel follows anybody's links there
+        mine = folder / "mine"
+        mine.mkdir()
+        (mine / "file").touch(0o644)
+        mine.chmod(0o755)
+        cache = folder / "supermax-cache"
+        assert as_somebody(lambda: cache.symlink_to(mine)) == "None"
+        with pytest.raises(supermax.EnvironmentFault, match="Have it removed"):
+            make_private(cache)
+        assert (mine / "file").stat().st_mode & 0o777 == 0o644
 
 
 @needs_root

@@ -274,8 +274,8 @@ class SlowToLoad:
 
 
 def test_a_run_timeout_counts_from_when_the_first_cell_is_ready(study: optuna.Study) -> None:
-    objective = SlowToLoad(3.0)
-    done = supermax.optimize(study, objective, n_trials=1, timeout=2.5, progress=False)
+    objective = SlowToLoad(8.0)
+    done = supermax.optimize(study, objective, n_trials=1, timeout=7.0, progress=False)
     assert done.finished == 1
     assert done.stopped_by is None
 

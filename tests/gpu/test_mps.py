@@ -39,6 +39,11 @@ def busy(seconds: float = 2.0) -> None:
         torch.cuda.synchronize()
 
 
+def process_names() -> list[str]:
+    """Return the names of all processes; one that ends meanwhile has none."""
+    return [process.info["name"] or "" for process in psutil.process_iter(["name"])]
+
+
 def killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -70,4 +75,4 @@ def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
     }
     assert len(curves) == 1
     assert set(summary.faults) >= {"device-side assert", "device out of memory"}
-    assert eventually(lambda: not [p for p in psutil.process_iter() if "cuda-mps" in p.name()])
+    assert eventually(lambda: not [n for n in process_names() if "cuda-mps" in n])

@@ -5,7 +5,10 @@ Screenshots go to the folder in SUPERMAX_SCREENSHOTS, otherwise to the test's ow
 
 from __future__ import annotations
 
+import base64
+import itertools
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -88,6 +91,37 @@ def check(browser: Any) -> None:
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
+def headings(pdf: bytes) -> list[set[int]]:
+    """Each heading of a printed page with the figure after it: the pages that the two are on, from
+    the tags that Chromium puts into a PDF."""
+    objects = {
+        int(found[1]): found[2] for found in re.finditer(rb"(\d+) 0 obj(.*?)endobj", pdf, re.S)
+    }
+
+    def children(number: int) -> list[int]:
+        found = re.search(rb"/K (\[.*?\]|\d+ 0 R)", objects[number], re.S)
+        numbers = map(int, re.findall(rb"(\d+) 0 R", found[1])) if found else ()
+        return [n for n in numbers if b"/StructElem" in objects.get(n, b"")]
+
+    def pages(number: int) -> set[int]:
+        own = {int(n) for n in re.findall(rb"/Pg (\d+) 0 R", objects[number])}
+        return own.union(*map(pages, children(number)))
+
+    def walk(number: int) -> Iterator[int]:
+        yield number
+        for child in children(number):
+            yield from walk(child)
+
+    start = next(n for n, o in sorted(objects.items()) if b"/S /Document" in o)
+    kinds = [(n, re.search(rb"/S /(H2|Figure)\b", objects[n])) for n in walk(start)]
+    tagged = [(n, kind[1]) for n, kind in kinds if kind is not None]
+    return [
+        pages(heading) | pages(figure)
+        for (heading, first), (figure, second) in itertools.pairwise(tagged)
+        if (first, second) == (b"H2", b"Figure")
+    ]
+
+
 def hover_everywhere(browser: Any) -> str:
     """Make every plot show the label of one of its points; what the labels say."""
     text: str = browser.execute_script(
@@ -133,8 +167,13 @@ def test_a_rich_report_on_a_desk_a_telephone_and_paper(
     opened(browser, path.as_uri())
     check(browser)
     browser.save_screenshot(str(pictures / "report.png"))
-    paper = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    paper = browser.execute_cdp_cmd(
+        "Page.printToPDF", {"preferCSSPageSize": True, "generateTaggedPDF": True}
+    )
     assert len(paper["data"]) > 50_000
+    found = headings(base64.b64decode(paper["data"]))
+    assert len(found) >= 5
+    assert [pages for pages in found if len(pages) > 1] == []
     narrow = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", narrow)
     try:

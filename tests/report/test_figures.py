@@ -34,7 +34,7 @@ def test_history_has_a_best_so_far_line_and_marks_what_has_no_value(rich: StudyR
     assert list(named(figure, "failed, or no finite value").x) == [
         t.number for t in rich.of("FAIL")
     ]
-    assert figure.layout.yaxis.title.text == "macro_f1"
+    assert figure.layout.yaxis.title.text == "macro_f1 (validation)"
 
 
 def test_a_minimized_study_gets_better_downwards(empty: optuna.Study) -> None:

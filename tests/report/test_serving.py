@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
+import supermax
+from supermax.engine import locks
+from supermax.engine.home import find_home
 from supermax.errors import UserError
+from supermax.naming import SETTINGS
 from supermax.records import read
 from supermax.report import serving as reports
 from supermax.report.access import Guard
+from supermax.report.index import index_page
+from supermax.report.overview import overview
 from supermax.report.serving import FreshReport, make_site, server, stamp_of
 
 Ask = Callable[..., tuple[int, str]]
@@ -309,3 +317,32 @@ def test_a_bad_port_is_a_sentence(study: optuna.Study) -> None:
     for number in (-1, 70_000):
         with pytest.raises(UserError, match="from 0 to 65535"), server(site, number):
             pass
+
+
+def test_the_first_page_says_how_each_study_stands(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    study = optuna.create_study(storage=url, study_name="mine", direction="maximize")
+    new = overview(study)
+    assert (new.state, new.progress, new.best, new.fault) == ("new", "0", "", "")
+
+    def objective(trial: Any) -> float:
+        if trial.number == 1:
+            raise ValueError("always")
+        return float(trial.number)
+
+    supermax.optimize(study, objective, n_trials=3, progress=False)
+    done = overview(study)
+    assert (done.state, done.progress) == ("finished", "3")
+    assert done.best == "value 2 (trial 2)"
+    assert done.fault == "exception (trial 1)"
+    study.set_user_attr(SETTINGS, {"trials": 9})
+    paused = overview(study)
+    assert (paused.state, paused.progress) == ("paused", "3 of 9")
+    lock = find_home(study).lock
+    with contextlib.ExitStack() as stack:
+        held = locks.Lock(lock, "mine")
+        stack.callback(held.release)
+        assert overview(study).state == "running"
+    text = index_page("s.db", [paused])
+    assert 'http-equiv="refresh"' in text
+    assert "value 2 (trial 2)" in text

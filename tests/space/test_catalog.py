@@ -40,8 +40,9 @@ def test_every_shipped_space_is_sound_and_its_defaults_are_feasible(name: str) -
     assert space.description
 
 
-def test_all_four_agents_are_there_in_three_forms() -> None:
-    wanted = {f"{folder}{agent}" for folder in ("", "classic/", "demo/") for agent in AGENTS}
+def test_all_four_agents_are_there_in_every_form() -> None:
+    folders = ("", "classic/", "demo/", "standard/")
+    wanted = {f"{folder}{agent}" for folder in folders for agent in AGENTS}
     assert set(shipped()) == wanted
 
 

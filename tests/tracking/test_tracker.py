@@ -29,9 +29,21 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowServer]:
-    """One for all: it takes seconds to start."""
+    """One for all: it takes seconds to start. All of its processes run before the first test, so
+    that none counts as left by a test."""
     made = MlflowServer(tmp_path_factory.mktemp("mlflow"))
     made.start()
+    made.wait()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def server_to_kill(tmp_path: Path) -> Iterator[MlflowServer]:
+    """Start a server for a test that kills and restarts it."""
+    made = MlflowServer(tmp_path)
+    made.start()
+    made.wait()
     yield made
     made.kill()
 
@@ -57,9 +69,9 @@ def objective(trial: Any) -> float:
 
 @pytest.mark.slow
 def test_a_run_does_not_notice_that_the_server_is_killed_and_comes_back(
-    server: MlflowServer, study: optuna.Study, quick: None
+    server_to_kill: MlflowServer, study: optuna.Study, quick: None
 ) -> None:
-    server.wait()
+    server = server_to_kill
 
     def disturb(study: optuna.Study, trial: Any) -> None:
         if trial.number == 4:
@@ -113,7 +125,6 @@ def hostile() -> dict[str, Any]:
 def test_hostile_names_and_values_from_the_command_line(
     server: MlflowServer, tmp_path: Path
 ) -> None:
-    server.wait()
     url = f"sqlite:///{tmp_path}/study.db"
     name = "наука '; DROP TABLE runs; -- \N{PILE OF POO}" + "n" * 400
     study = optuna.create_study(storage=url, study_name=name)
@@ -215,10 +226,10 @@ def test_a_server_that_never_answers_costs_the_run_nothing(
             summary = supermax.optimize(
                 study, quick_objective, 3, progress=False, reuse_cells=True
             )
-            assert time.monotonic() - began < 20
+            assert time.monotonic() - began < 120  # a client that waits takes ten minutes
             assert eventually(lambda: tracker.standing.trouble is not None, within=30)
             ending = time.monotonic()
-        assert time.monotonic() - ending < 8
+        assert time.monotonic() - ending < 60
     assert summary.trials["COMPLETE"] == 3
     (sentence,) = left
     assert "3 trials are not in MLflow yet" in sentence

@@ -23,6 +23,8 @@ from supermax.training import export as module
 from supermax.training.batches import collate
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.redsm5 import is_clinical
+from supermax.training.data.synthetic import synthetic
 from supermax.training.export import export, load_exported
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps import Execution
@@ -136,7 +138,7 @@ def test_the_weights_given_are_exported_not_the_models_own(tmp_path: Path) -> No
 
 def test_the_card_says_what_it_is(folder: Path) -> None:
     text = (folder / "README.md").read_text()
-    for words in ("no diagnosis", "not pretrained", "abc123", "macro_f1 | 0.5000",
+    for words in ("not pretrained", "abc123", "macro_f1 | 0.5000",
                   "auroc | not defined", "from_pretrained", "predict_file", "optim.lr | 0.001",
                   'question="question"'):  # fmt: skip
         assert words in text, words
@@ -144,6 +146,35 @@ def test_the_card_says_what_it_is(folder: Path) -> None:
     assert facts["metrics"] == {"macro_f1": 0.5, "auroc": None}
     assert facts["versions"]["torch"] == torch.__version__
     assert facts["untrained"] is True
+
+
+def test_the_card_warns_of_diagnoses_only_where_the_data_is_about_symptoms(
+    tmp_path: Path, folder: Path
+) -> None:
+    assert "diagnosis" not in (folder / "README.md").read_text()
+    prepared = ready(tmp_path / "cache", config(), n=6)
+    clinical = put(tmp_path / "clinical", prepared, clinical=True)
+    assert "makes no diagnosis" in (clinical / "README.md").read_text()
+
+
+def test_what_data_is_about_symptoms() -> None:
+    made = synthetic(20)
+    assert is_clinical(made)
+    tweets = Corpus("tweets", ("joy", "anger"), (Example("1", "1", "what a day", label=0),))
+    assert not is_clinical(tweets)
+    named = (Example("1", "1", "so tired", question="FATIGUE", label=0),)
+    assert is_clinical(Corpus("notes", ("no", "yes"), named))  # ReDSM5 as somebody's table
+
+
+def test_the_card_names_classes(tmp_path: Path) -> None:
+    prepared = ready(tmp_path / "cache", config(), n=6)
+    metrics = {"macro_f1": 0.5, "f1_0": 0.4, "f1_1": 0.6}
+    names = ("joy", "anger")
+    text = put(tmp_path / "m", prepared, metrics=metrics, label_names=names) / "README.md"
+    card = text.read_text()
+    assert "f1 of joy | 0.4000" in card
+    assert "f1 of anger | 0.6000" in card
+    assert "f1_" not in card
 
 
 def test_a_pretrained_encoder_is_not_called_untrained(tmp_path: Path) -> None:

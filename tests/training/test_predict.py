@@ -19,6 +19,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.evaluate import evaluate, evaluate_model
 from supermax.training.export import Loaded, export, load_exported
 from supermax.training.loop import train
+from supermax.training.metrics import span_metrics
 from supermax.training.predict import predict_examples, predict_file
 from supermax.training.prepare import Prepared
 from supermax.training.steps import Execution, precision_like
@@ -251,7 +252,9 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
     return put(place / "model", prepared, threshold), prepared
 
 
-def test_the_precision_of_a_model_is_kept_and_used(half: tuple[Path, Prepared]) -> None:
+def test_the_precision_of_a_model_is_kept_and_used(
+    half: tuple[Path, Prepared], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, prepared = half
     loaded = load_exported(folder)
     assert loaded.precision == "bf16"
@@ -266,6 +269,9 @@ def test_the_precision_of_a_model_is_kept_and_used(half: tuple[Path, Prepared]) 
     }
     assert scores["bf16"] == pytest.approx(list(judged.margins.values()), abs=1e-6)
     assert scores["auto"] == scores["fp32"] != scores["bf16"]  # a CPU is slow in bf16
+    monkeypatch.setattr("supermax.training.predict.precision_like", lambda wanted, _: wanted)
+    as_judged = predict_examples(loaded, examples)  # as on a device that has it
+    assert [one.score for one in as_judged] == scores["bf16"]
 
 
 @pytest.mark.parametrize(
@@ -315,3 +321,43 @@ def test_a_model_of_an_earlier_version_is_predicted_in_fp32(
     del facts["precision"]
     (folder / "supermax.json").write_text(json.dumps(facts))
     assert load_exported(folder).precision == "fp32"
+
+
+def test_predictions_are_scored_where_labels_and_answers_are_known(
+    shared: Path, tmp_path: Path
+) -> None:
+    rows = [*corpus(9, 3).spans]
+    labels = ["yes", "no", "maybe", "", *["yes", "no"] * 20][: len(rows)]
+    path = tmp_path / "known.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["name", "post", "asked", "truth", "evidence", "at"])
+        for i, (e, label) in enumerate(zip(rows, labels, strict=True)):
+            start, end = e.spans[0] if e.spans else (0, 0)
+            piece = "not in the text" if i == 0 else e.text[start:end]
+            writer.writerow([f"r{i}", e.text, e.question, label, piece, start if piece else ""])
+    heard: list[tuple[int, int]] = []
+    columns = replace(COLUMNS, label="truth", answer="evidence", answer_start="at")
+    done = predict_file(
+        shared, path, columns, tmp_path / "o.jsonl", told=lambda *how: heard.append(how)
+    )
+    said = [json.loads(line) for line in (tmp_path / "o.jsonl").read_text().splitlines()]
+    judged = [i for i, label in enumerate(labels) if label in ("yes", "no")]
+    right = [said[i]["label"] == labels[i] for i in judged]
+    assert done.scores.labelled == len(judged)
+    assert done.scores.unknown == 1
+    assert done.scores.classes["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert [each.label for each in done.scores.by_class] == ["no", "yes"]
+    for each in done.scores.by_class:
+        own = [said[i]["label"] == each.label for i in judged if labels[i] == each.label]
+        assert (each.rows, each.accuracy) == (len(own), pytest.approx(sum(own) / len(own)))
+    assert done.scores.answered == len(rows) - 1
+    wanted = span_metrics(
+        [row["spans"] for row in said[1:]], [e.spans or () for e in rows[1:]],
+        [e.text for e in rows[1:]],
+    )  # fmt: skip
+    assert done.scores.spans == pytest.approx(wanted, nan_ok=True)
+    assert heard[-1] == (len(rows), len(rows))
+    bare = predict_file(shared, path, COLUMNS, tmp_path / "bare.jsonl")
+    assert (bare.scores.classes, bare.scores.spans) == ({}, {})
+    assert (tmp_path / "bare.jsonl").read_bytes() == (tmp_path / "o.jsonl").read_bytes()

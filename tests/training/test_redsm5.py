@@ -117,3 +117,16 @@ def test_missing_columns_of_both_files_are_named(tmp_path: Path) -> None:
 
 def test_the_symptoms_are_asked_in_different_words() -> None:
     assert len(SYMPTOMS) == len(set(SYMPTOMS.values())) == 10
+
+
+def test_a_sentence_that_is_not_in_its_post_has_a_class_and_no_span(tmp_path: Path) -> None:
+    paraphrased = ["p1", "s3", f"{SECRET} kept me up.", "FATIGUE", "1", ""]
+    elsewhere = ["p9", "s0", f"{SECRET} far away.", "ANHEDONIA", "0", ""]
+    written(tmp_path, TEXTS, [*GOOD, paraphrased, elsewhere])
+    said = refused(tmp_path)
+    assert "the sentence is not in its post" in said
+    assert "The agent criteria needs no positions" in said
+    corpus = read_redsm5(tmp_path, located=False)
+    assert len(corpus.classes) == len(GOOD) + 2
+    whole = read_redsm5(written(tmp_path, TEXTS, GOOD))
+    assert corpus.spans == tuple(e for e in whole.spans if e.id != "p1/FATIGUE")

@@ -471,4 +471,5 @@ def test_few_groups_and_texts_that_were_trained_on_are_told(tmp_path: Path) -> N
     for caution in found.cautions:
         assert f"**Note:** {caution}" in card
     assert "f1 of yes" in card
-    assert cautions(replace(SPLITS, test=part(40, 3))) == ()
+    larger = replace(SPLITS, test=part(40, 3))
+    assert cautions(larger.test.classes, larger) == ()

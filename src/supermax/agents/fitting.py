@@ -3,14 +3,17 @@ that can run. What goes is said."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from supermax.agents.objective import ENCODERS
 from supermax.agents.shapes import why_unusable
+from supermax.agents.text_length import with_length
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
+from supermax.training.data.splits import Splits
 from supermax.training.optimizers import unavailable
-from supermax.training.sources import Source, find_all
+from supermax.training.sources import Source, find_all, installed
 from supermax.words import listed
 
 
@@ -19,6 +22,11 @@ class Fitted:
     space: Space
     sources: dict[str, Source]
     notices: list[str] = field(default_factory=list)
+
+    def with_length(self, splits: Splits, cache: Path) -> Fitted:
+        """Return the same with the one text.max_length that the data needs."""
+        space, notice = with_length(self.space, splits, self.sources.values(), cache)
+        return replace(self, space=space, notices=[*self.notices, notice])
 
 
 def encoder_names(space: Space) -> list[str]:
@@ -39,6 +47,11 @@ def usable(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
     reasons = {name: why_unusable(source) for name, source in found.items()}
     missing |= {name: reason for name, reason in reasons.items() if reason is not None}
     return {name: source for name, source in found.items() if name not in missing}, missing
+
+
+def installed_encoders() -> list[str]:
+    """Return the pretrained encoders on this machine that a trial can be made of."""
+    return list(usable(installed())[0])
 
 
 def fitted(space: Space, device_type: str) -> Fitted:

@@ -5,6 +5,7 @@ trial ──space.sample()──▶ Config ──prepare()──▶ train() ─�
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from supermax.naming import HALF_WRITTEN, RESULT, WEIGHTS
 from supermax.space import Space, choices
 from supermax.training.compiling import COMPILER
 from supermax.training.config import Config, read_config
+from supermax.training.counts import counts_of
 from supermax.training.data.examples import Corpus
 from supermax.training.encoders import import_model
 from supermax.training.limits import hold_to, in_use
@@ -39,13 +41,15 @@ from supermax.training.steps import Execution, best_precision
 ENCODERS = ("encoder.name", "evidence_encoder.name")
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrialReporter:
-    """What the loop asks of and tells to Optuna's trial."""
+    """Optuna's trial, as the training loop sees it."""
 
     trial: Any
+    _last: float = math.nan
 
     def report(self, value: float, epoch: int) -> None:
+        self._last = value
         self.trial.report(value, epoch)
 
     def note(self, **facts: Any) -> None:
@@ -53,7 +57,8 @@ class TrialReporter:
             note(**facts, memory=in_use())
 
     def should_prune(self) -> bool:
-        return bool(self.trial.should_prune())
+        """Ask the pruner. Pruners take NaN for the worst value, and it may still recover."""
+        return math.isfinite(self._last) and bool(self.trial.should_prune())
 
     def prune(self) -> NoReturn:
         raise optuna.TrialPruned
@@ -202,6 +207,7 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "new": sorted({name.split(".")[0] for name in prepared.model.new_parameters}),
         "untrained": [source.name for source in prepared.sources if not source.trained],
         "threshold": result.evaluation.threshold,
+        **counts_of(prepared.validation.examples, result.evaluation),
         "train_loss": [round(row["train_loss"], 6) for row in result.curve],
         "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
         "micro_batch": prepared.execution.micro_batch,

@@ -28,10 +28,10 @@ class Repetition:
     effective batch is the same in each."""
 
     planner: MemoryPlanner | None
-    """Of what is trained now. None: memory cannot be seen, and the trial's own plan is kept."""
+    """Planner for what is trained now. None: memory cannot be seen; the trial's plan is kept."""
     config: Config
     before: dict[str, Any] | None
-    """How the trial's last attempt was executed, as its ledger has it."""
+    """Execution of the trial's last attempt, as its ledger has it."""
     tell: Callable[[str], None] = print
     _failed: list[Failed] = field(default_factory=list)
 

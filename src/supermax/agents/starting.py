@@ -183,7 +183,7 @@ def refuse_another(
         head = f"The study '{name}' in {where} was searched differently:"
         raise UserError(
             listed(head, found) + "\nTheir values cannot be compared. Give this search another "
-            "name or another storage (--set name=… or --storage …). The study can still be shown "
+            "name or another storage (--study … or --storage …). The study can still be shown "
             "and reported."
         )
 

@@ -5,24 +5,19 @@ Splits, Space, Source ──truncation()──▶ Cut ──told()──▶ line
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
+from supermax.agents.text_length import counted_lengths, sample_size
 from supermax.space import Categorical, Space
+from supermax.space.presets import LENGTH
 from supermax.training.config import TextConfig
 from supermax.training.data.splits import Splits
-from supermax.training.lengths import histogram
-from supermax.training.prepare import longest, texts_of
+from supermax.training.prepare import longest
 from supermax.training.sources import Source
-from supermax.training.tokenizers import tokenizer_for
 from supermax.words import counted
 
-_MOST = 20_000  # texts, of all encoders together
-_LEAST = 1_000  # of each; a share is then off by three points at most, as a rule
-_LENGTH = "text.max_length"
 _SHOWN = 5  # encoders
 
 
@@ -36,7 +31,7 @@ class Cut:
     texts: int
     of: int
     sampled: bool
-    """Whether `texts` is extrapolated from a sample."""
+    """`texts` is extrapolated from a sample."""
 
     def __str__(self) -> str:
         share = "under 1%" if 100 * self.texts < self.of else f"{self.texts / self.of:.0%}"
@@ -56,12 +51,10 @@ def truncation(
     examples = [e for part in splits.parts for e in part.classes] if agent != "evidence" else []
     if not examples:
         return []
-    most = max(_LEAST, _MOST // max(1, len(sources) + beside))
+    most = sample_size(len(sources) + beside)
     found: list[Cut] = []
     for source in sources:
-        load = partial(tokenizer_for, source, texts_of(splits.train), cache)
-        key = hashlib.sha256(f"{source.fingerprint} {splits.fingerprint}".encode()).hexdigest()
-        lengths = histogram(examples, load, cache, key[:24], most)
+        lengths = counted_lengths(examples, source, splits, cache, most)
         found += (
             Cut(source.name, length, cut, len(examples), lengths.sampled)
             for length in dict.fromkeys(min(n, longest(source)) for n in lengths_in(space))
@@ -72,10 +65,10 @@ def truncation(
 
 def lengths_in(space: Space) -> list[int]:
     """List the lengths of a space in order: choices, or the ends and the default of a range."""
-    if _LENGTH not in space.parameters:
+    if LENGTH not in space.parameters:
         return [TextConfig().max_length]
     found: set[int] = set()
-    for branch in space.parameters[_LENGTH].branches:
+    for branch in space.parameters[LENGTH].branches:
         ends = branch.choices if isinstance(branch, Categorical) else (branch.low, branch.high)
         found |= {int(n) for n in (*ends, branch.default) if isinstance(n, int | float)}
     return sorted(found)

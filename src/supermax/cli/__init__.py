@@ -17,12 +17,13 @@ from supermax.cli.dashboard import dashboard
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
 from supermax.cli.plan import plan
+from supermax.cli.replay import replay
 from supermax.cli.report import report
 from supermax.cli.status import status
 from supermax.cli.stdio import let_go_of_output, mend_streams
 from supermax.cli.track import track
 from supermax.cli.tune import tune
-from supermax.cli.using import predict, refit, replay
+from supermax.cli.using import predict, refit
 from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
 from supermax.words import printable
 

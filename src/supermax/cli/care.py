@@ -11,7 +11,7 @@ import typer
 
 from supermax import cleaning
 from supermax import doctor as checks
-from supermax.cli.completing import among, preset_names
+from supermax.cli.completing import among, preset_names, targets
 from supermax.cli.opening import AsJson, Storage, print_json
 from supermax.cli.printing import console, literal
 from supermax.errors import EnvironmentFault, UserError
@@ -85,17 +85,21 @@ def _print_leftovers(found: list[cleaning.Leftover]) -> None:
 
 
 def doctor(
-    agent: Annotated[
-        str, typer.Option(help="Whose encoders to look for.", autocompletion=among(AGENTS))
-    ] = "criteria",
-    preset: Annotated[
-        str, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
-    ] = "demo",
-    storage: Storage = STORAGE,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="A file of settings: its data and encoders, instead of a preset's."),
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="A search as `tune` takes it, such as a YAML file: its encoders and data.",
+            autocompletion=targets,
+        ),
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option(help="Whose encoders to look for.", autocompletion=among(AGENTS))
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="demo, standard, max or supermax.", autocompletion=preset_names),
+    ] = None,
+    storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
     """Check this machine: device, memory, storage, disk, encoders, data.
@@ -105,24 +109,34 @@ def doctor(
     \b
     Examples:
       supermax doctor
-      supermax doctor --data notes.yaml --json
+      supermax doctor notes.yaml
+      supermax doctor --preset demo --json
     """
+    if target is not None and (agent or preset):
+        raise UserError(f"--agent and --preset cannot go with {target}, which has its own.")
+    agent = agent or "criteria"
     if agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
-    space = preset_of(agent, preset).space
+    space = preset_of(agent, preset or "demo").space
     wanted: list[tuple[str, checks.Check]] = [
         ("python", checks.python),
         ("machine", checks.machine),
         ("device", checks.device),
         ("storage", partial(checks.storage, storage)),
-        ("models", partial(_models, space, data)),
+        ("models", partial(_models, space, target)),
+        ("models", checks.installed),
     ]
-    if data is not None:
-        wanted.append(("data", partial(_data, data)))
+    if target is not None:
+        wanted.append(("data", partial(_data, target)))
     found = checks.examine(wanted)
     if as_json:
         print_json([vars(finding) for finding in found])
-        raise typer.Exit(checks.exit_code(found))
+    else:
+        _print_findings(found)
+    raise typer.Exit(checks.exit_code(found))
+
+
+def _print_findings(found: list[checks.Finding]) -> None:
     screen = console()
     for finding in found:
         mark, colour = _MARKS[finding.state]
@@ -132,26 +146,27 @@ def doctor(
             screen.print(literal(f"           → {finding.advice}", "dim"))
     bad = sum(finding.state == checks.BAD for finding in found)
     screen.print("A run cannot start: see ✗ above." if bad else "A run can start.")
-    raise typer.Exit(checks.exit_code(found))
 
 
-def _models(space: Space, settings: Path | None) -> Iterator[checks.Finding]:
-    """Of the file of settings, if there is one."""
-    if settings is not None:
+def _models(space: Space, target: str | None) -> Iterator[checks.Finding]:
+    """Look for the encoders of a search, or else of a space."""
+    spaces = [space]
+    if target is not None:
         from supermax.cli.tune import resolved
-        from supermax.search import space_of
+        from supermax.spaces import space_of
 
-        space = space_of(resolved(str(settings), {})[0].settings)
-    yield from checks.models([str(name) for name in choices(space, "encoder.name")])
+        spaces = [space_of(each.settings) for each in resolved(target, {})]
+    names = [str(name) for each in spaces for name in choices(each, "encoder.name")]
+    yield from checks.models(list(dict.fromkeys(names)))
 
 
-def _data(path: Path) -> list[checks.Finding]:
+def _data(target: str) -> list[checks.Finding]:
     from supermax.cli.tune import resolved
     from supermax.planning import described
     from supermax.search import prepared
 
     found = []
-    for each in resolved(str(path), {}):
+    for each in resolved(target, {}):
         lines = described(prepared(each, tell=lambda _: None))
         found += [checks.Finding("data", checks.GOOD, line) for line in lines]
     return found

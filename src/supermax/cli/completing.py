@@ -18,6 +18,7 @@ from supermax.engine import journal
 from supermax.naming import AGENTS, STORAGE
 from supermax.space.presets import presets
 from supermax.study import file_of
+from supermax.training.data.rows import is_table
 
 _PATIENCE = 0.2  # seconds for a database that somebody writes to
 _MOST = 16 << 20  # bytes of a journal that are read
@@ -38,7 +39,7 @@ def preset_names(incomplete: str) -> list[str]:
 
 
 def targets(incomplete: str) -> list[str]:
-    """Agents, all of them, and files of settings below the folder that is being typed."""
+    """Agents, all of them, and files of settings or rows below the folder that is being typed."""
     words = [word for word in (*AGENTS, "all") if word.startswith(incomplete)]
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         typed, _, start = incomplete.rpartition("/")
@@ -46,7 +47,7 @@ def targets(incomplete: str) -> list[str]:
         for path in sorted(folder.iterdir()):
             named = f"{typed}/{path.name}" if "/" in incomplete else path.name
             if path.name.startswith(start) and not path.name.startswith("."):
-                if path.suffix in (".yaml", ".yml"):
+                if path.suffix in (".yaml", ".yml") or is_table(path):
                     words.append(named)
                 elif path.is_dir() and "/" in incomplete:
                     words.append(f"{named}/")

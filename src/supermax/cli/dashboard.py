@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from supermax.cli.completing import studies
-from supermax.cli.opening import Storage, find_study
+from supermax.cli.opening import STUDY, Storage, find_study
 from supermax.naming import STORAGE
 from supermax.report.serving import make_site, server
 from supermax.study import existing, without_password
@@ -19,7 +19,11 @@ Port = Annotated[int, typer.Option(help="The port to listen on; 0 takes a free o
 Edit = Annotated[bool, typer.Option("--edit", help="Let studies be changed and deleted.")]
 Study = Annotated[
     str | None,
-    typer.Argument(help="Print the address of this study's report.", autocompletion=studies),
+    typer.Argument(
+        metavar=STUDY,
+        help="Print the address of this study's report.",
+        autocompletion=studies,
+    ),
 ]
 
 

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from supermax.cli.printing import file_stem
 from supermax.errors import UserError
-from supermax.naming import AGENTS
+from supermax.naming import AGENTS, MINILM, is_untrained
+from supermax.settings.resolving import fitting_preset
 from supermax.settings.writing import written
 from supermax.space.presets import preset
 from supermax.training.data.files import UTF8, stem_of
 from supermax.training.data.guessing import Guessed, guess_file
+from supermax.training.data.redsm5 import is_redsm5, not_redsm5
 from supermax.training.words import is_name
 from supermax.words import counted, ended, nearest
+
+MODELS = "SUPERMAX_MODELS"
 
 
 def init(
     target: Annotated[
-        str, typer.Argument(help="An agent, or your own CSV or JSONL file.")
+        str,
+        typer.Argument(help="An agent, your own CSV or JSONL file, or a folder of ReDSM5."),
     ] = "criteria",
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Default: TARGET.yaml, here.")
@@ -30,11 +38,18 @@ def init(
         str | None, typer.Option(help="Instead of the one that fits the columns.")
     ] = None,
     encoding: Annotated[
-        str | None, typer.Option(help="Of the file, such as cp1252. Default: detected.")
+        str | None,
+        typer.Option(help="Encoding of the file, such as cp1252. Default: detected."),
+    ] = None,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            envvar=MODELS, help="Encoders, with commas. Default: minilm where it is installed."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file.")] = False,
 ) -> None:
-    """Write a commented YAML file for an agent, or for a table of your own.
+    """Write a commented YAML file for an agent, a table of your own, or a folder of ReDSM5.
 
     Which column of a table holds what is guessed and shown; look at it before you tune.
 
@@ -47,32 +62,43 @@ def init(
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     if target in AGENTS:
         place = out or Path(f"{target}.yaml")
-        text = written(agent or target, head=_HEAD, size=_size(agent or target))
+        names = _names(models)
+        size = _size(agent or target, names)
+        text = written(agent or target, models=names, head=_HEAD, size=size)
         _write(place, text, force=force)
+    elif Path(target).expanduser().is_dir():
+        folder = Path(target).expanduser()
+        place = out or Path(f"{_name(folder.resolve())}.yaml")
+        names = _names(models) or encoders_here()
+        _write(place, _for_folder(folder, place, agent or "criteria", names), force=force)
     else:
         path = _table(target)
-        place = out or place_of(path)
-        for line in begin(path, place, agent=agent, encoding=encoding, force=force):
+        place = out or settings_path(path)
+        names = _names(models) or encoders_here()
+        for line in write_settings(
+            path, place, names, agent=agent, encoding=encoding, force=force
+        ):
             print(line)
     print(f"Written to {place}. Look through it, then: supermax tune {shlex.quote(str(place))}")
 
 
-def place_of(path: Path) -> Path:
-    """Where the settings of a table go unless another place is named."""
+def settings_path(path: Path) -> Path:
+    """Return the default path of a table's settings."""
     return Path(f"{stem_of(path)}.yaml")
 
 
-def begin(
+def write_settings(
     path: Path,
     place: Path,
+    models: Sequence[str] = (),
     *,
     agent: str | None = None,
     encoding: str | None = None,
     force: bool = False,
 ) -> list[str]:
-    """Write settings for a table; returns what was guessed, in words."""
+    """Write settings for a table and these encoders; return what was guessed, in words."""
     guessed = guess_file(path, encoding)
-    text, said = _for_table(path, place, guessed, agent or guessed.agent)
+    text, said = _for_table(path, place, guessed, agent or guessed.agent, models, encoding)
     _write(place, text, force=force)
     return said
 
@@ -81,9 +107,27 @@ _HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on
 Paths are meant from where this file is."""
 
 
-def _size(agent: str) -> dict[str, int]:
-    demo = preset(agent, "demo")
-    return {"trials": demo.trials, "epochs": demo.epochs, "patience": demo.patience}
+def encoders_here() -> list[str]:
+    """Return the encoders for a new file: those of the environment, else what is installed."""
+    if names := _names(os.environ.get(MODELS)):
+        return names
+    return ["minilm"] if importlib.util.find_spec(MINILM) is not None else []
+
+
+def _names(models: str | None) -> list[str]:
+    return [name.strip() for name in (models or "").split(",") if name.strip()]
+
+
+def _size(agent: str, models: Sequence[str]) -> dict[str, Any]:
+    """The preset that follows from the encoders, and how far it goes."""
+    name = fitting_preset(models)[0]
+    size = preset(agent, name)
+    return {
+        "preset": name,
+        "trials": size.trials,
+        "epochs": size.epochs,
+        "patience": size.patience,
+    }
 
 
 def _table(target: str) -> Path:
@@ -95,13 +139,30 @@ def _table(target: str) -> Path:
     return path
 
 
-def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[str, list[str]]:
+def _for_folder(folder: Path, place: Path, agent: str, models: Sequence[str]) -> str:
+    if not is_redsm5(folder):
+        raise UserError(not_redsm5(folder))
+    data = {"path": _from(place, folder)}
+    size = _size(agent, models)
+    return written(
+        agent, name=_name(folder.resolve()), models=models, data=data, head=_HEAD, size=size
+    )
+
+
+def _for_table(
+    path: Path,
+    place: Path,
+    guessed: Guessed,
+    agent: str,
+    models: Sequence[str],
+    encoding: str | None,
+) -> tuple[str, list[str]]:
     columns = {guess.role: guess.column for guess in guessed.columns}
     why = {f"data.columns.{guess.role}": guess.why for guess in guessed.columns}
     data = {"path": _from(place, path), "columns": columns}
-    if guessed.encoding != UTF8:
-        data["encoding"] = guessed.encoding
-        why["data.encoding"] = "detected"
+    if encoding is not None or guessed.encoding != UTF8:
+        data["encoding"] = encoding or guessed.encoding
+        why["data.encoding"] = "--encoding" if encoding else "detected"
     if guessed.labels and all(map(is_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
         why["data.labels"] = "the classes, in their order"
@@ -110,6 +171,7 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
     if guessed.unused:
         said.append(f"  not used     {', '.join(guessed.unused)}")
     said += [f"  agent        {agent}"]
+    said += [f"  encoder      {', '.join(models) or 'tiny'}{_about(models)}"]
     if guessed.encoding != UTF8:
         said += [f"  encoding     {guessed.encoding}  (--encoding sets another)"]
     if guessed.unlabelled:
@@ -123,8 +185,22 @@ def _for_table(path: Path, place: Path, guessed: Guessed, agent: str) -> tuple[s
             f"No column looks like labels or answers, without which nothing can be learnt: set "
             f"data.columns.label in {place}."
         )
-    text = written(agent, name=_name(path), data=data, head=_HEAD, notes=why, size=_size(agent))
+    text = written(
+        agent,
+        name=_name(path),
+        models=models,
+        data=data,
+        head=_HEAD,
+        notes=why,
+        size=_size(agent, models),
+    )
     return text, said
+
+
+def _about(models: Sequence[str]) -> str:
+    if any(not is_untrained(name) for name in models):
+        return ""
+    return "  (not pretrained: name one that is with --models, or pip install 'supermax[minilm]')"
 
 
 def _name(path: Path) -> str:

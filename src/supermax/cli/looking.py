@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +15,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from supermax.cli.arguments import trial_number
 from supermax.cli.completing import studies
 from supermax.cli.opening import (
+    STUDY,
     AsJson,
     Storage,
     Which,
@@ -24,6 +28,7 @@ from supermax.cli.opening import (
 )
 from supermax.cli.printing import console, file_stem, literal
 from supermax.display.strokes import spark
+from supermax.engine.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
 from supermax.files import write_whole
 from supermax.naming import STORAGE
@@ -34,9 +39,13 @@ Study = Annotated[
     str | None,
     typer.Option(
         "--study",
+        metavar=STUDY,
         help="Its name; not needed where there is one alone.",
         autocompletion=studies,
     ),
+]
+Trial = Annotated[
+    int, typer.Argument(help="The trial's number.", parser=trial_number, metavar="TRIAL")
 ]
 Top = Annotated[int, typer.Option(min=1, help="How many.")]
 _CURVE = 24  # characters
@@ -86,7 +95,7 @@ def best(
 
 
 def show(
-    trial: Annotated[int, typer.Argument(help="The trial's number.")],
+    trial: Trial,
     study: Study = None,
     storage: Storage = STORAGE,
     as_json: AsJson = False,
@@ -117,15 +126,23 @@ def show(
         screen.print(f"Curve: {spark(list(found.curve.values()), _CURVE)}  {_ends(found.curve)}")
     for line in (*_memory(found), *_steps(found), *_metrics(found), *_attempts(found)):
         screen.print(line)
+    seen = ""  # of the log, to which each attempt appends
     for fault in found.faults:
-        _print_fault(screen, fault)
-    if found.log.strip():
+        rest = _unseen(seen, fault.log_tail)
+        _print_fault(screen, replace(fault, log_tail=rest), fault.frame)
+        seen += rest
+    if (rest := _unseen(seen, found.log)).strip():
         screen.print("The end of its log:")
-        screen.print(_set_in(found.log))
+        screen.print(_set_in(rest))
 
 
 def compare(
-    trials: Annotated[list[int], typer.Argument(help="Numbers of two trials or more.")],
+    trials: Annotated[
+        list[int],
+        typer.Argument(
+            help="Numbers of two trials or more.", parser=trial_number, metavar="TRIALS"
+        ),
+    ],
     study: Study = None,
     storage: Storage = STORAGE,
     as_json: AsJson = False,
@@ -188,7 +205,7 @@ def faults(
             raise UserError(ended(f"There is no fault of the kind {kind!r}{nearest(kind, kinds)}"))
         found = [fault for fault in found if fault.kind == kind]
     if as_json:
-        print_json([vars(f) | {"params": record.trial(f.trial).params} for f in found])
+        print_json([_fault_facts(record, fault) for fault in found])
         return
     screen = console()
     if not found:
@@ -207,7 +224,8 @@ def faults(
     screen.print(table)
     for some in groups.values():
         last = some[-1]
-        _print_fault(screen, last, whole=len(groups) == 1 or trial is not None)
+        whole = len(groups) == 1 or trial is not None
+        _print_fault(screen, last, last.frame, whole=whole)
         _print_params(screen, record.trial(last.trial))
 
 
@@ -354,8 +372,25 @@ def _planned(attempt: AttemptRecord) -> str:
     return f", {plan['micro_batch']} sequences at a time{again}{why}, {kept} kept for it"
 
 
-def _print_fault(screen: Console, fault: FaultRecord, *, whole: bool = True) -> None:
+def _fault_facts(record: StudyRecord, fault: FaultRecord) -> dict[str, Any]:
+    frame = fault.frame and vars(fault.frame)
+    return vars(fault) | {"frame": frame, "params": record.trial(fault.trial).params}
+
+
+def _unseen(seen: str, log: str) -> str:
+    """Return the part of a log's end that comes after what was printed of it already."""
+    if seen and (at := log.rfind(seen)) >= 0:
+        return log[at + len(seen) :]
+    ends = [*accumulate(map(len, log.splitlines(True)))]  # the first line may be cut
+    return log[next((end for end in reversed(ends) if seen.endswith(log[:end])), 0) :]
+
+
+def _print_fault(
+    screen: Console, fault: FaultRecord, frame: Frame | None, *, whole: bool = True
+) -> None:
     points = [fault.message, f"Whose fault: {fault.culprit}. Then: {fault.decision or '–'}."]
+    if frame is not None:
+        points.insert(0, f"In {frame}" + (f":\n{frame.code}" if frame.code else ""))
     if fault.advice:
         points.append(f"What to do: {fault.advice}")
     head = f"Trial {fault.trial}, attempt {fault.attempt}: {fault.kind}"

@@ -16,6 +16,7 @@ from supermax.space.versions import base_name, find_versions, version_of
 from supermax.study import existing, without_password
 from supermax.words import ended, finite, nearest, one_line
 
+STUDY = "STUDY"
 Storage = Annotated[
     str,
     typer.Option(
@@ -26,12 +27,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 Name = Annotated[
     str,
     typer.Argument(
-        help="The study's name; without @N, its newest version.", autocompletion=studies
+        metavar=STUDY,
+        help="The study's name; without @N, its newest version.",
+        autocompletion=studies,
     ),
 ]
 Which = Annotated[
     str | None,
     typer.Argument(
+        metavar=STUDY,
         help="The study's name; not needed where the storage holds one alone.",
         autocompletion=studies,
     ),
@@ -61,10 +65,7 @@ def the_study(storage: str, name: str | None) -> Study:
     if not names:
         raise UserError(f"There is no study in {shown} yet.")
     known = ", ".join(map(one_line, names))
-    raise UserError(
-        f"There are several studies in {shown}: {known}. Name one (`show`, `compare` and `replay` "
-        f"take it as --study NAME)."
-    )
+    raise UserError(f"There are several studies in {shown}: {known}. Name one with --study.")
 
 
 def front_size(study: Study) -> int | None:

@@ -127,7 +127,7 @@ def plan(
     if evidence_model is not None and (model is None or agent != "joint"):
         raise UserError("--evidence-model goes with --model and --agent joint.")
     if target is not None:
-        from supermax.search import space_of
+        from supermax.spaces import space_of
 
         search = _search(target, gpu_memory)
         budget, searched = _budget(search.gpu_memory, device), space_of(search)
@@ -407,7 +407,8 @@ def _source(name: str) -> Any:
     """By its configuration alone: weights make no difference. It goes by the name that was asked
     for."""
     from supermax.agents.shapes import encoder_of, why_unusable
-    from supermax.training.architectures import FULL, UNTRAINED
+    from supermax.naming import UNTRAINED
+    from supermax.training.architectures import FULL
     from supermax.training.sources import find
 
     known = f"{UNTRAINED}{name}" if name in FULL else name

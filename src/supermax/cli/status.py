@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from supermax.cli.completing import studies
-from supermax.cli.opening import AsJson, Storage, find_study, front_size
+from supermax.cli.opening import STUDY, AsJson, Storage, find_study, front_size
 from supermax.cli.printing import console, front_text
 from supermax.display import status as file
 from supermax.display import text
@@ -27,7 +27,7 @@ from supermax.display.view import draw
 from supermax.engine.home import find_home
 from supermax.engine.locks import holder
 from supermax.errors import UserError
-from supermax.naming import STORAGE
+from supermax.naming import STORAGE, evaluated_on, metric_names
 from supermax.ranking import best_of
 from supermax.study import all_studies, existing, locks_of, without_password
 from supermax.words import clock, one_line
@@ -41,7 +41,7 @@ def status(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="STUDY",
+            metavar=STUDY,
             help="The study's name. Default: all of the storage.",
             autocompletion=studies,
         ),
@@ -103,7 +103,8 @@ class Seen:
     def data(self) -> dict[str, Any]:
         known = self.fields or file.snapshot(self.state)
         if self.fields is None:  # nobody's run: what belongs to one is not known
-            known = {key: known[key] for key in ("study", "directions", "finished", "best")}
+            kept = ("study", "directions", "finished", "best", "metrics", "evaluated_on")
+            known = {key: known[key] for key in kept}
             known["trials"] = dict(self.state.states)
         return {"alive": self.alive, "standing": self.standing, **known}
 
@@ -156,6 +157,7 @@ def _from_study(study: Study) -> RunState:
     state.states.update(trial.state.name for trial in trials)
     if (best := best_of(trials, study.directions)) is not None:
         state.best = (best.number, best.values[0])
+    state.metrics, state.evaluated_on = metric_names(study), evaluated_on(study)
     return state
 
 
@@ -164,11 +166,11 @@ def _only_one(storage: BaseStorage, where: str) -> str:
     studies = all_studies(storage)
     running = [study for study in studies if look(study).alive] or studies
     if len(running) != 1:
-        names = (
-            ", ".join(study.study_name for study in running)
-            or f"none in {without_password(where)}"
-        )
-        raise UserError(f"--watch is for one study. Name it: {names}.")
+        shown = without_password(where)
+        if not running:
+            raise UserError(f"There is no study in {shown} to watch yet.")
+        names = ", ".join(one_line(study.study_name) for study in running)
+        raise UserError(f"--watch is for one study of {names}. Name one with --study.")
     return str(running[0].study_name)
 
 
@@ -198,7 +200,7 @@ def _best(seen: Seen) -> str:
     if seen.state.best is None:
         return front_text(seen.front) if seen.front else ""
     trial, value = seen.state.best
-    return f"{text.number(value)} (trial {trial})"
+    return f"{text.named(seen.state, [value])} (trial {trial})"
 
 
 def _show(seen: Seen, as_json: bool) -> None:

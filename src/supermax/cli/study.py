@@ -13,6 +13,7 @@ from rich.table import Table
 
 from supermax.cli.completing import studies
 from supermax.cli.opening import (
+    STUDY,
     AsJson,
     Name,
     Storage,
@@ -219,7 +220,9 @@ def delete(
     name: Annotated[
         str,
         typer.Argument(
-            help="The study's full name, with @N for a version.", autocompletion=studies
+            metavar=STUDY,
+            help="The study's full name, with @N for a version.",
+            autocompletion=studies,
         ),
     ],
     storage: Storage = STORAGE,

@@ -19,21 +19,25 @@ import optuna
 import typer
 
 from supermax import supervise
-from supermax.cli.completing import among, preset_names, targets
-from supermax.cli.init import begin, place_of
+from supermax.cli.completing import among, preset_names, studies, targets
+from supermax.cli.init import encoders_here, settings_path, write_settings
+from supermax.cli.opening import STUDY
 from supermax.cli.stdio import Surviving
 from supermax.engine import descriptors
 from supermax.errors import UserError
-from supermax.naming import AGENTS
+from supermax.naming import AGENTS, COSTS
 from supermax.settings import Resolved, resolve
 from supermax.settings.model import Pruner, Sampler, Settings
 from supermax.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.space.reading import load
+from supermax.spaces import space_of
 from supermax.study import file_of
+from supermax.training.data.guessing import guess_file
 from supermax.training.data.rows import is_table
+from supermax.training.metrics import check_metric
 from supermax.trees import scalar
-from supermax.words import ended, metric_title, nearest, printable
+from supermax.words import ended, nearest, printable, took
 
 if TYPE_CHECKING:
     from supermax.search import Search
@@ -52,9 +56,13 @@ def tune(
         ),
     ],
     preset: Annotated[
-        Text, typer.Option(help="demo, max or supermax.", autocompletion=preset_names)
+        Text, typer.Option(help="demo, standard, max or supermax.", autocompletion=preset_names)
     ] = None,
     trials: Annotated[Text, typer.Option(help="Finished trials in all.")] = None,
+    epochs: Annotated[Text, typer.Option(help="Of a trial, at most.")] = None,
+    patience: Annotated[
+        Text, typer.Option(help="Epochs without a better value that end a trial.")
+    ] = None,
     workers: Annotated[Text, typer.Option(help="Trials at a time, or auto.")] = None,
     gpu_memory: Annotated[
         Text, typer.Option(help="Budget of a device, to emulate a smaller one: 24GiB.")
@@ -76,6 +84,12 @@ def tune(
     data: Annotated[
         Text, typer.Option(help="A CSV or JSONL file, a folder of ReDSM5, or synthetic.")
     ] = None,
+    study: Annotated[
+        Text,
+        typer.Option(
+            metavar=STUDY, help="The study's name; default: the agent's.", autocompletion=studies
+        ),
+    ] = None,
     storage: Annotated[Text, typer.Option(help="A file or an Optuna URL.")] = None,
     timeout: Annotated[Text, typer.Option(help="When to pause: 8h.")] = None,
     sampler: Annotated[
@@ -93,19 +107,23 @@ def tune(
     objective: Annotated[
         list[str] | None, typer.Option(help="A metric; repeat it to weigh several.")
     ] = None,
+    seed: Annotated[Text, typer.Option(help="Of the sampler.")] = None,
     track: Annotated[Text, typer.Option(help="To MLflow: a URI, a file, or mlflow.")] = None,
     assign: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE: any setting, or a parameter to narrow."),
     ] = None,
     supervisor: Annotated[bool, typer.Option(help="Start the run again when it dies.")] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show each setting and where it comes from.")
+    ] = False,
 ) -> None:
     """Search for the best configuration. The same command goes on where it stopped.
 
     What can be given here can stand in a YAML file. `supermax init` writes one, and so does this
-    command for a CSV or JSONL file. Flags come
-    before the environment (HPO_EPOCHS, HPO_PATIENCE, HPO_MIN_DELTA, HPO_MODEL_CHOICES, PAR,
-    HPO_OUTDIR, N_TRIALS_CRITERIA and so on), that before the file, that before the preset.
+    command for a CSV or JSONL file. Flags come before the environment (HPO_EPOCHS, HPO_PATIENCE,
+    HPO_MIN_DELTA, HPO_MODEL_CHOICES, PAR, HPO_OUTDIR, N_TRIALS_CRITERIA and so on), that before
+    the file, that before the preset.
 
     The first Ctrl-C pauses the run, a second one ends it at once. Exit codes: 0 all trials are
     finished, 2 something was asked that cannot be done, 3 the machine or the storage does not
@@ -113,14 +131,17 @@ def tune(
 
     \b
     Examples:
-      supermax tune criteria --trials 2 --set epochs=1 --set data.posts=100
-      supermax tune notes.csv --trials 2 --set epochs=1
+      supermax tune criteria --trials 2 --epochs 1 --set data.posts=100
+      supermax tune notes.csv --trials 2 --epochs 1
       supermax tune notes.yaml --workers 2 --timeout 8h
-      supermax tune all --trials 1 --set epochs=1 --set data.posts=60 --set optim.lr=1e-3
+      supermax tune all --trials 1 --epochs 1 --set data.posts=60 --set optim.lr=1e-3
     """
     given = {
         "preset": preset,
         "trials": trials,
+        "epochs": epochs,
+        "patience": patience,
+        "seed": seed,
         "workers": workers,
         "gpu_memory": gpu_memory,
         "gpus": gpus,
@@ -128,6 +149,7 @@ def tune(
         "compile": compile_,
         "models": models,
         "data.path": data,
+        "name": study,
         "storage": storage,
         "timeout": timeout,
         "sampler": sampler,
@@ -136,24 +158,34 @@ def tune(
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in given.items() if v is not None}
+    if _is_file_of_rows(target):
+        target = str(_settings_of(Path(target).expanduser(), flags.get("models")))
     searches = resolved(target, flags | assigned(assign or []))
-    descriptors.check(workers=1)  # before torch is loaded, which opens many
+    for each in searches:  # before torch is loaded, which takes seconds
+        check_names(each.settings)
+    descriptors.check(workers=1)  # torch opens many
     if not supervise.is_supervised():
         _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():
         command = [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]]
         raise typer.Exit(supervise.Supervisor(command, _say).run())
-    raise typer.Exit(run_all(searches))
+    raise typer.Exit(run_all(searches, verbose=verbose))
 
 
 def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
-    """The settings of each search that is meant."""
+    """Return the settings of each search that is meant; for a table, those that `supermax init`
+    would write."""
     file = None
     agents: list[str | None] = [target]
     if target == ALL:
         agents = list(AGENTS)
         if "name" in flags:
-            raise UserError("Four agents cannot share one study: leave out --set name=….")
+            given = flags["name"].source
+            raise UserError(f"Four agents cannot share one study: leave out {given}.")
+    elif _is_file_of_rows(target):
+        agents = [guess_file(Path(target).expanduser()).agent]
+        guessed = {"data.path": target, "models": ",".join(encoders_here()) or None}
+        flags = {k: Value(v, "as init has it") for k, v in guessed.items() if v} | flags
     elif target not in AGENTS:
         file, agents = _file(target), [None]
     return [
@@ -169,39 +201,63 @@ def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
     ]
 
 
+def check_names(settings: Settings) -> None:
+    """Raise UserError for metrics and values that the agent and its space do not have."""
+    for name in settings.objectives:
+        if name not in COSTS:
+            check_metric(name, settings.agent)
+    space_of(settings)
+
+
+def _is_file_of_rows(target: str) -> bool:
+    path = Path(target).expanduser()
+    return is_table(path) and _is_file(path)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for a file
+        return False
+
+
 def _file(target: str) -> Path:
     path = Path(target).expanduser()
-    with contextlib.suppress(OSError):  # a name that is too long for a file
-        if path.is_file():
-            return _for_table(path) if is_table(path) else path
+    if _is_file(path):
+        return path
+    if is_table(path):
+        raise UserError(f"There is no file {path}.")
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
         raise UserError(f"There is no file {path}. `supermax init` writes one to begin with.")
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
 
 
-def _for_table(path: Path) -> Path:
-    """The settings of a table: those that `supermax init` writes, and that it wrote before."""
-    place = place_of(path)
+def _settings_of(path: Path, models: Value | None) -> Path:
+    """Return the file with the settings of a table; write it as `supermax init` does where it is
+    missing."""
+    place = settings_path(path)
     if not place.exists():
-        for line in begin(path, place):
+        named = str(models.value).split(",") if models is not None else encoders_here()
+        for line in write_settings(path, place, named):
             _say(line)
         _say(f"Written to {place}: change it there, and give the same command again.")
-    elif not _is_about(place, path):
+    elif not _describes(place, path):
+        mine, table = shlex.quote(str(place)), shlex.quote(str(path))
         raise UserError(
             f"{place} is there already, and is not about {path}. Search it with `supermax tune "
-            f"{place}`, or write other settings with `supermax init {path} -o OTHER.yaml`."
+            f"{mine}`, or write other settings with `supermax init {table} -o OTHER.yaml`."
         )
     elif not supervise.is_supervised():
         _say(f"The settings are those of {place}.")
     return place
 
 
-def _is_about(place: Path, path: Path) -> bool:
+def _describes(place: Path, path: Path) -> bool:
     try:
         about = resolve(None, file=place, presets=presets()).settings.data.path
     except UserError:  # it is said when the search is resolved
         return True
-    return about is not None and Path(about).expanduser().absolute() == path.absolute()
+    return about is not None and Path(about).expanduser().resolve() == path.resolve()
 
 
 def _parameters(agent: str | None) -> dict[str, Any]:
@@ -227,7 +283,7 @@ def assigned(pairs: list[str]) -> dict[str, Value]:
 
 
 def _flag(key: str, value: object) -> str:
-    named = {"data.path": "data", "objectives": "objective"}
+    named = {"data.path": "data", "objectives": "objective", "name": "study"}
     return "no-" * (value is False) + named.get(key, key).replace("_", "-")
 
 
@@ -239,7 +295,7 @@ def _say(text: str) -> None:
 # In the process that runs it.
 
 
-def run_all(searches: list[Resolved]) -> int:
+def run_all(searches: list[Resolved], *, verbose: bool = False) -> int:
     """One search after the other, until one is paused."""
     sys.stdout = Surviving(sys.stdout)
     first, began = supervise.restarts() == 0, time.monotonic() - supervise.spent()
@@ -247,20 +303,26 @@ def run_all(searches: list[Resolved]) -> int:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     code = supervise.REACHED
     for each in searches:
-        code = run_one(each, beat, say_plan=first, spent=time.monotonic() - began)
+        spent = time.monotonic() - began
+        code = run_one(each, beat, say_plan=first, spent=spent, verbose=verbose)
         if code != supervise.REACHED:
             break
     return code
 
 
 def run_one(
-    each: Resolved, beat: Callable[[], None], *, say_plan: bool, spent: float = 0.0
+    each: Resolved,
+    beat: Callable[[], None],
+    *,
+    say_plan: bool,
+    spent: float = 0.0,
+    verbose: bool = False,
 ) -> int:
     from supermax import planning, search  # torch is heavy, and wrong settings are told without it
 
     prepared = search.prepared(each, tell=_say)
     if say_plan:
-        lines = printable("\n".join(planning.plan(prepared))).split("\n")
+        lines = printable("\n".join(planning.plan(prepared, verbose))).split("\n")
         if sys.stdout.isatty():
             lines = planning.folded(lines, shutil.get_terminal_size().columns)
         print("\n".join(lines), flush=True)
@@ -278,34 +340,42 @@ def run_one(
 
 
 def outcome(prepared: Search, tuned: Tuned) -> list[str]:
-    """What came of it, and what can be done with it now."""
+    """Return the best trial and what can be done with it now."""
+    from supermax.tuning import titles_of
+
     settings = prepared.settings
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
     paused = "Paused: the same command goes on." if tuned.summary.stopped_by else ""
     if not rows:
         why = paused or f"`supermax faults {study}{where}` says why."
+        if tuned.summary.stopped_by == "timeout":
+            why = (
+                f"The timeout of {took(settings.timeout)} counts from the command on, loading "
+                f"included, and was over before. The same command goes on; give it more time."
+            )
         return [f"No trial of '{settings.study}' has come to a value yet. {why}"]
     best = rows[0]
-    titles = [metric_title(name, tuned.splits.train.label_names) for name in tuned.objectives]
+    titles = titles_of(tuned.objectives, tuned.splits.train.label_names)
     values = ", ".join(
         f"{name} {value:.4f}" for name, value in zip(titles, best["values"], strict=True)
     )
     return [
         *([paused] if paused else []),
-        f"Best so far: trial {best['trial']} ({best['encoder']}), {values}.",
-        *_no_better(tuned.without_reading(best["values"][0])),
+        f"Best so far: trial {best['trial']} ({best['encoder']}), {values} "
+        f"(validation, n={tuned.splits.validation.count(tuned.agent)}).",
+        *_no_better(titles[0], tuned.trivial_baseline(best["values"][0])),
         f"Look at it: supermax best {study}{where}   "
         f"Train it for good: supermax refit {study}{where}",
     ]
 
 
-def _no_better(without_reading: float | None) -> list[str]:
-    if without_reading is None:
+def _no_better(metric: str, baseline: float | None) -> list[str]:
+    if baseline is None:
         return []
     return [
-        f"That is no better than answering without reading (the most frequent class, no answer), "
-        f"which scores {without_reading:.4f}. Try more epochs, other learning rates or more data."
+        f"That is no better than the trivial baseline (majority class, no answer), which has "
+        f"{metric} {baseline:.4f}. Try more epochs, other learning rates or more data."
     ]
 
 

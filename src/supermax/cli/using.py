@@ -1,36 +1,37 @@
-"""`supermax refit | predict | replay`: what a study found, put to use or run again."""
+"""`supermax refit | predict`: what a study found, put to use."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
-import traceback
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from supermax.cli.completing import among
-from supermax.cli.looking import Study
 from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
-from supermax.cli.printing import console, file_stem
+from supermax.cli.printing import console, file_stem, literal
+from supermax.cli.progress import Progress
 from supermax.errors import UserError
 from supermax.naming import SETTINGS, STORAGE
 from supermax.records import read
-from supermax.replaying import load_objective
-from supermax.replaying import replay as run_again
 from supermax.training.data.columns import Columns
-from supermax.training.data.guessing import guess_file
+from supermax.training.data.guessing import chosen_columns
 from supermax.words import counted, ended, metric_title, nearest
 
+if TYPE_CHECKING:
+    from supermax.training.predict import Predicted
+    from supermax.training.refit import Refit, Stage
+    from supermax.training.scores import Scores
+
+LOADING = "Loading torch and transformers, which takes some seconds"
+CLASS_SCORES = ("macro_f1", "accuracy")
+SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
-_FAILED = 1
-_BLOCKING = "CUDA_LAUNCH_BLOCKING"
 
 
 def refit(
@@ -56,23 +57,23 @@ def refit(
       supermax refit criteria --seeds 2
       supermax refit criteria --trial 0 --seeds 1, -o first-model
     """
+    progress = Progress(shown=not as_json)
+    progress.step(LOADING)
+    wanted, record = _seeds(seeds), read(the_study(storage, study))
     from supermax import search
 
-    record = read(the_study(storage, study))
     settings = search.remembered(record.study.user_attrs.get(SETTINGS), record.name)
     folder = out or Path(f"{file_stem(record.name)}-model")
-
-    def progress(seed: int, epoch: int, loss: float) -> None:
-        if not as_json:
-            print(f"seed {seed}: epoch {epoch}, loss {loss:.4f}", flush=True)
-
     chosen, result = search.refit(
         record,
         trial,
         settings,
-        seeds=_seeds(seeds),
+        seeds=wanted,
         folder=folder,
-        progress=progress,
+        progress=lambda seed, epoch, loss: progress.step(
+            f"Seed {seed}: epoch {epoch} is trained, loss {loss:.4f}"
+        ),
+        stages=partial(_show_stage, progress, wanted),
         tell=partial(print, file=sys.stderr, flush=True),
     )
     if as_json:
@@ -80,21 +81,40 @@ def refit(
         facts = {"trial": chosen.number, "folder": str(result.folder), "metrics": found}
         print_json({**facts, "cautions": list(result.cautions)})
         return
-    table = Table("on the test split", "mean", "95 % interval")
-    for name, estimate in result.metrics.items():
-        table.add_row(
-            metric_title(name, chosen.labels),
-            f"{estimate.mean:.4f}",
-            estimate.interval,
-        )
-    console().print(table)
-    for caution in result.cautions:
-        print(caution)
+    _print_estimates(result, chosen.labels)
     print(
         f"Trial {chosen.number}, trained with {counted(len(result.runs), 'seed')}; that of seed "
         f"{result.chosen} is exported to {folder}. "
         f"Use it: supermax predict {folder} FILE.csv -o answers.csv"
     )
+
+
+def _show_stage(progress: Progress, seeds: Sequence[int], stage: Stage) -> None:
+    if stage.name == "data":
+        progress.step("Reading the data that was searched on")
+    elif stage.name == "export":
+        progress.step(f"Exporting the model of seed {stage.seed}, the median")
+    elif stage.name == "test":
+        progress.step(f"Seed {stage.seed}: predicting the test split")
+    elif stage.name == "prepare":
+        of = f"{seeds.index(stage.seed or 0) + 1} of {len(seeds)}"
+        progress.step(f"Seed {stage.seed} ({of}): loading the encoder, tokenising the texts")
+    elif stage.epoch == 0:
+        progress.step(f"Seed {stage.seed}: training {counted(stage.epochs, 'epoch')}")
+    elif stage.epoch % 1:  # the end of an epoch is printed with its loss
+        rate = stage.samples_per_second
+        of = counted(stage.epochs, "epoch")
+        speed = "" if rate is None else f", {rate:,.0f} samples a second"
+        progress.count(f"Seed {stage.seed}: {stage.epoch:.1f} of {of}{speed}")
+
+
+def _print_estimates(result: Refit, labels: Sequence[str]) -> None:
+    table = Table("on the test split", "mean", "95 % interval")
+    for name, estimate in result.metrics.items():
+        table.add_row(metric_title(name, labels), f"{estimate.mean:.4f}", estimate.interval)
+    console().print(table)
+    for caution in result.cautions:
+        print(caution)
 
 
 def predict(
@@ -104,12 +124,19 @@ def predict(
     text: Annotated[str | None, typer.Option(help="The column of the texts.")] = None,
     question: Annotated[str | None, typer.Option(help="The column of the questions.")] = None,
     row_id: Annotated[str | None, typer.Option("--id", help="The column of the ids.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column of the true labels, to score by.")
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="The column of the true answers, to score by.")
+    ] = None,
     with_text: Annotated[
         bool, typer.Option("--with-text", help="Write texts and questions too.")
     ] = False,
     on_bad: Annotated[str, typer.Option(help="What bad rows do: stop or skip.")] = "stop",
     encoding: Annotated[
-        str | None, typer.Option(help="Of the file, such as cp1252. Default: detected.")
+        str | None,
+        typer.Option(help="Encoding of the file, such as cp1252. Default: detected."),
     ] = None,
     precision: Annotated[
         str,
@@ -122,49 +149,64 @@ def predict(
 ) -> None:
     """Ask an exported model about the rows of a file.
 
-    Columns that are not named are guessed, as by `supermax init`. A research tool: it makes no
-    diagnosis.
+    Columns that are not named are those of the search, where the file has them, and are otherwise
+    guessed, as by `supermax init`. Where labels or answers are among them, the predictions are
+    scored. A research tool: it makes no diagnosis.
 
     \b
     Examples:
       supermax predict criteria-model notes.csv -o answers.csv
       supermax predict criteria-model notes.csv -o answers.jsonl --with-text
     """
-    from supermax.agents.objective import here
-    from supermax.training.export import load_exported
-    from supermax.training.predict import predict_file
-    from supermax.training.steps import Execution
-
     if on_bad not in ("stop", "skip"):
         raise UserError(f"--on-bad is stop or skip, not {on_bad!r}.")
     if precision not in PRECISIONS:
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
-    asks = load_exported(model).asks
+    progress = Progress()
+    progress.step(LOADING)
+    from supermax.training.export import read_facts
+
+    facts = read_facts(model)
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
-    columns = Columns(text=text or "", question=question, id=row_id)
-    if text is None or (asks and question is None):
-        guessed = guess_file(file, encoding)
-        columns = Columns(
-            text=text or guessed.role("text") or "text",
-            question=(question or guessed.role("question")) if asks else question,
-            id=row_id or guessed.role("id"),
-        )
-    done = predict_file(
-        model,
-        file,
-        columns,
-        out,
-        execution=replace(here(Execution(device="auto")), precision=precision),
-        with_text=with_text,
-        on_bad=cast(Literal["stop", "skip"], on_bad),
-        encoding=encoding,
-    )
+    progress.step(f"Reading {file}")
+    given = {"text": text, "question": question, "id": row_id, "label": label, "answer": answer}
+    columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
+    how = {"with_text": with_text, "on_bad": on_bad, "encoding": encoding}
+    done = _predicted(model, file, columns, out, precision, progress, how)
+    _print_predicted(done, columns)
+    _print_scores(done.scores, label)
+
+
+def _predicted(
+    model: Path,
+    file: Path,
+    columns: Columns,
+    out: Path,
+    precision: str,
+    progress: Progress,
+    how: dict[str, Any],
+) -> Predicted:
+    from supermax.agents.objective import here
+    from supermax.training.predict import predict_file
+    from supermax.training.steps import Execution
+
+    execution = replace(here(Execution(device="auto")), precision=precision)
+    progress.step(f"Predicting on {execution.device}")
+
+    def told(rows: int, of: int) -> None:
+        if rows < of:
+            progress.count(f"{rows:,} of {of:,} rows are predicted")
+
+    return predict_file(model, file, columns, out, execution=execution, told=told, **how)
+
+
+def _print_predicted(done: Predicted, columns: Columns) -> None:
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
-    skipped = f", {done.skipped} bad rows skipped" if done.skipped else ""
-    skipped += f", read as {done.detected}" if done.detected else ""
-    print(f"{done.rows} rows answered in {done.out} ({used}{skipped}).")
+    remarks = f", {done.skipped} bad rows skipped" if done.skipped else ""
+    remarks += f", read as {done.detected}; --encoding sets another" if done.detected else ""
+    print(f"{done.rows} rows answered in {done.out} ({used}{remarks}).")
     if done.precision != done.judged_in:
         print(
             f"They were computed in {done.precision}. The model was judged in {done.judged_in}: a "
@@ -174,60 +216,24 @@ def predict(
         )
 
 
-def replay(
-    trial: Annotated[int, typer.Argument(help="The trial's number.")],
-    study: Study = None,
-    objective: Annotated[
-        str | None,
-        typer.Option(help="FILE.py:FUNCTION, for a study that `tune` did not make."),
-    ] = None,
-    storage: Storage = STORAGE,
-) -> None:
-    """Run a trial again in the foreground, every launch on a GPU waited for, to the exact line.
-
-    Nothing is written to the study. What it raises is shown whole; the exit code is 1 then.
-
-    \b
-    Examples:
-      supermax replay 0
-      supermax replay 1 --storage study.db --objective program.py:objective
-    """
-    record = read(the_study(storage, study))
-    found = record.trial(trial)
-    if not found.params:
-        raise UserError(f"Trial {trial} has no parameters: it never got as far as asking for any.")
-    if objective:
-        run = load_objective(objective)
-    else:
-        from supermax.search import replayed
-
-        run = replayed(record, found)
-    print(f"Trial {trial} of '{record.name}', which was {found.state.lower()}, again:")
-    try:
-        with _blocking_launches():
-            values = run_again(run, found, _say_step)
-    except Exception:
-        traceback.print_exc()
-        raise typer.Exit(_FAILED) from None
-    was = f" (it was {found.values})" if found.values else ""
-    print(f"It came to {values}{was}." if values else "It pruned itself.")
-
-
-@contextlib.contextmanager
-def _blocking_launches() -> Iterator[None]:
-    """CUDA reads it when the first tensor goes to the device, which is later than this."""
-    before = os.environ.get(_BLOCKING)
-    os.environ[_BLOCKING] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_BLOCKING]
-        if before is not None:
-            os.environ[_BLOCKING] = before
-
-
-def _say_step(step: int, value: float) -> None:
-    print(f"  step {step}: {value:.6g}", flush=True)
+def _print_scores(scores: Scores, label: str | None) -> None:
+    screen = console()
+    if scores.classes:
+        shown = ", ".join(f"{name} {scores.classes[name]:.4f}" for name in CLASS_SCORES)
+        screen.print(f"On the {counted(scores.labelled, 'row')} with a label: {shown}")
+        table = Table("class", "rows", "accuracy", "F1")
+        for each in scores.by_class:
+            numbers = (str(each.rows), f"{each.accuracy:.4f}", f"{each.f1:.4f}")
+            table.add_row(literal(each.label), *numbers)
+        screen.print(table)
+    if scores.spans:
+        shown = ", ".join(f"{name} {scores.spans[name]:.4f}" for name in SPAN_SCORES)
+        screen.print(f"On the {counted(scores.answered, 'row')} with a known answer: {shown}")
+    if scores.classes or scores.spans:
+        screen.print("On rows that the model was trained on, scores are too high.")
+    if scores.unknown and (scores.labelled or label is not None):
+        rows = counted(scores.unknown, "row")
+        screen.print(f"Not scored: {rows} with a label that is no class of the model.")
 
 
 def _seeds(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""The running trials as lines of a table that fits its screen.
+"""Trials, running and finished, as lines of a table that fits its screen.
 
 Columns that say less drop out first as the screen gets narrow; where there is room, names, curves
 and bars grow. Lines of text, because rich takes milliseconds to lay out a table of this size.
@@ -8,30 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from supermax.display import text
-from supermax.display.state import RunningTrial, RunState
+from supermax.display.state import FinishedTrial, RunningTrial, RunState
 from supermax.display.strokes import bar, cut, spark
-from supermax.words import clock, one_line
+from supermax.words import clock, one_line, took
 
 GAP = 2
 KNOWN = ("encoder", "epoch", "epochs", "samples_per_second", "memory")  # have a column
 _FULL, _TIGHT = 0.9, 0.75  # shares of its memory at which a bar changes colour
+_STATES = {"PRUNED": "yellow", "FAIL": "red"}
+_CURVE = 48  # cells of a curve on a wide screen
+Trial = TypeVar("Trial", RunningTrial, FinishedTrial)
 
 
 @dataclass
-class Column:
+class Column(Generic[Trial]):
     """`make` gives a trial's text for a width; `rank` is how soon the column drops out."""
 
     title: str
     rank: int
-    make: Callable[[RunningTrial, int], str]
+    make: Callable[[Trial, int], str]
     least: int
     most: int
-    style: Callable[[RunningTrial], str] = lambda _: ""
+    style: Callable[[Trial], str] = lambda _: ""
     right: bool = True
     width: int = 0
 
@@ -40,24 +44,38 @@ def table(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
     """A head, at most so many lines of trials, and how many more there are."""
     trials = sorted(state.running.values(), key=lambda trial: trial.number)
     shown = trials if len(trials) <= rows else trials[: max(1, rows - 1)]
-    columns = fitting(columns_of(state, shown, ascii), width)
+    lines = _drawn(columns_of(state, shown, ascii), shown, width, ascii)
+    if len(trials) > len(shown):
+        lines.append(Text(f"and {len(trials) - len(shown)} more running", style="dim"))
+    return lines
+
+
+def finished_table(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
+    """A head and the trials that finished last, the newest first, in at most so many lines."""
+    shown = list(state.recent)[::-1][: max(0, rows - 1)]
+    return _drawn(_columns_of_finished(state, shown, ascii), shown, width, ascii) if shown else []
+
+
+def _drawn(
+    columns: Sequence[Column[Trial]], trials: Sequence[Trial], width: int, ascii: bool
+) -> list[Text]:
+    """A head and a line for each trial."""
+    columns = fitting(columns, width)
     lines = [Text("", style="dim")]
     for column in columns:
         _append(lines[0], column, cut(column.title, column.width, ascii), "")
-    for trial in shown:
+    for trial in trials:
         line = Text("")
         for column in columns:
             said = cut(one_line(column.make(trial, column.width)), column.width, ascii)
             _append(line, column, said, column.style(trial))
         lines.append(line)
-    if len(trials) > len(shown):
-        lines.append(Text(f"and {len(trials) - len(shown)} more running", style="dim"))
     for line in lines:
         line.rstrip()
     return lines
 
 
-def _append(line: Text, column: Column, said: str, style: str) -> None:
+def _append(line: Text, column: Column[Trial], said: str, style: str) -> None:
     if line.plain:
         line.append(" " * GAP)
     blank = " " * (column.width - cell_len(said))
@@ -68,7 +86,7 @@ def _append(line: Text, column: Column, said: str, style: str) -> None:
         line.append(blank)
 
 
-def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+def fitting(columns: Sequence[Column[Trial]], width: int) -> list[Column[Trial]]:
     """Those that fit together, as wide as there is room for them."""
     kept = list(columns)
     while len(kept) > 1 and _needed(kept) > width:
@@ -83,14 +101,16 @@ def fitting(columns: Sequence[Column], width: int) -> list[Column]:
     return kept
 
 
-def _needed(columns: Sequence[Column]) -> int:
+def _needed(columns: Sequence[Column[Trial]]) -> int:
     return sum(column.least for column in columns) + GAP * (len(columns) - 1)
 
 
-def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> list[Column]:
+def columns_of(
+    state: RunState, trials: Sequence[RunningTrial], ascii: bool
+) -> list[Column[RunningTrial]]:
     """All columns that have something to say about these trials, from left to right."""
     now = state.clock()
-    columns: list[Column] = []
+    columns: list[Column[RunningTrial]] = []
 
     def add(title: str, rank: int, make: Callable[[RunningTrial], str], least: int) -> None:
         """As wide as what is in it, and a little wider from the start so that nothing jumps."""
@@ -106,31 +126,72 @@ def columns_of(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> 
         longest = max(map(cell_len, names))
         columns.append(
             Column(
-                "encoder", 4, lambda trial, _: _fact(trial, "encoder"),
+                "encoder", 5, lambda trial, _: _fact(trial, "encoder"),
                 min(max(longest, 7), 14), max(longest, 7), right=False,
             )
         )  # fmt: skip
     counted = any("epoch" in trial.facts or "epochs" in trial.facts for trial in trials)
-    add("epoch" if counted else "step", 2, progress, 7)
+    add("epoch" if counted else "step", 3, progress, 7)
     if any(trial.curve.points for trial in trials):
         columns.append(
             Column(
-                "curve", 5, lambda trial, width: spark(trial.curve.points, width, ascii),
-                8, 32, style=lambda _: "cyan", right=False,
+                "curve", 6, lambda trial, width: spark(trial.curve.points, width, ascii),
+                8, _CURVE, style=lambda _: "cyan", right=False,
             )
         )  # fmt: skip
-    if values := [text.number(trial.value) for trial in trials if trial.value is not None]:
-        columns.append(Column("value", 1, _value, 9, max(9, *map(len, values))))
-    add("samples/s", 6, lambda trial: _rate(trial.facts.get("samples_per_second")), 9)
+    values = [text.number(trial.value) for trial in trials if trial.value is not None]
+    if values or (state.metrics and not state.several_objectives):
+        name = one_line(state.metric)
+        least = min(max(9, cell_len(name)), 14)
+        columns.append(Column(name, 1, _value, least, max(least, *map(len, [name, *values]))))
+    add("samples/s", 7, lambda trial: _rate(trial.facts.get("samples_per_second")), 9)
     columns += _memory(state, trials, ascii)
-    add("gpu memory", 7, lambda trial: text.size(_on_device(state, trial)), 8)
-    add("elapsed", 8, lambda trial: clock(now - trial.since), 7)
+    add("gpu memory", 8, lambda trial: text.size(_on_device(state, trial)), 8)
+    add("elapsed", 2, lambda trial: clock(now - trial.since), 7)
     if others := [noted for trial in trials if (noted := _others(trial))]:
         longest = max(map(cell_len, others))
         columns.append(
             Column("notes", 10, lambda trial, _: _others(trial), 16, longest, right=False)
         )
     return columns
+
+
+def _columns_of_finished(
+    state: RunState, trials: Sequence[FinishedTrial], ascii: bool
+) -> list[Column[FinishedTrial]]:
+    """Columns of the table of finished trials, from left to right."""
+    columns: list[Column[FinishedTrial]] = [
+        Column("finished", 0, lambda trial, _: str(trial.number), 8, 8),
+        Column(
+            "state", 2, lambda trial, _: text.ended_as(trial.state), 8, 8,
+            style=lambda trial: _STATES.get(trial.state, ""), right=False,
+        ),
+    ]  # fmt: skip
+    if longest := max((cell_len(one_line(trial.encoder)) for trial in trials), default=0):
+        columns.append(
+            Column(
+                "encoder", 4, lambda trial, _: trial.encoder,
+                min(max(longest, 7), 14), max(longest, 7), right=False,
+            )
+        )  # fmt: skip
+    if any(trial.curve for trial in trials):
+        columns.append(
+            Column(
+                "curve", 5, lambda trial, width: spark(trial.curve, width, ascii),
+                8, _CURVE, style=lambda _: "cyan", right=False,
+            )
+        )  # fmt: skip
+    for place, name in enumerate(text.names(state)):
+        size = min(max(9, cell_len(name)), 14)
+        columns.append(Column(name, 1 + 5 * bool(place), _value_at(place), size, max(size, 12)))
+    columns.append(Column("took", 3, lambda trial, _: took(trial.seconds), 8, 8))
+    return columns
+
+
+def _value_at(place: int) -> Callable[[FinishedTrial, int], str]:
+    return lambda trial, width: (
+        _digits(trial.values[place], width) if place < len(trial.values) else ""
+    )
 
 
 def progress(trial: RunningTrial) -> str:
@@ -144,7 +205,9 @@ def progress(trial: RunningTrial) -> str:
     return done if epochs is None else f"{done}/{_shown(epochs)}"
 
 
-def _memory(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> list[Column]:
+def _memory(
+    state: RunState, trials: Sequence[RunningTrial], ascii: bool
+) -> list[Column[RunningTrial]]:
     """What each trial takes against what is kept for it, or its share of the machine: what it says
     itself where something is kept, otherwise the resident memory of its cell."""
     resident = state.readings.resident
@@ -171,7 +234,7 @@ def _memory(state: RunState, trials: Sequence[RunningTrial], ascii: bool) -> lis
 
     if not any(trial.pid in resident for trial in trials):
         return []
-    return [Column("memory", 3, make, 15, 27, style=style)]
+    return [Column("memory", 4, make, 15, 27, style=style)]
 
 
 def _on_device(state: RunState, trial: RunningTrial) -> int | None:
@@ -179,10 +242,12 @@ def _on_device(state: RunState, trial: RunningTrial) -> int | None:
 
 
 def _value(trial: RunningTrial, width: int) -> str:
-    """With as many digits as there is room for."""
-    if trial.value is None:
-        return ""
-    written = [f"{trial.value:.{digits}g}" for digits in (6, 5, 4, 3, 2, 1)]
+    return "" if trial.value is None else _digits(trial.value, width)
+
+
+def _digits(value: float, width: int) -> str:
+    """A number with as many digits as there is room for."""
+    written = [f"{value:.{digits}g}" for digits in (6, 5, 4, 3, 2, 1)]
     return next((said for said in written if len(said) <= width), written[-1])
 
 

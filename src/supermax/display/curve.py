@@ -15,6 +15,11 @@ class Curve:
         self.stride = stride  # every how manieth value is kept
         self._skipped = 0
 
+    def thinned(self, most: int) -> tuple[float, ...]:
+        """At most so many of the points, evenly, the last one among them."""
+        step = max(1, -(-len(self.points) // most))
+        return tuple(self.points[::-step][::-1])
+
     def add(self, value: float) -> None:
         self._skipped += 1
         if self._skipped < self.stride and self.points:

@@ -17,8 +17,9 @@ from supermax.display.state import RunState, stopping_words, will_retry
 from supermax.engine import events as ev
 from supermax.words import clock, counted, one_line, took
 
-INTERVAL = 5.0  # seconds between two lines about progress
+INTERVAL = 5.0  # seconds over which lines of one sort are counted
 SAME_PER_INTERVAL = 3  # lines of one sort before the rest are only counted
+TRIALS_PER_INTERVAL = 15  # lines about finished trials: three a second
 
 
 @dataclass
@@ -39,21 +40,18 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         self._stream: TextIO | None = stream
         self._clock = clock
         self._sorts: dict[Hashable, _Sort] = {}
-        self._progress_at = -INTERVAL
-        self._unsaid: ev.TrialFinished | None = None
-        self._unsaid_count = 0
 
     def __call__(self, event: ev.Event) -> None:
         self.state.update(event)
         match event:
             case ev.RunStarted():
-                self._progress_at = self._clock() - INTERVAL
                 self._write(_opening(self.state))
                 if self.state.starting:
                     self._write(text.STARTING.capitalize())
             case ev.TrialFinished():
-                self._unsaid = event
-                self._unsaid_count += 1
+                self._flush()  # what was held back before it
+                said = _finished(event, self.state)
+                self._limited(ev.TrialFinished, said, TRIALS_PER_INTERVAL)
             case ev.FaultSeen() if not will_retry(event):
                 self._limited((event.kind, event.decision), _fault(event))
             case ev.Notice(text=said):
@@ -79,10 +77,10 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
         if self.state.started_at is not None and self.state.summary is None:
             self._write(f"The run ended early: {text.finished_of(self.state)}")
 
-    def _limited(self, sort: Hashable, line: str) -> None:
+    def _limited(self, sort: Hashable, line: str, most: int = SAME_PER_INTERVAL) -> None:
         now = self._clock()
         entry = self._sorts.setdefault(sort, _Sort(now))
-        if entry.written < SAME_PER_INTERVAL:
+        if entry.written < most:
             entry.written += 1
             self._write(line)
         else:
@@ -96,10 +94,8 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
             if final or now - entry.since >= INTERVAL:
                 del self._sorts[sort]
                 if entry.held:
-                    self._write(entry.last + _more(entry.held - 1))
-        if self._unsaid is not None and (final or now - self._progress_at >= INTERVAL):
-            self._write(_progress(self._unsaid, self._unsaid_count - 1, self.state))
-            self._unsaid, self._unsaid_count, self._progress_at = None, 0, now
+                    trials = sort is ev.TrialFinished
+                    self._write(entry.last + _more(entry.held - 1, trials))
 
     def _write(self, line: str) -> None:
         if self._stream is None:
@@ -114,18 +110,21 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
             self._stream = None
 
 
-def _more(count: int, thing: str = "") -> str:
-    """(+3 more), or of what: (+1 more trial)."""
+def _more(count: int, trials: bool) -> str:
+    """Number of lines that were held back, and why where these are of trials."""
     if not count:
         return ""
-    return f" (+{counted(count, f'more {thing}') if thing else f'{count:,} more'})"
+    if not trials:
+        return f" (+{count:,} more)"
+    limit = f"at most {TRIALS_PER_INTERVAL} lines in {INTERVAL:.0f} s"
+    return f" (+{counted(count, 'more trial')}; {limit})"
 
 
 def _opening(state: RunState) -> str:
     workers = counted(state.workers, "worker")
-    goal = " and ".join(state.directions)
+    goal = "; ".join(filter(None, [text.goal(state), text.evaluated(state)]))
     resumed = f", {counted(state.resumed, 'trial')} resumed" if state.resumed else ""
-    best = f", best {text.best_so_far(state)}" if state.best is not None else ""
+    best = f", best {text.best(state)}" if state.best is not None else ""
     where = f", run files in {state.run_dir}" if state.run_dir else ""
     return (
         f"Study {state.study_name!r} ({goal}): {text.finished_of(state)}{best}{resumed}, "
@@ -140,18 +139,17 @@ def _fault(event: ev.FaultSeen) -> str:
     )
 
 
-def _progress(event: ev.TrialFinished, others: int, state: RunState) -> str:
-    words = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
+def _finished(event: ev.TrialFinished, state: RunState) -> str:
     values = ""
     if event.values is not None:
-        values = " at " + ", ".join(text.number(value) for value in event.values)
+        on = f" ({said})" if (said := text.evaluated(state)) else ""
+        values = f": {text.named(state, event.values)}{on}"
     parts = [
-        f"Trial {event.number} {words.get(event.state, event.state)}{values} "
-        f"in {took(event.seconds)}{_more(others, 'trial')}",
+        f"Trial {event.number} {text.ended_as(event.state)}{values} in {took(event.seconds)}",
         text.finished_of(state),
     ]
     if state.best is not None:
-        parts.append(f"best {text.best_so_far(state)}")
+        parts.append(f"best {text.best(state)}")
     if state.faults:
         parts.append(counted(state.faults.total(), "fault"))
     if (eta := state.eta()) is not None and state.finished < (state.target or 0):

@@ -24,6 +24,8 @@ NOTICES_KEPT = 3
 HAPPENINGS_KEPT = 20
 BESTS_SHOWN = 3
 FACTS_KEPT = 32
+RECENT_KEPT = 30
+RECENT_CURVE = 48  # points of a finished trial's curve
 REACHED = "the target is reached"
 
 
@@ -49,6 +51,18 @@ class RunningTrial:
                 self.facts[name] = value
         while len(self.facts) > FACTS_KEPT:
             del self.facts[next(iter(self.facts))]
+
+
+@dataclass(frozen=True)
+class FinishedTrial:
+    """A trial that finished in this run."""
+
+    number: int
+    state: str  # COMPLETE, PRUNED or FAIL
+    values: tuple[float, ...]
+    seconds: float
+    encoder: str = ""
+    curve: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,8 +92,11 @@ class RunState:
     ended_at: float | None = None
     states: Counter[str] = field(default_factory=Counter)  # of the trials of this run
     best: tuple[int, float] | None = None
+    metrics: tuple[str, ...] = ()  # names of the values, one per objective; (): not named
+    evaluated_on: tuple[str, int] | None = None  # split and number of examples
     running: dict[int, RunningTrial] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # trials between two attempts
+    recent: deque[FinishedTrial] = field(default_factory=lambda: deque(maxlen=RECENT_KEPT))
     faults: Counter[str] = field(default_factory=Counter)
     retries: int = 0
     last_fault: ev.FaultSeen | None = None
@@ -141,6 +158,8 @@ class RunState:
         self.resumed = event.resumed
         self.finished = event.finished
         self.best = event.best
+        self.metrics = event.metrics
+        self.evaluated_on = event.evaluated_on
         self.started_at = self.clock()
         self.finish_times.append(self.started_at)
 
@@ -161,7 +180,8 @@ class RunState:
             trial.curve.add(event.value)
 
     def _finish(self, event: ev.TrialFinished) -> None:
-        self.running.pop(event.number, None)
+        trial = self.running.pop(event.number, None)
+        self.recent.append(_finished(event, trial))
         self.waiting.discard(event.number)
         self.finished = event.finished
         self.states[event.state] += 1
@@ -177,7 +197,7 @@ class RunState:
             self.best = (min(number, self.best[0]), value)  # as it will be ranked
         elif self.best is None or sign * value < sign * self.best[1]:
             self.best = (number, value)
-            self._happen("best", f"trial {number} is the best so far: {value:.6g}")
+            self._happen("best", f"trial {number} is the best so far: {self.metric} {value:.6g}")
 
     def _fault(self, event: ev.FaultSeen) -> None:
         self.faults[event.kind] += 1
@@ -207,6 +227,11 @@ class RunState:
         self.finished = summary.finished
         by = summary.stopped_by
         self.close(REACHED if by is None else f"stopped by {by}")
+
+    @property
+    def metric(self) -> str:
+        """Name of the first objective's values."""
+        return self.metrics[0] if self.metrics else "value"
 
     @property
     def several_objectives(self) -> bool:
@@ -258,6 +283,14 @@ class RunState:
         first, last = self.finish_times[0], self.finish_times[-1]
         each = max((last - first) / count, (self.clock() - first) / (count + 1))
         return max(0, self.target - self.finished) * each
+
+
+def _finished(event: ev.TrialFinished, trial: RunningTrial | None) -> FinishedTrial:
+    """`trial` is None where the trial ended in an earlier run, or by a fault."""
+    encoder = str(trial.facts.get("encoder", "")) if trial else ""
+    curve = trial.curve.thinned(RECENT_CURVE) if trial else ()
+    values = event.values or ()
+    return FinishedTrial(event.number, event.state, values, event.seconds, encoder, curve)
 
 
 def will_retry(fault: ev.FaultSeen) -> bool:

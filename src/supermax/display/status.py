@@ -28,7 +28,13 @@ import psutil
 from supermax.display import text
 from supermax.display.curve import Curve
 from supermax.display.gauges import Gauges, Readings
-from supermax.display.state import HAPPENINGS_KEPT, Happening, RunningTrial, RunState
+from supermax.display.state import (
+    HAPPENINGS_KEPT,
+    FinishedTrial,
+    Happening,
+    RunningTrial,
+    RunState,
+)
 from supermax.engine import events as ev
 from supermax.engine.folder import StudyFolder
 from supermax.engine.locks import holder
@@ -61,6 +67,8 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "target": state.target,
         "finished": state.finished,
         "best": None if best is None else {"trial": best[0], "value": best[1]},
+        "metrics": list(state.metrics),
+        "evaluated_on": _evaluated(state),
         "eta": state.eta(),
         "elapsed": round(state.elapsed(), 3),
         "workers": state.workers,
@@ -79,12 +87,19 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "retries": state.retries,
         "waiting": sorted(state.waiting),
         "running": [_trial(state, trial, when) for trial in state.running.values()],
+        "recent": [asdict(trial) for trial in state.recent],
         "events": [asdict(event) for event in state.events()],
         "memory": state.readings.total,
         "gpus": [asdict(gpu) for gpu in state.readings.gpus],
         "finish_times": [when(moment) for moment in state.finish_times],
     }
     return {key: finite(value) for key, value in fields.items()}
+
+
+def _evaluated(state: RunState) -> dict[str, Any] | None:
+    if state.evaluated_on is None:
+        return None
+    return dict(zip(("split", "examples"), state.evaluated_on, strict=True))
 
 
 def _trial(
@@ -131,6 +146,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
     best, events = fields["best"], [Happening(**event) for event in fields["events"]]
     notices = [event for event in events if event.kind == "notice"]
     trials = fields["running"]
+    evaluated = fields.get("evaluated_on")  # absent, like metrics and recent, in older files
     _ = int(fields["format"]), int(fields["pid"]), str(fields["host"]), float(fields["updated"])
     state = RunState(
         clock=clock,
@@ -146,6 +162,8 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         ended_at=fields["ended"],
         states=Counter(fields["trials"]),
         best=None if best is None else (int(best["trial"]), float(best["value"])),
+        metrics=tuple(map(str, fields.get("metrics", ()))),
+        evaluated_on=(str(evaluated["split"]), int(evaluated["examples"])) if evaluated else None,
         running={trial["trial"]: _running(trial) for trial in trials},
         waiting=set(fields["waiting"]),
         faults=Counter(fields["faults"]),
@@ -163,6 +181,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         ),
     )
     state.finish_times.extend(fields["finish_times"])
+    state.recent.extend(map(_recent, fields.get("recent", ())))
     return state
 
 
@@ -178,6 +197,17 @@ def _running(trial: dict[str, Any]) -> RunningTrial:
         reserved=trial["reserved"],
         facts=readable(trial["facts"]),
         curve=Curve([float(value) for value in trial["curve"]]),
+    )
+
+
+def _recent(trial: dict[str, Any]) -> FinishedTrial:
+    return FinishedTrial(
+        number=int(trial["number"]),
+        state=str(trial["state"]),
+        values=tuple(map(float, trial["values"])),
+        seconds=float(trial["seconds"]),
+        encoder=str(trial["encoder"]),
+        curve=tuple(map(float, trial["curve"])),
     )
 
 

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from supermax.display import text
-from supermax.display.cells import table
+from supermax.display.cells import finished_table, table
 from supermax.display.state import REACHED, Happening, RunState
 from supermax.display.strokes import bar, cut, fold
 from supermax.memory.devices import Gpu
@@ -77,7 +77,9 @@ def _lines(state: RunState, width: int, height: int, ascii: bool) -> list[Text]:
     elif state.starting:
         trials = _apart([Text(cut(text.STARTING, width, ascii), style="dim")])
     left = room - len(trials) - 1
-    shown = top + trials + _apart(events[-left:] if left > 0 else [])
+    happened = _apart(events[-left:] if left > 0 else [])
+    spare = room - len(trials) - len(happened) - 1
+    shown = top + trials + _apart(finished_table(state, width, spare, ascii)) + happened
     return [*shown[: max(1, height - 1)], *([Text("")] if height > 1 else [])]
 
 

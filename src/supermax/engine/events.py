@@ -27,6 +27,8 @@ class RunStarted:
     workers: int
     run_dir: str
     best: tuple[int, float] | None  # trial number and value; None for several objectives
+    metrics: tuple[str, ...] = ()  # names of the values, one per objective; (): not named
+    evaluated_on: tuple[str, int] | None = None  # split and number of examples; None: not known
 
 
 @dataclass(frozen=True)

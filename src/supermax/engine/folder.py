@@ -33,7 +33,7 @@ from typing import Any
 from supermax.engine.outcome import Outcome
 from supermax.engine.patience import Patience, Subject
 from supermax.errors import EnvironmentFault, UserError
-from supermax.files import make_private, open_private, tighten, write_whole
+from supermax.files import make_folder, make_private, open_private, tighten, write_whole
 
 FORMAT = 1
 _LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -114,7 +114,7 @@ class TrialFolder:
         wait = self._patience.wait_for(_writable(self.path)) if self._patience else None
         while True:
             try:
-                make_private(self.path)
+                make_folder(self.path)
                 write()
                 break
             except OSError as error:
@@ -211,7 +211,7 @@ class StudyFolder:
         number = 1
         while (aside := self.path / f"old-{number}").exists():
             number += 1
-        make_private(aside)
+        make_folder(aside)
         for item in (self.trials, self.keeper_log, self._run):
             if item.exists():
                 item.rename(aside / item.name)

@@ -23,9 +23,9 @@ from pathlib import Path
 import psutil
 
 from supermax.errors import EnvironmentFault, UserError
-from supermax.files import make_private, user_name
+from supermax.files import OTHERS_WRITE, make_folder, user_name
 
-_OTHERS_WRITE = 0o022
+_TRIES = 1000
 _OTHER = "mkdir -p -m 700 ~/.supermax-tmp && export TMPDIR=~/.supermax-tmp"
 
 
@@ -45,11 +45,18 @@ class Lock:
         self._fd = -1
         try:
             if like is None:
-                make_private(path.parent)
-            elif not _may_lock(path, like):
-                return  # without it: who cannot write the study must not block those who can
-            while not self._taken(study_name, wait):
+                make_folder(path.parent)
+            elif not _owner_can_write(path, like):  # and must not block those who can
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                if os.path.lexists(path):
+                    return  # in a folder like /tmp it cannot be removed: go on without the lock
+            for _ in range(_TRIES):
+                if self._taken(study_name, wait):
+                    break
                 self.let_go()  # its last holder removed it between the two steps
+            else:
+                raise FileExistsError(None, "it is replaced again and again")
         except OSError as error:
             self.let_go()
             raise EnvironmentFault(_cannot(path, error)) from error
@@ -77,8 +84,9 @@ class Lock:
         return _is_at(self._fd, self._path)
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # in a folder like /tmp only who made it may remove it
-            self._path.unlink()
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):  # in /tmp only who made it may remove it
+                self._path.unlink()
         self.let_go()
 
     def let_go(self) -> None:
@@ -114,14 +122,14 @@ def _share(fd: int, like: Path) -> None:
     able to block them."""
     with contextlib.suppress(OSError):
         found = like.stat()
-        writers = found.st_mode & _OTHERS_WRITE
+        writers = found.st_mode & OTHERS_WRITE
         if found.st_gid != os.fstat(fd).st_gid:
             os.fchown(fd, -1, found.st_gid)
         os.fchmod(fd, 0o600 | writers | writers << 1)
 
 
-def _may_lock(path: Path, like: Path) -> bool:
-    """Return whether the owner of the lock file, where there is one, can write `like`."""
+def _owner_can_write(path: Path, like: Path) -> bool:
+    """Return whether the owner of the lock file can write `like`; True where there is no file."""
     try:
         owner, found = path.lstat().st_uid, like.stat()
     except OSError:
@@ -178,7 +186,7 @@ def own_folder() -> Path:
             f"made it, who could destroy files of yours by links there. Have it removed, or name "
             f"another folder for temporary files, the same for all your runs: {_OTHER}"
         )
-    if found.st_mode & _OTHERS_WRITE:
+    if found.st_mode & OTHERS_WRITE:
         raise EnvironmentFault(
             f"Others can write in {folder}, the folder of your locks, and could destroy files of "
             f"yours with links there. Close it: chmod 700 {shlex.quote(str(folder))}"
@@ -191,7 +199,7 @@ def _folder() -> Path:
 
 
 def own_path(key: str) -> Path:
-    """Where a lock of this user's is, to be looked at: the folder is neither made nor checked."""
+    """Return the path of a lock of this user's. The folder is neither made nor checked."""
     return _folder() / key
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -35,6 +35,7 @@ from supermax.engine.storage import PatientStorage
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault
 from supermax.files import make_private
+from supermax.naming import evaluated_on, metric_names
 from supermax.ranking import best_of
 
 IDENTITY = "supermax:run"
@@ -153,10 +154,12 @@ def _opened(
             owner = place.file.stat().st_uid if place.file is not None else None
             make_private(place.run_dir.parent, trusted=owner)
             make_private(place.run_dir, trusted=owner)
-            if not os.access(place.run_dir, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        except OSError as error:
+            with tempfile.TemporaryFile(dir=place.run_dir):
+                pass
+        except (OSError, EnvironmentFault) as error:
             if not elsewhere:
+                if isinstance(error, EnvironmentFault):
+                    raise
                 words = cannot_be_written(place.run_dir, error, in_home=place.file is None)
                 raise EnvironmentFault(words) from error
         else:
@@ -283,6 +286,8 @@ def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) 
         workers=options.workers,
         run_dir=str(coordinator.folder.path),
         best=(best.number, best.values[0]) if best is not None else None,
+        metrics=metric_names(study),
+        evaluated_on=evaluated_on(study),
     )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from supermax.engine.shortage import Shortage
+from supermax.engine.stacks import is_ours, is_users
 from supermax.errors import Infeasible
 from supermax.words import masked, masked_addresses
 
 COMPLETE, PRUNED, RAISED, INTERRUPTED = "complete", "pruned", "raised", "interrupted"
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
 _MOST_TRACEBACK = 20_000
 
 
@@ -94,10 +91,10 @@ def describe(error: BaseException, objective: Any = None, short: Shortage | None
     """Put an exception into words, without the engine's own frames on top. `short`: what memory
     there was when it was raised."""
     start = error.__traceback__
-    while start is not None and _is_ours(start.tb_frame.f_code.co_filename):
+    while start is not None and is_ours(start.tb_frame.f_code.co_filename):
         start = start.tb_next
-    frames = [f for f in traceback.extract_tb(start) if not _is_ours(f.filename)]
-    mine = [frame for frame in frames if _is_users(frame.filename)] or frames
+    frames = [f for f in traceback.extract_tb(start) if not is_ours(f.filename)]
+    mine = [frame for frame in frames if is_users(frame.filename)] or frames
     where = f"{mine[-1].filename}:{mine[-1].lineno}" if mine else _definition(objective)
     try:
         message, text = str(error), "".join(traceback.format_exception(type(error), error, start))
@@ -127,20 +124,10 @@ def _violation(error: Infeasible) -> float:
     return value if 0 < value < math.inf else 1.0
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_PACKAGE + os.sep)
-
-
 def _definition(objective: Any) -> str:
     """Where the objective itself stands, for one that could not even be called."""
     code = getattr(objective, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "?"
-
-
-def _is_users(filename: str) -> bool:
-    return (
-        not filename.startswith((sys.prefix, sys.base_prefix)) or "site-packages" not in filename
-    )
 
 
 def _qualified(kind: type[BaseException]) -> str:

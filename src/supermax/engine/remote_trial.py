@@ -44,7 +44,7 @@ from supermax.engine.protocol import (
     Task,
     faithful,
 )
-from supermax.files import make_private
+from supermax.files import make_folder
 
 
 class TrialInterrupted(BaseException):
@@ -314,7 +314,7 @@ class RemoteTrial(Trial):
     def checkpoint_dir(self) -> Path:
         """A folder of this trial's own that all its attempts see."""
         folder = TrialFolder(Path(self._task.folder)).checkpoint
-        make_private(folder)
+        make_folder(folder)
         return folder
 
     @property

@@ -87,7 +87,7 @@ class Demand:
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a run may have of what it asked for."""
+    """Workers and kept weights that a run may have."""
 
     workers: int
     keep: int | None

@@ -9,6 +9,10 @@ from typing import TypeVar
 from supermax.records import StudyRecord, TrialRecord
 
 T = TypeVar("T")
+FEWEST_RANKED = 20
+"""Complete trials below which importances would be noise: the best tenth is then one trial."""
+FEWEST_DRAWN = 10
+"""Complete trials below which slices and parallel coordinates show chance alone."""
 
 
 def value_of(trial: TrialRecord, objective: int = 0) -> float | None:

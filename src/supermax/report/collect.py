@@ -12,10 +12,24 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from supermax.engine.home import find_home
+from supermax.naming import SETTINGS
 from supermax.records import FaultRecord, StudyRecord, TrialRecord
 from supermax.report.choosing import value_of
+from supermax.report.noted import (
+    Baselines,
+    Counts,
+    DataNote,
+    RefitNote,
+    counts_of,
+    data_of,
+    refit_of,
+    validation_baselines,
+)
 from supermax.report.text import clean, real
+from supermax.settings.writing import reproducing
 from supermax.space import Space, flatten, nest, space_of
+from supermax.space.versions import base_name
+from supermax.words import metric_title
 
 LIBRARIES = (
     "supermax",
@@ -73,8 +87,21 @@ class Facts:
     space: Space | None
     notices: list[str]
     """Sentences about the data."""
+    data: DataNote | None
+    columns: list[str]
+    """The objectives as heads of a table: they say which split a metric is of."""
+    metric: str
+    """Plain name of the first objective where it is a metric of the validation split, else ""."""
+    baselines: Baselines
+    """On the validation split."""
+    refit: RefitNote | None
+    counts: Counts
+    """Predictions of the best trial on the validation split."""
+    labels: list[str]
     about: list[tuple[str, str]]
     commands: list[str]
+    settings: str
+    """File that reproduces the search, as YAML; "" where it is not known."""
     config: str
     """The best configuration, nested as the objective sees it, as JSON."""
     versions: list[tuple[str, str]]
@@ -82,6 +109,10 @@ class Facts:
     @property
     def finished(self) -> int:
         return sum(self.states.get(state, 0) for state in ("COMPLETE", "PRUNED", "FAIL"))
+
+    def title(self, metric: str) -> str:
+        """A metric under a name for people."""
+        return metric_title(metric, self.labels)
 
 
 def collect(record: StudyRecord, storage: str | None = None) -> Facts:
@@ -114,8 +145,19 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
         improvement=first,
         space=_space(record),
         notices=[clean(line) for line in record.notices],
+        data=data_of(record),
+        columns=[
+            name + " (validation)" * record.on_validation(i)
+            for i, name in enumerate(record.titles)
+        ],
+        metric=record.objectives[0] if record.on_validation() else "",
+        baselines=validation_baselines(record),
+        refit=refit_of(record),
+        counts=counts_of(record, ranking[0]) if ranking else Counts(),
+        labels=next((trial.labels for trial in record.trials if trial.labels), []),
         about=_about(record, place, ranking[:1]),
         commands=_commands(record.name, place),
+        settings=_settings(record),
         config=_config(ranking[0]) if ranking else "",
         versions=_versions(),
     )
@@ -210,6 +252,14 @@ def _commands(name: str, place: str) -> list[str]:
         f"supermax study show {named}{where}",
         f"supermax report {named} -o report.html{where}",
     ]
+
+
+def _settings(record: StudyRecord) -> str:
+    space = _space(record)
+    kept = record.note(SETTINGS)
+    if space is None or not kept:
+        return ""
+    return clean(reproducing(kept, base_name(record.name), space.data()))
 
 
 def _config(trial: TrialRecord) -> str:

@@ -28,6 +28,8 @@ class Domain:
     high: float = 1.0
     """The least and the greatest finite value seen."""
     choices: tuple[str, ...] = ()
+    whole: bool = False
+    """Return whether all values are integers."""
     _index: dict[str, int] = field(default_factory=dict, repr=False)
 
     @property
@@ -67,7 +69,8 @@ def _domain(name: str, seen: dict[str, Any], kinds: set[str]) -> Domain:
     if numbers and "choice" not in kinds:
         finite = [float(value) for value in seen.values() if math.isfinite(value)] or [0.0]
         low, high = min(finite), max(finite)
-        return Domain(name, log=kinds == {"log"} and low > 0, low=low, high=high)
+        whole = all(isinstance(value, int) for value in seen.values())
+        return Domain(name, log=kinds == {"log"} and low > 0, low=low, high=high, whole=whole)
     keys = sorted(seen, key=lambda key: _order(seen[key]))
     labels = tuple(shown(seen[key], 40) for key in keys)
     return Domain(

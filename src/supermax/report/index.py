@@ -5,34 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from supermax.report.html import Html, join, tag
+from supermax.report.overview import Overview
 from supermax.report.page import policy, raw, resource
-from supermax.words import counted
+
+_REFRESH = 10  # seconds
+_COLUMNS = ("study", "state", "finished trials", "best", "last fault", "")
 
 
-def index_page(place: str, studies: Sequence[tuple[int, str, int]]) -> str:
-    """Every study with its report and its place in Optuna's dashboard."""
+def index_page(place: str, studies: Sequence[Overview]) -> str:
+    """Every study with its state, its report and its place in Optuna's dashboard."""
     rows = [
         tag(
             "tr",
-            tag("td", tag("a", name or "(without a name)", href=f"/report/{study_id}")),
-            tag("td", counted(trials, "trial"), class_="n"),
-            tag("td", tag("a", "in Optuna's dashboard", href=f"/dashboard/studies/{study_id}")),
+            tag("td", tag("a", each.name or "(without a name)", href=f"/report/{each.study_id}")),
+            tag("td", each.state),
+            tag("td", each.progress, class_="n"),
+            tag("td", each.best),
+            tag("td", each.fault),
+            tag("td", tag("a", "Optuna", href=f"/dashboard/studies/{each.study_id}")),
         )
-        for study_id, name, trials in studies
+        for each in studies
     ]
+    head = tag("thead", tag("tr", *(tag("th", title) for title in _COLUMNS)))
     body = join(
         tag("h1", "Studies"),
         tag(
             "p",
-            f"In {place}. A report is as new as the study, within a few seconds: reload it.",
+            f"In {place}. This page reloads every {_REFRESH} seconds; a report is as new as its "
+            f"study when you reload it.",
             class_="quiet",
         ),
-        tag("section", tag("table", tag("tbody", *rows)))
+        tag("section", tag("table", head, tag("tbody", *rows)))
         if rows
         else tag("section", tag("p", "There is no study yet.")),
         tag("footer", tag("a", "Optuna's dashboard of all studies", href="/dashboard")),
     )
-    return small_page("Supermax", body)
+    return small_page("Supermax", body, refresh=_REFRESH)
 
 
 def message_page(message: str) -> bytes:
@@ -40,11 +48,13 @@ def message_page(message: str) -> bytes:
     return small_page("Supermax", body).encode(errors="replace")
 
 
-def small_page(title: str, body: Html) -> str:
+def small_page(title: str, body: Html, refresh: int | None = None) -> str:
     style = resource("page.css")
+    again = [tag("meta", http_equiv="refresh", content=str(refresh))] if refresh else []
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
+        *again,
         tag("meta", http_equiv="Content-Security-Policy", content=policy(style, [])),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title),

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from supermax.errors import UserError
 from supermax.records import StudyRecord
-from supermax.report import sections
+from supermax.report import quality, sections
+from supermax.report.choosing import FEWEST_DRAWN, FEWEST_RANKED
 from supermax.report.collect import Facts, collect
 from supermax.report.html import Html, join, tag
 from supermax.report.sections import Section
@@ -100,19 +101,22 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
     objective = facts.objectives[0][0]
     several = len(facts.objectives) > 1
     slices = some("slice-", layout="small")
+    important = ", the most important first" if drawn.get("importances") is not None else ""
     note = tag(
         "p",
-        f"{objective} of complete trials against each parameter, the most important first; the "
-        f"darker a point, the later the trial.",
+        f"{objective} of complete trials against each parameter{important}; the darker a point, "
+        f"the later the trial.",
         class_="quiet",
     )
     return [
+        Section("result", "Result", quality.comparison(facts)),
+        Section("predictions", "Predictions", quality.predictions(facts)),
+        Section("data", "Data", quality.data(facts)),
         Section("front", "Front", some("pareto-")),
         Section("history", "History", some("history-", layout="halves" if several else "figures")),
         Section("best", "Best configuration", sections.best(facts)),
         Section("top", "Best trials", top or Html("")),
-        Section("data", "Data", sections.data(facts)),
-        Section("importances", "Importances", some("importances")),
+        Section("importances", "Importances", some("importances") or _few(facts)),
         Section("slices", "Slices", join(note, slices) if slices else Html("")),
         Section("parallel", "Parallel coordinates", some("parallel")),
         Section("curves", "Learning curves", some("curves")),
@@ -123,6 +127,17 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         Section("memory", "Memory", some("memory")),
         Section("reproduce", "To reproduce", sections.reproduce(facts)),
     ]
+
+
+def _few(facts: Facts) -> Html:
+    """Say which figures need more trials, and how many."""
+    complete = facts.states.get("COMPLETE", 0)
+    if not complete or complete >= FEWEST_RANKED:
+        return Html("")
+    text = f"Importances are drawn from {FEWEST_RANKED} complete trials on"
+    if complete < FEWEST_DRAWN:
+        text += f", slices and parallel coordinates from {FEWEST_DRAWN}"
+    return tag("p", f"{text}; there are {complete}.", class_="quiet")
 
 
 def _section(part: Section) -> Html:

@@ -10,7 +10,7 @@ from supermax.records import FaultRecord, TrialRecord
 from supermax.report.choosing import value_of
 from supermax.report.collect import Facts, FaultGroup
 from supermax.report.html import Html, join, tag
-from supermax.report.text import clean, clipped, moment, number, real, shown, size
+from supermax.report.text import clean, clipped, fixed, moment, number, rate, real, shown, size
 from supermax.words import counted, took
 
 if TYPE_CHECKING:
@@ -57,13 +57,25 @@ def lead(facts: Facts) -> str:
         )
     (name, direction), best = facts.objectives[0], facts.top[0]
     extreme = "highest" if direction == "maximize" else "lowest"
+    where = " on the validation split" if facts.metric else ""
     text = (
-        f"Trial {best.number} has the {extreme} {name} of "
+        f"Trial {best.number} has the {extreme} {name}{where} of "
         f"{counted(facts.states.get('COMPLETE', 0), 'complete trial')}: {number(value_of(best))}"
     )
     if facts.improvement is not None and facts.improvement[0].number != best.number:
         text += f", where the first one had {number(facts.improvement[1])}"
-    return f"{text}."
+    return f"{text}.{_refitted(facts)}"
+
+
+def _refitted(facts: Facts) -> str:
+    found = facts.refit.metrics.get(facts.metric) if facts.refit is not None else None
+    if facts.refit is None or found is None:
+        return ""
+    mean, low, high = found
+    bounds = ""
+    if low is not None and high is not None:
+        bounds = f" (95% interval {fixed(low)} to {fixed(high)})"
+    return f" A refit of trial {facts.refit.trial} has {fixed(mean)}{bounds} on the test split."
 
 
 def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
@@ -72,7 +84,12 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
     rows = []
     if facts.top and len(facts.objectives) == 1:
         best = facts.top[0]
-        rows.append(("Best value", number(value_of(best)), f"trial {best.number}"))
+        where = ", validation" if facts.metric else ""
+        name = f"Best {facts.objectives[0][0]}"
+        rows.append((name, number(value_of(best)), f"trial {best.number}{where}"))
+        if facts.refit is not None and (found := facts.refit.metrics.get(facts.metric)):
+            seeds = counted(facts.refit.seeds, "seed")
+            rows.append(("On the test split", fixed(found[0]), f"refit, mean of {seeds}"))
     elif facts.top:
         rows.append(("On the front", f"{len(facts.front)}", "trials"))
     parts = [
@@ -89,7 +106,7 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
         parts.append(f"{facts.carried} carried over")
     rows.append(("Complete trials", f"{states.get('COMPLETE', 0):,}", ", ".join(parts)))
     if facts.rate is not None:
-        rows.append(("Trials an hour", number(facts.rate, 3), "all finished ones"))
+        rows.append(("Trials per hour", rate(facts.rate), "all finished ones"))
     if facts.busy:
         rows.append(("Time in cells", took(facts.busy), "all attempts together"))
     retried = counted(facts.retries, "retry", "retries")
@@ -140,7 +157,8 @@ def best(facts: Facts) -> Html:
         if trial.result.get(key) is not None
     ]
     rows.append(("took", took(trial.seconds)))
-    right = tag("div", tag("h3", "What it came to"), pairs(rows), json_block(facts.config))
+    measured = "Measured on the validation split" if facts.metric else "Measured"
+    right = tag("div", tag("h3", measured), pairs(rows), json_block(facts.config))
     return tag("div", left, right, class_="two")
 
 
@@ -171,7 +189,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Html:
 
 def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
     encoders = any(trial.encoder for trial in trials)
-    head = ["trial", *(name for name, _ in facts.objectives)]
+    head = ["trial", *facts.columns]
     head += ["encoder"] if encoders else []
     head += ["took", "peak memory", "configuration"]
     rows = []
@@ -185,7 +203,7 @@ def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
         ]
         cells.append(tag("td", tag("details", tag("summary", _gist(trial)), parameters(trial))))
         rows.append(tag("tr", *cells))
-    return _table(head, rows)
+    return table(head, rows)
 
 
 def _peak(trial: TrialRecord) -> str:
@@ -198,13 +216,14 @@ def _gist(trial: TrialRecord) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Html]) -> Html:
-    table = tag(
+def table(head: Sequence[str], rows: Sequence[Html], class_: str | None = None) -> Html:
+    made = tag(
         "table",
         tag("thead", tag("tr", *(tag("th", name, scope="col") for name in head))),
         tag("tbody", *rows),
+        class_=class_,
     )
-    return tag("div", table, class_="wide")
+    return tag("div", made, class_="wide")
 
 
 def faults(facts: Facts) -> Html:
@@ -282,18 +301,12 @@ def _evidence(title: str, content: str) -> Html | None:
     return tag("details", tag("summary", title), tag("pre", content))
 
 
-def data(facts: Facts) -> Html:
-    """Facts about the data that were told before the run."""
-    if not facts.notices:
-        return Html("")
-    return tag("ul", *(tag("li", line) for line in facts.notices))
-
-
 def reproduce(facts: Facts) -> Html:
     versions = ", ".join(f"{name} {number}" for name, number in facts.versions)
     parts = [
         tag("div", pairs(facts.about), class_="about"),
-        tag("h3", "Commands"),
+        _search_again(facts),
+        tag("h3", "Commands that show this study"),
         tag("pre", "\n".join(facts.commands)),
         tag("p", f"Where this report was made: {versions}.", class_="quiet"),
     ]
@@ -310,11 +323,28 @@ def reproduce(facts: Facts) -> Html:
     ]
     parts += [
         tag("h3", f"Space “{space.name}”, version {space.version}"),
-        _table(["parameter", "drawn from", "when"], rows),
+        table(["parameter", "drawn from", "when"], rows),
     ]
     if space.constraints:
         parts.append(tag("ul", *(tag("li", f"must hold: {c}") for c in space.constraints)))
     return join(*parts)
+
+
+def _search_again(facts: Facts) -> Html | None:
+    """The settings of the search as a file, and the command that runs it."""
+    if not facts.settings:
+        return None
+    return join(
+        tag("h3", "Run the search again"),
+        tag(
+            "p",
+            "Save the settings below as search.yaml beside the data. Then, in that folder and "
+            "with a storage of its own:",
+            class_="quiet",
+        ),
+        tag("pre", "supermax tune search.yaml --storage again.db"),
+        tag("details", tag("summary", "search.yaml"), tag("pre", facts.settings)),
+    )
 
 
 def figures(*found: tuple[str, go.Figure | None], layout: str = "figures") -> Html | None:

@@ -25,6 +25,7 @@ from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.records import StudyRecord, read
 from supermax.report.access import Guard, answer, refuse, tamed
 from supermax.report.index import index_page, message_page
+from supermax.report.overview import overview
 from supermax.report.page import page, require_plotly
 from supermax.words import in_short
 
@@ -87,6 +88,9 @@ class Site:
     _reports: dict[int, FreshReport] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self._first = FreshReport(lambda: (object(), self._index))  # no two are alike
+
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path not in ("", "/") and not path.startswith("/report"):
@@ -99,10 +103,10 @@ class Site:
     def _page(self, path: str) -> tuple[str, bytes]:
         try:
             if path in ("", "/"):
-                return "200 OK", index_page(self.place, self._studies()).encode(errors="replace")
+                return "200 OK", self._first.content()
             number = path.removeprefix("/report/").rstrip("/")
-            known = {study_id for study_id, _, _ in self._studies()}
-            if not number.isascii() or not number.isdigit() or int(number) not in known:
+            known = {str(study._study_id) for study in self.storage.get_all_studies()}
+            if number not in known:
                 return "404 Not Found", message_page("There is no such study.")
             return "200 OK", self._report(int(number)).content()
         except SupermaxError as error:
@@ -111,12 +115,12 @@ class Site:
             why = f"{type(error).__name__}: {in_short(error)}"
             return "503 Service Unavailable", message_page(f"The studies cannot be read. {why}")
 
-    def _studies(self) -> list[tuple[int, str, int]]:
+    def _index(self) -> bytes:
+        names = sorted(study.study_name for study in self.storage.get_all_studies())
         found = [
-            (s._study_id, s.study_name, self.storage.get_n_trials(s._study_id))
-            for s in self.storage.get_all_studies()
+            overview(optuna.load_study(study_name=name, storage=self.storage)) for name in names
         ]
-        return sorted(found, key=lambda row: row[1])
+        return index_page(self.place, found).encode(errors="replace")
 
     def _report(self, study_id: int) -> FreshReport:
         with self._lock:

@@ -28,6 +28,18 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits}g}"
 
 
+def fixed(value: float | None) -> str:
+    """A metric in a column of metrics: always four decimals."""
+    return "–" if value is None else f"{value:.4f}"
+
+
+def rate(value: float | None) -> str:
+    """Format a number of things per time: 3,190, 41.2, 0.35."""
+    if value is None:
+        return "–"
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def clipped(text: str, most: int) -> str:
     """Masked before it is cut: half a password is one too."""
     return one_line(clean(text), most)

@@ -68,7 +68,9 @@ class DataSettings(_Part):
     )
     columns: ColumnSettings | None = Field(None, description="for a CSV or JSONL file")
     labels: Words | None = Field(None, description="the classes, in their order")
-    encoding: str | None = Field(None, description="of the file, such as cp1252; else detected")
+    encoding: str | None = Field(
+        None, description="encoding of the file, such as cp1252; detected by default"
+    )
     on_bad: Literal["stop", "skip"] = Field("stop", description="what bad rows do")
     validation: float = Field(0.15, gt=0, lt=1, description="share of the data to judge trials by")
     test: float = Field(0.15, ge=0, lt=1, description="share that only a refit looks at")
@@ -83,7 +85,10 @@ class Settings(_Part):
     agent: Agent = Field(description="criteria, evidence, share or joint")
     name: str | None = Field(None, min_length=1, description="of the study; else the agent's")
     data: DataSettings = Field(DataSettings(), description="what is learnt from")
-    preset: str = Field("demo", description="demo (a tiny encoder, minutes), max or supermax")
+    preset: str = Field(
+        "demo",
+        description="demo (a tiny encoder), standard (pretrained encoders), max or supermax",
+    )
     trials: int = Field(ge=1, description="finished trials the study shall hold in all")
     models: Words | None = Field(None, description="encoders instead of the preset's")
     space: str | dict[str, Any] | None = Field(

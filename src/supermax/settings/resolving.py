@@ -6,15 +6,15 @@ defaults ◀ preset ◀ file ◀ environment ◀ flags
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from supermax.errors import UserError
-from supermax.naming import AGENTS
+from supermax.naming import AGENTS, is_untrained
 from supermax.settings.model import Settings, keys
 from supermax.trees import read_text, tree
 from supermax.words import ended, listed, mistakes, nearest
@@ -30,6 +30,10 @@ ENVIRONMENT = {
     "SUPERMAX_DATA": "data.path",
 }
 _TRIALS = {agent: f"N_TRIALS_{agent.upper()}" for agent in AGENTS}
+THE_COMMAND = "the command"
+"""Layer of the agent that a command names."""
+GUESSES = "guessed columns"
+"""Layer of columns that nobody named."""
 _WHOLE = ("narrow", "space")
 """Keys whose value is a mapping of its own."""
 
@@ -38,6 +42,9 @@ _WHOLE = ("narrow", "space")
 class Value:
     value: Any
     source: str
+    """Place that the value was given at, for messages: notes.yaml, line 3."""
+    layer: str = "flags"
+    """Name of the layer that the value is of, for a summary: notes.yaml."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class Resolved:
     settings: Settings
     sources: dict[str, str]
     """Where each value came from that is no default."""
+    layers: dict[str, str]
+    """Layer of each of these values."""
 
     def origins(self) -> list[tuple[str, Any, str]]:
         """Key, value and source of all that is no default, in the settings' order."""
@@ -76,13 +85,17 @@ def resolve(
     if agent is not None:
         if "agent" in layers and layers["agent"].value != agent:
             problems.append(f"{layers['agent'].source}: the command says '{agent}'.")
-        layers["agent"] = Value(agent, "the command")
+        layers["agent"] = Value(agent, "the command", THE_COMMAND)
     layers = _from_preset(layers, chosen, presets, problems) | layers
     settings = _validated(layers, problems)
     if problems or settings is None:
         head = f"The search cannot start: {mistakes(len(problems))}."
         raise UserError(problems[0] if len(problems) == 1 else listed(head, problems))
-    return Resolved(settings, {key: value.source for key, value in layers.items()})
+    return Resolved(
+        settings,
+        {key: value.source for key, value in layers.items()},
+        {key: value.layer for key, value in layers.items()},
+    )
 
 
 def _from_file(path: Path, problems: list[str]) -> dict[str, Value]:
@@ -98,7 +111,7 @@ def _from_file(path: Path, problems: list[str]) -> dict[str, Value]:
     layers: dict[str, Value] = {}
     for key, value, at in flattened(found.data):
         line = found.place(at)[1]
-        layers[key] = Value(value, f"{path.name}, line {line}")
+        layers[key] = Value(value, f"{path.name}, line {line}", path.name)
     _beside(layers, path)
     problems += _unknown(layers)
     return {key: value for key, value in layers.items() if key in keys()}
@@ -112,7 +125,7 @@ def _beside(layers: dict[str, Value], path: Path) -> None:
             continue
         place = path.parent / Path(value.value).expanduser()
         if key != "space" or place.exists():
-            layers[key] = Value(str(place), value.source)
+            layers[key] = replace(value, value=str(place))
 
 
 def _is_path(key: str, text: str) -> bool:
@@ -152,7 +165,7 @@ def _from_environment(environment: Mapping[str, str], agent: str | None) -> dict
     if agent in _TRIALS:
         wanted[_TRIALS[agent]] = "trials"
     return {
-        key: Value(environment[name], f"{name} of the environment")
+        key: Value(environment[name], f"{name} of the environment", "the environment")
         for name, key in wanted.items()
         if environment.get(name, "").strip()
     }
@@ -194,17 +207,34 @@ def _from_preset(
     presets: Mapping[str, Any],
     problems: list[str],
 ) -> dict[str, Value]:
-    chosen = layers.get("preset", Value("demo", "default"))
+    chosen = layers.get("preset") or _preset_for(layers)
     if chosen.value not in presets:
         near = nearest(str(chosen.value), presets)
         problems.append(ended(f"{chosen.source}: there is no preset {chosen.value!r}{near}"))
         return {}
     size = presets[chosen.value]
     source = f"preset {chosen.value}"
-    found = {key: Value(size[key], source) for key in ("epochs", "patience")}
+    layer = f"the {source}"
+    found = {key: Value(size[key], source, layer) for key in ("epochs", "patience")}
+    if chosen.source != "default":
+        found["preset"] = chosen if "preset" in layers else replace(chosen, layer=layer)
     if agent in size["trials"]:
-        found["trials"] = Value(size["trials"][agent], source)
+        found["trials"] = Value(size["trials"][agent], source, layer)
     return found
+
+
+def _preset_for(layers: Mapping[str, Value]) -> Value:
+    models = layers["models"].value if "models" in layers else []
+    names = models.split(",") if isinstance(models, str) else models
+    return Value(*fitting_preset(names if isinstance(names, list) else []))
+
+
+def fitting_preset(models: Sequence[object]) -> tuple[str, str]:
+    """Return the preset where none is named, and why: `standard` for pretrained encoders."""
+    for name in (str(model).strip() for model in models):
+        if name and not is_untrained(name):
+            return "standard", f"since {name} is pretrained"
+    return "demo", "default"
 
 
 def _validated(layers: Mapping[str, Value], problems: list[str]) -> Settings | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from supermax.naming import CACHE, STORAGE
@@ -20,21 +22,21 @@ def written(
     agent: str,
     *,
     name: str | None = None,
-    preset: str = "demo",
+    models: Sequence[str] = (),
     data: Mapping[str, Any] | None = None,
     head: str = "",
     notes: Mapping[str, str] | None = None,
     size: Mapping[str, Any] | None = None,
 ) -> str:
-    """YAML. `data` is the part of that name; `notes` are comments to its keys; `size` is what the
-    preset makes of trials, epochs and patience."""
+    """Return YAML. `data` is the part of that name; `notes` are comments to its keys; `size` is
+    the preset that follows from the models, with its trials, epochs and patience."""
     about = keys()
     lines = [f"# {line}" for line in head.splitlines()]
     lines += [
         *([""] if head else []),
         f"agent: {agent}  # {about['agent']}",
         f"name: {_text(name or agent)}  # of the study",
-        f"preset: {preset}  # {about['preset']}",
+        *([f"models: {_text(list(models))}  # {_ENCODERS}"] if models else []),
         "",
         "data:",
         *_part(data or {"path": "synthetic"}, "  ", notes or {}, "data."),
@@ -42,8 +44,8 @@ def written(
         "",
         "# All else that can be set: the value it has, or an example where it has none.",
     ]
-    given = {"agent", "name", "preset", "data", "narrow"}
-    rest = dict.fromkeys(("trials", *_MOST_ASKED, *Settings.model_fields))
+    given = {"agent", "name", "data", "narrow", *(["models"] if models else [])}
+    rest = dict.fromkeys(("preset", "trials", *_MOST_ASKED, *Settings.model_fields))
     for key in rest:
         if key in given:
             continue
@@ -52,12 +54,43 @@ def written(
         none = known in (None, [], {}, PydanticUndefined)
         text = _EXAMPLES[key] if none else _text(known)
         lines.append(f"# {key}: {text}  # {'an example; ' if none else ''}{about[key]}")
+    pretrained = (size or {}).get("preset") == "standard"
     lines += [
         f"# narrow:  # {about['narrow']}",
-        "#   encoder.name: [bert-base-uncased, roberta-base]",
-        "#   optim.lr: {low: 1e-5, high: 1e-4}",
+        "#   train.effective_batch: [16]",
+        f"#   optim.lr: {{low: {'2e-5' if pretrained else '5e-4'}, high: "
+        f"{'1e-4' if pretrained else '5e-3'}}}",
     ]
     return "\n".join(lines) + "\n"
+
+
+_ELSEWHERE = {"cache", "outdir", "storage", "track"}  # of one machine alone
+_IN_SPACE = {"models", "narrow", "space"}
+
+
+def reproducing(kept: Mapping[str, Any], name: str, space: Mapping[str, Any]) -> str:
+    """Return the settings of a search as YAML that runs it again; "" where they cannot be read.
+    `space` is the space that was searched; it stands for everything that it was made from. Paths
+    are those of the file alone: a report may go to others."""
+    try:
+        settings = Settings.model_validate(dict(kept))
+    except ValidationError:  # of another version
+        return ""
+    plain = settings.model_dump(
+        mode="json", exclude_defaults=True, exclude=_ELSEWHERE | _IN_SPACE | {"agent", "name"}
+    )
+    data = {key: value for key, value in plain.pop("data", {}).items() if key != "path"}
+    path = settings.data.path or "synthetic"
+    if settings.data.columns is not None:
+        data["columns"] = settings.data.columns.model_dump(exclude_none=True)
+    parts = {
+        "agent": settings.agent,
+        "name": name,
+        "data": {"path": re.split(r"[/\\]", path.rstrip("/\\"))[-1], **data},
+        **plain,
+        "space": space,
+    }
+    return "\n".join(_part(parts, "", {}, "")) + "\n"
 
 
 def _part(
@@ -82,6 +115,7 @@ def _text(value: Any) -> str:
     return shown if shown.isprintable() else json.dumps(value)
 
 
+_ENCODERS = "encoders: a folder, a name of the Hugging Face hub, minilm, or tiny (not pretrained)"
 _EXAMPLES = {
     "trials": "40",
     "models": "[bert-base-uncased, roberta-base]",

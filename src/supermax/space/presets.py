@@ -18,6 +18,7 @@ from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
 from supermax.words import ended, nearest
 
+LENGTH = "text.max_length"
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
 _ENCODERS = ("encoder.name", "evidence_encoder.name")
 
@@ -31,6 +32,8 @@ class Preset:
     trials: int
     epochs: int
     patience: int
+    fit_length: bool = False
+    """text.max_length is set to what the data needs."""
 
 
 def presets() -> dict[str, Any]:
@@ -61,7 +64,14 @@ def preset(
     if names := [model.strip() for model in chosen.split(",") if model.strip()]:
         space = _with_encoders(space, list(dict.fromkeys(names)))
     space = narrowed(space, narrow or {})
-    return Preset(name, space, size["trials"][agent], size["epochs"], size["patience"])
+    return Preset(
+        name,
+        space,
+        size["trials"][agent],
+        size["epochs"],
+        size["patience"],
+        bool(size.get("fit_length")),
+    )
 
 
 def _with_encoders(space: Space, names: list[str]) -> Space:

@@ -9,6 +9,8 @@ from typing import Any
 
 from transformers import AutoConfig, PretrainedConfig
 
+from supermax.naming import UNTRAINED
+
 _LARGE: dict[str, Any] = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
@@ -94,7 +96,6 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
          "max_position_embeddings": 514},
     ),
 }  # fmt: skip
-UNTRAINED = "untrained/"
 
 
 def names() -> list[str]:

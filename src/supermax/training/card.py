@@ -48,10 +48,12 @@ def _title(facts: Mapping[str, Any]) -> str:
 
 
 def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        "**A research tool.** It makes no diagnosis and is no help in making one. What it says "
-        "about a text can be wrong, and says nothing about the health of whoever wrote it."
-    )
+    if facts["clinical"]:
+        yield (
+            "**A research tool.** It makes no diagnosis and is no help in making one. What it "
+            "says about a text can be wrong, and says nothing about the health of whoever wrote "
+            "it."
+        )
     if facts["untrained"]:
         yield (
             "**The encoder was not pretrained.** It was made from its configuration with random "

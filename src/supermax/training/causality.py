@@ -1,4 +1,4 @@
-"""Whether an encoder's tokens see the whole text, found out on a small copy of it.
+"""Find out on a small copy of an encoder whether its tokens see the whole text.
 
 PretrainedConfig ──is_causal()──▶ bool
 """

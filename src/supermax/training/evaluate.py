@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from supermax.training.config import Config
 from supermax.training.data.examples import Example
 from supermax.training.decode import Answers, calibrate, cross_fit, decode, gains, predict
-from supermax.training.looking import Looks, look
+from supermax.training.looking import Looks, Told, look
 from supermax.training.metrics import Floats, Span, class_metrics, span_metrics
 from supermax.training.models import Model
 from supermax.training.steps import Execution
@@ -30,8 +30,8 @@ class Evaluation:
     probabilities: dict[str, list[float]]
     spans: dict[str, list[Span]]
     threshold: float | None = None
-    """Of the policy "calibrated". Where it was found on this split, it is fitted on all rows;
-    spans and metrics are by cross-fitted thresholds, so that no row has a part in its own."""
+    """Threshold of the policy "calibrated". Where it was found on this split, it is fitted on all
+    rows; spans and metrics are by cross-fitted thresholds: no row has a part in its own."""
     margins: dict[str, float] = field(default_factory=dict)
     """By how much each example's best span beats no answer, whether it was given or not."""
 
@@ -50,9 +50,11 @@ def evaluate_model(
     pads: tuple[int, ...],
     execution: Execution,
     threshold: float | None = None,
+    told: Told | None = None,
 ) -> Evaluation:
-    """With a `threshold`, answers are judged by it; otherwise the policy finds its own here."""
-    return _evaluation(look(model, data, pads, execution), config, data, threshold)
+    """With a `threshold`, answers are judged by it; otherwise the policy finds its own here.
+    `told` hears how many sequences are done, and of how many."""
+    return _evaluation(look(model, data, pads, execution, told), config, data, threshold)
 
 
 def _evaluation(

@@ -81,10 +81,14 @@ def export(
     estimates: Mapping[str, Estimate] | None = None,
     cautions: Sequence[str] = (),
     epochs: int | None = None,
+    clinical: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> None:
     """Write the model with these weights. `estimates` are the metrics over several seeds,
     `cautions` what makes them worth less than they look, and `epochs` is how long it was trained,
-    where that is not what its configuration says."""
+    where that is not what its configuration says. `clinical`: the model was trained to find
+    symptoms, and its card says that it makes no diagnosis. `columns` are those of the table that
+    it was trained on, by their roles."""
     folder = Path(folder).expanduser().absolute()
     check_free(folder)
     _check_facts(prepared, label_names, threshold)
@@ -98,7 +102,9 @@ def export(
         "precision": prepared.execution.precision,
         "epochs": epochs,
         "fingerprint": fingerprint,
+        "columns": dict(columns or {}),
         "untrained": untrained,
+        "clinical": clinical,
         "metrics": dict(metrics),
         "estimates": {name: asdict(value) for name, value in (estimates or {}).items()},
         "versions": _versions(),
@@ -191,6 +197,12 @@ def _versions() -> dict[str, str]:
 
 
 # Reading.
+
+
+def read_facts(folder: str | Path) -> dict[str, Any]:
+    """Return what an exported folder says about its model, which is not loaded. Raises UserError
+    where it is none."""
+    return {"columns": {}, **_facts(Path(folder).expanduser())}
 
 
 def load_exported(folder: str | Path) -> Loaded:

@@ -7,6 +7,7 @@ Nobody waits for the device here; who reads the outputs does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,10 +31,19 @@ if TYPE_CHECKING:
 
 _AT_ONCE = 512
 Looks = list[tuple[Indices, Outputs]]
+Told = Callable[[int, int], None]
+"""Called with how many are done, and of how many."""
 
 
-def look(model: Model, data: Data, pads: tuple[int, ...], execution: Execution) -> Looks:
-    """One batch after the other, as PyTorch runs them."""
+def look(
+    model: Model,
+    data: Data,
+    pads: tuple[int, ...],
+    execution: Execution,
+    told: Told | None = None,
+) -> Looks:
+    """Run one batch after the other, as PyTorch does. `told` hears how many sequences were given
+    to the device, and of how many."""
     model.eval()
     found: Looks = []
     with torch.inference_mode(), unplanned():
@@ -41,6 +51,8 @@ def look(model: Model, data: Data, pads: tuple[int, ...], execution: Execution) 
             batch = on(collate(data.views, pads, indices), execution.device)
             with autocast(execution):
                 found.append((indices, model(*batch.inputs)))
+            if told is not None:
+                told(sum(len(each) for each, _ in found), len(data.views[-1]))
     return found
 
 

@@ -164,6 +164,7 @@ def train_blind(
     *,
     save_every: float = SAVE_EVERY,
     clock: Callable[[], float] = time.monotonic,
+    pace: Pace | None = None,
 ) -> dict[str, torch.Tensor]:
     """So many epochs in which nothing is measured but the loss, for data without a validation
     split. Gives the last weights; `told` hears of every epoch and its loss. With a folder it goes
@@ -172,7 +173,7 @@ def train_blind(
     state, _ = states.found()
     try:
         while state.epoch < epochs:
-            _epoch(prepared, state, {}, None, None)
+            _epoch(prepared, state, {}, None, None, pace)
             loss = state.loss / max(1, state.update)
             state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
             if states.due:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 _ROUND = 8
 """Row widths are multiples of this: attention kernels need aligned rows of a mask."""
 _WIDTHS = 8
-"""Row widths that are tried for a batch, up to twice the longest sequence."""
+"""Steps between the longest sequence and twice that; each is a row width that is tried."""
 _OTHER_WORK = 256
-"""What a token costs apart from attention, in tokens that it attends to. A low guess: rows that
-are wide for little gain never pay."""
+"""Cost of a token apart from attention, in attended tokens. It is set low, so that wide rows are
+chosen only for a clear gain."""
 _AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 """Families whose positions begin after that of the padding token, which has one of its own."""
 _OWN_ATTENTION = ("deberta-v2",)
@@ -143,7 +143,7 @@ def _family(model: Any) -> str:
 class _Rows:
     ids: Tensor
     positions: Tensor
-    """Of each token in its own sequence, as the model counts."""
+    """Position of each token in its own sequence, as the model counts."""
     segments: Tensor
     """Number of the sequence a token belongs to, from 1; 0 for padding."""
     types: Tensor | None

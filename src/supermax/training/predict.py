@@ -25,10 +25,12 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.evaluate import Evaluation, evaluate_model
 from supermax.training.export import Loaded, load_exported
+from supermax.training.looking import Told
 from supermax.training.metrics import Span
 from supermax.training.prepare import tokenise
+from supermax.training.scores import Scores, read_truths, score
 from supermax.training.sources import Source
-from supermax.training.steps import Execution, precision_like
+from supermax.training.steps import Execution, avoid_onednn, precision_like
 from supermax.training.tokens import check_room
 from supermax.words import counted
 
@@ -63,27 +65,41 @@ class Predicted:
     """Precision in which the model was judged and its threshold fitted."""
     detected: str = ""
     """Encoding of the file, where it was detected and is not UTF-8."""
+    scores: Scores = Scores()  # noqa: RUF009 (frozen)
+    """Scores on the rows whose labels or answers are mapped and known."""
 
 
 def predict_examples(
     loaded: Loaded,
     examples: Sequence[Example],
     execution: Execution = AS_JUDGED,
+    told: Told | None = None,
 ) -> list[Prediction]:
     """One prediction for each example, in their order. What is known of them is not looked at.
-    The precision "auto" is that in which the model was judged, where the device has it."""
+    The precision "auto" is that in which the model was judged, where the device has it. `told`
+    hears how many examples are done, and of how many."""
     execution = _as_judged(loaded, execution)
     _check_questions(loaded, examples)
     _check_room(loaded, examples)
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
+    avoid_onednn(execution)
     loaded.model.to(execution.device)
     result: list[Prediction] = []
     for first in range(0, len(examples), _AT_ONCE):
         some = examples[first : first + _AT_ONCE]
-        evaluation = _evaluated(loaded, some, execution)
+        evaluation = _evaluated(loaded, some, execution, _among(told, first, examples, some))
         result += [_prediction(str(i), e, evaluation, loaded) for i, e in enumerate(some)]
     return result
+
+
+def _among(
+    told: Told | None, first: int, examples: Sequence[Example], some: Sequence[Example]
+) -> Told | None:
+    """Count sequences of some examples as a share of all examples."""
+    if told is None:
+        return None
+    return lambda done, of: told(first + len(some) * done // of, len(examples))
 
 
 def _as_judged(loaded: Loaded, execution: Execution) -> Execution:
@@ -117,7 +133,9 @@ def _check_room(loaded: Loaded, examples: Sequence[Example]) -> None:
             raise UserError(f"{error}\nShorten the question, or leave the row out.") from None
 
 
-def _evaluated(loaded: Loaded, examples: Sequence[Example], execution: Execution) -> Evaluation:
+def _evaluated(
+    loaded: Loaded, examples: Sequence[Example], execution: Execution, told: Told | None
+) -> Evaluation:
     """Examples are numbered, since ids may stand twice. Nothing of them stays on disk."""
     bare = [Example(str(i), "", e.text, e.question) for i, e in enumerate(examples)]
     sought = tuple(replace(e, spans=()) for e in bare)
@@ -129,7 +147,7 @@ def _evaluated(loaded: Loaded, examples: Sequence[Example], execution: Execution
     with tempfile.TemporaryDirectory(prefix="supermax-") as cache:
         data = tokenise(loaded.config, corpus, sources, loaded.tokenizers, Path(cache))
         model, config, pads = loaded.model, loaded.config, loaded.pads
-        return evaluate_model(model, config, data, pads, execution, loaded.threshold)
+        return evaluate_model(model, config, data, pads, execution, loaded.threshold, told)
 
 
 def _prediction(
@@ -158,25 +176,37 @@ def predict_file(
     with_text: bool = False,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    told: Told | None = None,
 ) -> Predicted:
-    """Predict every row of a CSV or JSONL file with an exported model. Columns of labels, answers
-    and splits are not read. `out` is written whole or not at all, as its extension says; texts
-    and questions are in it only with `with_text`."""
+    """Predict every row of a CSV or JSONL file with an exported model.
+
+    Columns of labels and answers are read after that, to score the predictions; that of splits is
+    not. `out` is written whole or not at all, as its extension says; texts and questions are in it
+    only with `with_text`. `told` hears how many rows are done, and of how many.
+    """
     out = Path(out).expanduser()
     _check_out(out, Path(path).expanduser())
     asked = replace(columns, label=None, answer=None, answer_start=None, split=None)
     corpus = read_table(path, asked, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
     execution = _as_judged(loaded, execution)
-    predictions = predict_examples(loaded, corpus.classes, execution)
+    predictions = predict_examples(loaded, corpus.classes, execution, told)
     texts = corpus.classes if with_text else None
     if out.suffix.lower() == ".csv":
         text = _as_csv(predictions, texts)
     else:
         text = _as_jsonl(predictions, texts)
     _write(out, text)
-    precisions = execution.precision, loaded.precision
-    return Predicted(out, len(predictions), corpus.skipped, *precisions, corpus.detected)
+    truths = read_truths(path, columns, encoding)
+    return Predicted(
+        out,
+        len(predictions),
+        corpus.skipped,
+        precision=execution.precision,
+        judged_in=loaded.precision,
+        detected=corpus.detected,
+        scores=score(predictions, corpus.classes, truths, loaded.label_names),
+    )
 
 
 def _check_out(out: Path, path: Path) -> None:

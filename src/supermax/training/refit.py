@@ -16,10 +16,10 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -28,13 +28,16 @@ from supermax.errors import UserError
 from supermax.files import make_private, open_private
 from supermax.training.checkpoint import Saver, read_whole, write_whole
 from supermax.training.config import Config
-from supermax.training.data.examples import Corpus
+from supermax.training.counts import counts_of
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.evaluate import Evaluation, evaluate, evaluate_model
 from supermax.training.export import check_free, export
 from supermax.training.intervals import FEWEST_GROUPS, Estimate, estimates
 from supermax.training.loop import SAVE_EVERY, train_blind
 from supermax.training.metrics import check_metric
+from supermax.training.pace import Pace
 from supermax.training.prepare import (
     DEFAULT_METRIC,
     Data,
@@ -52,9 +55,23 @@ HELD = 0.1
 _DONE = "done.pt"
 Progress = Callable[[int, int, float], None]
 """Hears of every epoch: seed, epoch, loss."""
+Stages = Callable[["Stage"], None]
+"""Called when a stage begins, and about once a second while it trains."""
 Smaller = Callable[[Exception, Execution], Execution | None]
 """Called with an exception and how it was trained; returns how to go on where memory ran out."""
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Progress of a refit."""
+
+    name: Literal["data", "prepare", "train", "test", "export"]
+    seed: int | None = None
+    epoch: float = 0.0
+    """Epochs that are trained, with the share of the current one."""
+    epochs: int = 0
+    samples_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +81,8 @@ class Run:
     seed: int
     metrics: dict[str, float]
     threshold: float | None
+    counts: dict[str, Any] = field(default_factory=dict)
+    """As counts_of returns them."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ class Refit:
     folder: Path | None
     """Where its model was exported to."""
     cautions: tuple[str, ...] = ()
-    """What makes the metrics worth less than they look."""
+    """Reasons why the metrics are less reliable than they look."""
 
 
 def refit(
@@ -92,13 +111,16 @@ def refit(
     progress: Progress | None = None,
     save_every: float = SAVE_EVERY,
     smaller: Smaller = lambda *_: None,
+    stages: Stages = lambda _: None,
+    columns: Mapping[str, str] | None = None,
 ) -> Refit:
     """Train with each seed and export the median model to `folder`.
 
     `epochs` is the best epoch of the search: training ends after it, at the point of the learning
     rate's schedule where the search found the weights best. There is no early stopping, as
     nothing is left to measure on. Where memory runs out, training goes on from its last state with
-    the execution that `smaller` returns; None raises what was raised.
+    the execution that `smaller` returns; None raises what was raised. `columns` are those of the
+    table that the data is from, by their roles: the exported model remembers them.
     """
     objective = objective or DEFAULT_METRIC[config.agent]
     classes = len(splits.train.label_names) or 2
@@ -111,7 +133,7 @@ def refit(
     facts = [config.model_dump(mode="json"), _data(splits), epochs, execution.precision]
     facts += [weights_mark(source) for source in encoders_of(config)]
     with _kept(cache, facts, seeds) as kept:
-        work = _Work(config, splits, epochs, objective, cache, execution, kept, smaller)
+        work = _Work(config, splits, epochs, objective, cache, execution, kept, smaller, stages)
         thresholds = {
             seed: work.within_memory(partial(_trained, work, seed, progress, save_every))
             for seed in seeds
@@ -120,15 +142,18 @@ def refit(
         runs = tuple(run for run, _ in judged)
         found = estimates(data.examples, [evaluation for _, evaluation in judged])
         median = runs[_median([run.metrics[objective] for run in runs], higher)]
+        said = cautions(data.examples, splits)
         if folder is not None:
-            _export(folder, work, prepared, median, found)
-    return Refit(objective, found, runs, median.seed, folder, cautions(splits))
+            stages(Stage("export", median.seed))
+            _export(folder, work, prepared, median, found, said, columns or {})
+    return Refit(objective, found, runs, median.seed, folder, said)
 
 
-def cautions(splits: Splits) -> tuple[str, ...]:
-    """Say what makes metrics on the test split worth less than they look."""
+def cautions(judged: Sequence[Example], splits: Splits) -> tuple[str, ...]:
+    """Return reasons why metrics on these examples of the test split are less reliable than they
+    look."""
     said = []
-    groups = len({example.group for example in splits.test.examples})
+    groups = len({example.group for example in judged})
     if groups < FEWEST_GROUPS:
         said.append(
             f"The test split has {counted(groups, 'group', 'groups')} of examples. Intervals need "
@@ -180,6 +205,7 @@ class _Work:
     kept: Path
     """Where weights wait until the test split is looked at: all may not fit in memory."""
     smaller: Smaller
+    stages: Stages
 
     def within_memory(self, do: Callable[[], T]) -> T:
         """Do it, with a smaller execution each time that memory runs out."""
@@ -220,9 +246,12 @@ def _trained(work: _Work, seed: int, progress: Progress | None, save_every: floa
     make_private(place)
     done = read_whole(place / _DONE)
     if done is None:
+        work.stages(Stage("prepare", seed, epochs=work.epochs))
         prepared = work.prepared(seed)
         told = None if progress is None else partial(progress, seed)
-        weights = train_blind(prepared, work.epochs, told, place, save_every=save_every)
+        pace = Pace(partial(_train_stage, work, seed))
+        _train_stage(work, seed, epoch=0.0, samples_per_second=None)
+        weights = train_blind(prepared, work.epochs, told, place, save_every=save_every, pace=pace)
         threshold = evaluate(prepared).threshold if _calibrates(work.config) else None
         done = {"weights": weights, "threshold": threshold}
         write_whole(place / _DONE, done)
@@ -231,10 +260,16 @@ def _trained(work: _Work, seed: int, progress: Progress | None, save_every: floa
     return found
 
 
+def _train_stage(
+    work: _Work, seed: int, *, epoch: float, samples_per_second: float | None
+) -> None:
+    work.stages(Stage("train", seed, epoch, work.epochs, samples_per_second))
+
+
 def _tested(
     work: _Work, thresholds: Mapping[int, float | None]
 ) -> tuple[Prepared, Data, list[tuple[Run, Evaluation]]]:
-    """What the models of all seeds make of the test split."""
+    """Evaluate the models of all seeds on the test split."""
     prepared = work.prepared(next(iter(thresholds)))
     data = tokenise(
         work.config, work.splits.test, prepared.sources, prepared.tokenizers, work.cache
@@ -246,10 +281,12 @@ def _judged(
     work: _Work, prepared: Prepared, test: Data, seed: int, threshold: float | None
 ) -> tuple[Run, Evaluation]:
     """What the model of a seed makes of the test split."""
+    work.stages(Stage("test", seed))
     model, pads = prepared.model, prepared.pads
     model.load_state_dict(work.weights(seed))
     evaluation = evaluate_model(model, work.config, test, pads, work.execution, threshold)
-    return Run(seed, evaluation.metrics, evaluation.threshold), evaluation
+    counts = counts_of(test.examples, evaluation)
+    return Run(seed, evaluation.metrics, evaluation.threshold, counts), evaluation
 
 
 def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) -> None:
@@ -298,7 +335,13 @@ def _median(values: Sequence[float], higher: bool) -> int:
 
 
 def _export(
-    folder: Path, work: _Work, prepared: Prepared, run: Run, found: dict[str, Estimate]
+    folder: Path,
+    work: _Work,
+    prepared: Prepared,
+    run: Run,
+    found: dict[str, Estimate],
+    said: tuple[str, ...],
+    columns: Mapping[str, str],
 ) -> None:
     export(
         folder,
@@ -310,6 +353,8 @@ def _export(
         fingerprint=_data(work.splits),
         untrained=not all(source.trained for source in prepared.sources),
         estimates=found,
-        cautions=cautions(work.splits),
+        cautions=said,
         epochs=work.epochs,
+        clinical=is_clinical(work.splits.train),
+        columns=columns,
     )

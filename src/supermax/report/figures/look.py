@@ -7,12 +7,12 @@ a template, in which Plotly would fill in what looks like a field.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
-from supermax.records import TrialRecord
+from supermax.records import StudyRecord, TrialRecord
 from supermax.report.domains import Domain
 from supermax.report.text import clipped, plot_text, shown
 
@@ -32,6 +32,7 @@ STATES = {
 }
 # Cividis: even steps of lightness, the same for every kind of eye, and in grey.
 EVEN = ("#00224e", "#35456c", "#666970", "#948e77", "#c8b866", "#fee838")
+MOST_TICKS = 12
 FONT = "-apple-system, 'Segoe UI', 'Helvetica Neue', Helvetica, Arial, sans-serif"
 
 _AXIS = {
@@ -70,7 +71,9 @@ def figure(*traces: Any, height: int, caption: str, **layout: Any) -> go.Figure:
         "meta": {"caption": caption},
     }
     made = go.Figure(list(traces), layout={**base, **layout})
-    if sum(trace.showlegend is not False for trace in made.data) > 1:
+    named = sum(trace.showlegend is not False for trace in made.data) > 1
+    made.update_layout(showlegend=named)  # a legend of one value tells nothing apart
+    if named and "margin" not in layout:
         made.update_layout(margin_t=40)
     return made
 
@@ -79,11 +82,35 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": plot_text(title)}, **more}
 
 
+def objective(record: StudyRecord, which: int = 0) -> str:
+    """An objective as the title of an axis: it says which split a metric is of."""
+    return record.titles[which] + (" (validation)" if record.on_validation(which) else "")
+
+
+def count_axis(title: str, numbers: Iterable[float], **more: Any) -> dict[str, Any]:
+    """The axis of trials or epochs: no tick between two of them."""
+    found = list(numbers)
+    few = not found or max(found) - min(found) <= MOST_TICKS
+    return axis(title, tickformat=",d", **({"dtick": 1} if few else {}), **more)
+
+
+def ordered(i: int, of: int) -> str:
+    """The colour of the i-th of some that are in order, the first the darkest; dark enough to be
+    seen on white."""
+    at = 0.8 * i / max(of - 1, 1) * (len(EVEN) - 1)
+    low = min(int(at), len(EVEN) - 2)
+    ends = [[int(EVEN[k][j : j + 2], 16) for j in (1, 3, 5)] for k in (low, low + 1)]
+    mixed = [round(a + (b - a) * (at - low)) for a, b in zip(*ends, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in mixed)
+
+
 def domain_axis(domain: Domain, title: str | None = None) -> dict[str, Any]:
     """The axis of a parameter: numbers, logarithms, or choices by name."""
     named = axis(domain.name if title is None else title)
     if not domain.categorical:
         wide = domain.log and domain.high > 30 * domain.low
+        if domain.whole and not domain.log and domain.high - domain.low <= 6:
+            return {**named, "type": "linear", "dtick": 1, "tickformat": ",d"}
         return {
             **named,
             "type": "log" if domain.log else "linear",

@@ -15,14 +15,21 @@ from optuna.study import Study, StudyDirection
 
 from supermax.naming import under_plain_names
 from supermax.records import StudyRecord, TrialRecord
-from supermax.report.choosing import best_first, focus, maximizes, measured, thinned, value_of
+from supermax.report.choosing import (
+    FEWEST_DRAWN,
+    FEWEST_RANKED,
+    best_first,
+    focus,
+    maximizes,
+    measured,
+    thinned,
+    value_of,
+)
 from supermax.report.domains import Domain, domains
 from supermax.report.figures import look
 from supermax.report.text import number, plot_text
 from supermax.words import counted
 
-FEWEST = 4
-"""Complete trials below which importances would be noise."""
 MOST_TRIALS = 2000
 MOST_BARS = 20
 MOST_SLICED = 400
@@ -38,7 +45,7 @@ def importance(record: StudyRecord, objective: int = 0) -> dict[str, float]:
     """
     trials = thinned(measured(record, objective), MOST_TRIALS)
     names = sorted(domains(trials))
-    if len(trials) < FEWEST or not names:
+    if len(trials) < FEWEST_RANKED or not names:
         return {}
     sign = -1.0 if maximizes(record, objective) else 1.0
     study = _minimized(trials, sign, objective)
@@ -103,8 +110,6 @@ def importances(record: StudyRecord, first: dict[str, float] | None = None) -> g
     )
     if len(names) > MOST_BARS:
         caption += f" The first {MOST_BARS} of {len(names)}."
-    if len(measured(record)) < 20:
-        caption += " With so few trials, take it as a hint."
     return look.figure(
         *traces,
         height=70 + len(shown) * (24 if not several else 16 + 12 * len(traces)),
@@ -134,6 +139,8 @@ def slices(
     record: StudyRecord, parameters: Sequence[str], objective: int = 0
 ) -> dict[str, go.Figure]:
     """A slice for each of the parameters that there is something to show of."""
+    if len(measured(record, objective)) < FEWEST_DRAWN:
+        return {}
     known = domains(measured(record, objective))
     ranked = best_first(record, objective)
     return {
@@ -195,6 +202,8 @@ def parallel(
 ) -> go.Figure | None:
     """Each trial a line across its parameters, in five bands from worst to best."""
     everything = measured(record, objective)
+    if len(everything) < FEWEST_DRAWN:
+        return None
     known = domains(everything)
     order = list(parameters if parameters is not None else importance(record, objective) or known)
     chosen = [known[name] for name in order if name in known][:MOST_AXES]
@@ -202,7 +211,7 @@ def parallel(
     if len(chosen) < 2 or len(ranked) < 2:
         return None
     values = [v for t in ranked if (v := value_of(t, objective)) is not None]
-    result = Domain(record.titles[objective], low=min(values), high=max(values))
+    result = Domain(look.objective(record, objective), low=min(values), high=max(values))
     scales = [*map(_Scale, chosen), _Scale(result, objective)]
     bands = [band for band in _bands(ranked) if band]
     traces = [_band(band, scales, i, objective) for i, band in enumerate(bands)]

@@ -59,7 +59,8 @@ def pareto(record: StudyRecord, first: int = 0, second: int = 1) -> go.Figure | 
 
 def _named(record: StudyRecord, objective: int) -> str:
     wish = "more is better" if maximizes(record, objective) else "less is better"
-    return f"{record.titles[objective]} ({wish})"
+    split = "validation, " if record.on_validation(objective) else ""
+    return f"{record.titles[objective]} ({split}{wish})"
 
 
 def _pair(trial: TrialRecord, first: int, second: int) -> tuple[float, float] | None:
@@ -105,7 +106,7 @@ def encoders(record: StudyRecord, objective: int = 0) -> go.Figure | None:
     for trial in best_first(record, objective):
         if trial.encoder is not None:
             groups.setdefault(trial.encoder, []).append(trial)
-    if not groups:
+    if len(groups) < 2:  # nothing to compare
         return None
     names = list(groups)[:MOST_GROUPS][::-1]  # the best one last, which is on top
     traces = [_box(record, groups[name], i, objective) for i, name in enumerate(names)]
@@ -120,7 +121,7 @@ def encoders(record: StudyRecord, objective: int = 0) -> go.Figure | None:
         *traces,
         height=90 + 56 * len(names),
         caption=caption,
-        xaxis=look.axis(record.titles[objective], range=window),
+        xaxis=look.axis(look.objective(record, objective), range=window),
         yaxis={
             "tickvals": list(range(len(names))),
             "ticktext": [f"{plot_text(n, 40)} ({len(groups[n])})" for n in names],

@@ -16,17 +16,19 @@ from supermax.words import counted, took
 
 MOST_POINTS = 2000
 BINS = 40
+FEWEST = 10
+"""Finished trials below which a rate over time is chance."""
 
 
 def throughput(record: StudyRecord) -> go.Figure | None:
-    """Finished trials an hour, over time."""
+    """Finished trials per hour, over time."""
     ends = sorted(
         t.ended
         for t in record.trials
         if t.ended is not None and t.trial.state.is_finished() and t.origin is None
     )
     starts = [t.started for t in record.trials if t.started is not None and t.origin is None]
-    if len(ends) < 2 or not starts:
+    if len(ends) < FEWEST or not starts:
         return None
     zero, span = min(starts), max(ends) - min(starts)
     if span <= 0:
@@ -49,12 +51,12 @@ def throughput(record: StudyRecord) -> go.Figure | None:
         ),
         height=260,
         caption=(
-            f"Finished trials an hour, in steps of {took(width)}; "
-            f"{len(ends) / span * 3600:.3g} an hour over all."
+            f"Finished trials per hour, in steps of {took(width)}; "
+            f"{len(ends) / span * 3600:.3g} per hour over all."
         ),
         bargap=0.1,
-        xaxis=look.axis(unit),
-        yaxis=look.axis("trials an hour", rangemode="tozero"),
+        xaxis=look.axis(f"time ({unit})"),
+        yaxis=look.axis("trials per hour", rangemode="tozero"),
     )
 
 
@@ -89,8 +91,8 @@ def durations(record: StudyRecord) -> go.Figure | None:
         *traces,
         height=260,
         caption=f"Half of the trials took {took(median(s for _, s in timed))} or less.",
-        xaxis=look.axis("trial"),
-        yaxis=look.axis("seconds", type="log" if wide else "linear"),
+        xaxis=look.count_axis("trial", (t.number for t, _ in timed)),
+        yaxis=look.axis("time (s)", type="log" if wide else "linear"),
     )
 
 
@@ -120,20 +122,21 @@ def speed(record: StudyRecord) -> go.Figure | None:
     ]
     if not found:
         return None
+    middle = median(rate for _, rate in found)
     return look.figure(
         go.Scatter(
             x=[t.number for t, _ in found],
             y=[look.rounded(rate) for _, rate in found],
             mode="markers",
             marker={"color": look.GREEN, "symbol": "square", "size": 5},
-            hovertext=[f"trial {t.number}: {rate:.3g} samples/s" for t, rate in found],
+            hovertext=[f"trial {t.number}: {rate:.3g} samples per second" for t, rate in found],
             hoverinfo="text",
             showlegend=False,
         ),
         height=260,
-        caption=f"Half of the trials trained {median(r for _, r in found):.3g} samples/s or more.",
-        xaxis=look.axis("trial"),
-        yaxis=look.axis("samples a second", rangemode="tozero"),
+        caption=f"Half of the trials trained {middle:.3g} samples per second or more.",
+        xaxis=look.count_axis("trial", (t.number for t, _ in found)),
+        yaxis=look.axis("samples per second", rangemode="tozero"),
     )
 
 
@@ -153,15 +156,15 @@ def memory(record: StudyRecord) -> go.Figure | None:
     if not traces:
         return None
     predicted = any("predicted" in trace.name for trace in traces)
-    text = "The most memory each trial held."
+    text = "The most memory each trial held"
+    text += f" ({traces[0].name})." if len(traces) == 1 else "."
     text += " Hollow marks are what was predicted." if predicted else " Nothing was predicted."
     return look.figure(
         *traces,
         height=300,
         caption=text,
-        xaxis=look.axis("trial"),
-        yaxis=look.axis("gigabytes", rangemode="tozero"),
-        showlegend=True,
+        xaxis=look.count_axis("trial", (x for trace in traces for x in trace.x)),
+        yaxis=look.axis("memory (GiB)", rangemode="tozero"),
     )
 
 
@@ -178,7 +181,7 @@ def _peaks(
 ) -> go.Scatter:
     return go.Scatter(
         x=[t.number for t, _ in points],
-        y=[round(m / 1e9, 4) for _, m in points],
+        y=[round(m / 2**30, 4) for _, m in points],
         mode="markers",
         name=name,
         marker={"color": colour, "symbol": symbol, "size": 6, "opacity": 0.75},

@@ -58,9 +58,10 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
     retries = sum(bar.attempt.number > 1 for bar in drawn)
     caption = (
         f"Each bar is an attempt, in the {'row it had room in' if packed else 'cell it ran in'}; "
-        f"time counts from {moment(zero)}. {counted(retries, 'attempt')} after the first one "
-        f"(dark outline)."
+        f"time counts from {moment(zero)}."
     )
+    if retries:
+        caption += f" {counted(retries, 'attempt')} after the first one (dark outline)."
     if packed:
         caption += f" {len({b.attempt.cell for b in drawn})} cells, drawn in {count} rows."
     if len(drawn) < len(bars):
@@ -71,7 +72,7 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
         caption=caption,
         barmode="overlay",
         bargap=0.25,
-        xaxis=look.axis(unit, rangemode="tozero"),
+        xaxis=look.axis(f"time ({unit})", rangemode="tozero"),
         yaxis={
             "tickvals": list(range(count)),
             "ticktext": [str(i + 1) for i in range(count)]
@@ -182,7 +183,7 @@ def _marks(bars: Sequence[_Bar], rows: Mapping[int, int], zero: float, per: floa
 
 def in_units(span: float) -> tuple[str, float]:
     if span > 48 * 3600:
-        return "days", 86400.0
+        return "d", 86400.0
     if span > 2 * 3600:
-        return "hours", 3600.0
-    return ("minutes", 60.0) if span > 120 else ("seconds", 1.0)
+        return "h", 3600.0
+    return ("min", 60.0) if span > 120 else ("s", 1.0)

@@ -30,7 +30,7 @@ class BadRow:
     id: str = ""
     skippable: bool = True
     advice: str = ""
-    """What to do about it, where that is not to correct the row."""
+    """Advice for this mistake, where it is not to correct the row."""
 
     def __str__(self) -> str:
         named = f" (id {self.id})" if is_name(self.id) else ""
@@ -76,7 +76,7 @@ class BadRows:
         return self.rows
 
     def report(self, left: int = 0) -> str:
-        """What is wrong and what to do, on one screen; `left` rows are good."""
+        """Return the mistakes and the advice, on one screen. `left`: number of good rows."""
         many = counted(len(self.found), "mistake", "mistakes")
         head = f"The data cannot be used as it is: {many} in {counted(self.rows, 'row', 'rows')}."
         return "\n".join([head, *_listing(self.found), *self._advice(left)])

@@ -1,4 +1,4 @@
-"""Whether the values of a column can be classes, one for each row. Pure."""
+"""Check that the values of a column can be classes, one for each row. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from supermax.training.data.answers import is_whole
+
 MOST_NUMBERS = 20
-"""Numbers of more kinds than this are measurements; ratings and codes have fewer."""
+"""Numbers of more kinds than this are measurements, unless they are whole and each stands often:
+ratings and codes."""
+_OFTEN = 10
 _SEPARATORS = "|;,"
 
 
@@ -15,34 +19,40 @@ def why_no_classes(cells: Iterable[str]) -> str:
     """Return why these cells cannot be classes, and what to do; "" where they can."""
     filled = [cell.strip() for cell in cells if cell.strip()]
     kinds = set(filled)
-    if len(kinds) > MOST_NUMBERS and all(map(_is_number, kinds)):
+    numbers = all(_is_number(kind.replace(",", ".")) for kind in kinds)
+    codes = all(map(is_whole, kinds)) and len(filled) >= _OFTEN * len(kinds)
+    if numbers and len(kinds) > MOST_NUMBERS and not codes:
         return (
             f"holds {len(kinds):,} different numbers: Supermax learns classes, not numbers. Make "
-            f"classes of them (such as low, middle, high), or map another column as label"
+            f"classes of them (such as low, middle, high), map another column as label, or list "
+            f"the classes in data.labels"
         )
-    for mark in _SEPARATORS:
+    for mark in "" if numbers else _SEPARATORS:
         if several := _several(filled, kinds, mark):
             return (
                 f"holds several labels (with {mark!r} between them) in {several:,} rows: Supermax "
                 f"learns one class a row. Write a row for each text and label, with the label in "
-                f"a column that is mapped as question and yes or no as label"
+                f"a column that is mapped as question and yes or no as label; or list the classes "
+                f"in data.labels if each of these is one"
             )
     if len(kinds) > max(MOST_NUMBERS, len(filled) // 2):
         return (
             f"holds {len(kinds):,} different values in {len(filled):,} rows, which are no "
-            f"classes. Map another column as label, or give the labels"
+            f"classes. Map another column as label, or list the classes in data.labels"
         )
     return ""
 
 
 def _several(filled: list[str], kinds: set[str], mark: str) -> int:
-    """Count the cells that hold several labels: their parts stand in other cells as well."""
+    """Count the cells that hold several labels: their parts stand in other cells as well, one of
+    them alone."""
     split = {kind: [part.strip() for part in kind.split(mark)] for kind in kinds if mark in kind}
     if not split or any("" in parts for parts in split.values()):
         return 0
     seen = Counter(part for parts in split.values() for part in parts)
     shared = all(part in kinds or many > 1 for part, many in seen.items())
-    return sum(cell in split for cell in filled) if shared else 0
+    alone = any(part in kinds for part in seen)
+    return sum(cell in split for cell in filled) if shared and alone else 0
 
 
 def _is_number(label: str) -> bool:

@@ -54,13 +54,18 @@ class Corpus:
     skipped: int = 0
     """Rows that were left out because they were bad, by the user's leave."""
     unlabelled: tuple[Unlabelled, ...] = ()
-    """Of the whole file, like `skipped`, also in a part of it."""
+    """Rows of the whole file, like `skipped`, also in a part of it."""
     detected: str = ""
     """Encoding of the file, where it was detected and is not UTF-8."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
         return self.classes + self.spans
+
+    def count(self, agent: str) -> int:
+        """Number of examples that an agent uses."""
+        classes = len(self.classes) if agent != "evidence" else 0
+        return classes + (len(self.spans) if agent != "criteria" else 0)
 
     @property
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Text files as UTF-8 bytes: gzip is unpacked, other encodings are detected and converted."""
+"""Text files as UTF-8 bytes: gzip is decompressed, other encodings are detected and converted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from supermax.errors import UserError
 from supermax.training.words import nearest
+from supermax.words import ended
 
 UTF8 = "utf-8"
 _MARKS = {
@@ -29,6 +30,7 @@ _CANDIDATES = [
 for Korean."""
 _SAMPLED = 2000
 _ALIKE = 0.02
+"""Difference in coherence below which two encodings are equally likely."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,15 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
     file cannot be read or decoded."""
     data = _bytes(path)
     if path.suffix.lower() == ".gz":
-        data = _unpacked(path, data)
-    detected = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
-    found = encoding or _marked(data) or detected or _detected(data)
-    if codecs.lookup(_known(found)).name == UTF8:
+        data = _decompressed(path, data)
+    always = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
+    found = encoding or _marked(data) or always or _detected(data)
+    if _known(found) == UTF8:
         while data.startswith(codecs.BOM_UTF8):  # some programs write it twice
             data = data.removeprefix(codecs.BOM_UTF8)
         return Contents(data, UTF8)
     try:
-        return Contents(data.decode(found).encode(UTF8), found)
+        return Contents(data.decode(found).removeprefix("\ufeff").encode(UTF8), found)
     except UnicodeError:
         raise UserError(
             f"{path} is not {found} text. Name its encoding, or save it as UTF-8."
@@ -62,12 +64,16 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
 
 def suffix_of(path: Path) -> str:
     """Return the extension that tells the format: that of notes.csv.gz is .csv."""
-    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    return _without_gz(path).suffix.lower()
 
 
 def stem_of(path: Path) -> str:
     """Return the name without the extensions of the format and of gzip."""
-    return (path.with_suffix("") if path.suffix.lower() == ".gz" else path).stem
+    return _without_gz(path).stem
+
+
+def _without_gz(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
 def _bytes(path: Path) -> bytes:
@@ -76,12 +82,12 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         folder = path.parent
         others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        raise UserError(f"There is no file {path}{nearest(path.name, others)}") from None
+        raise UserError(ended(f"There is no file {path}{nearest(path.name, others)}")) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _unpacked(path: Path, data: bytes) -> bytes:
+def _decompressed(path: Path, data: bytes) -> bytes:
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error):
@@ -89,15 +95,15 @@ def _unpacked(path: Path, data: bytes) -> bytes:
 
 
 def _known(encoding: str) -> str:
+    """Return the codec's own name. Raises UserError where there is none for text."""
     try:
-        codecs.lookup(encoding)
         "".encode(encoding)  # some codecs are not of text
+        return codecs.lookup(encoding).name
     except LookupError:
         raise UserError(
             f"There is no encoding {encoding!r:.40}. Common ones: utf-8, cp1252 (Western European "
             f"Windows), latin-1, utf-16."
         ) from None
-    return encoding
 
 
 def _marked(data: bytes) -> str | None:
@@ -106,12 +112,12 @@ def _marked(data: bytes) -> str | None:
 
 
 def _detected(data: bytes) -> str:
+    non_ascii = [line for line in data.splitlines() if not line.isascii()]
+    wrong = [line for line in non_ascii if not is_utf8(line)]
+    if 2 * len(wrong) <= len(non_ascii):  # UTF-8, with lines that are damaged
+        return UTF8
     from charset_normalizer import from_bytes  # for few files, and it takes a moment
 
-    foreign = [line for line in data.splitlines() if not line.isascii()]
-    wrong = [line for line in foreign if not is_utf8(line)]
-    if 2 * len(wrong) <= len(foreign):  # UTF-8, with lines that are damaged
-        return UTF8
     found = from_bytes(b"\n".join(wrong[:_SAMPLED]), cp_isolation=_CANDIDATES)
     best = found.best()
     if best is None:

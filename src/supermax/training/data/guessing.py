@@ -5,16 +5,16 @@ A guess is to be looked at by a person: each comes with its reason, and with nob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean as mean
+from statistics import fmean
 
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import why_no_classes
-from supermax.training.data.columns import PART_NAMES
+from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.rows import check_header, plain, read_rows
 
@@ -29,6 +29,7 @@ _NAMES = {
     "split": ("split", "fold", "part", "partition", "set"),
 }
 _MOST_LABELS = 20
+_TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
     table = read_rows(path.expanduser(), bad, encoding)
     if not table.rows:
         bad.settle("stop", 0, table.file)
-    check_header(table)
+    if not any(_is_named("text", name) for name in table.columns):
+        check_header(table)
     cells = {
         name: [plain(row.values.get(name)) or "" for row in table.rows]
         for name in table.columns
@@ -77,6 +79,35 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
     if (label := found.role("label")) is None:
         return found
     return replace(found, unlabelled=sum(not cell.strip() for cell in cells[label]))
+
+
+def chosen_columns(
+    path: Path,
+    encoding: str | None,
+    given: Mapping[str, str | None],
+    known: Mapping[str, str],
+    *,
+    asks: bool,
+) -> Columns:
+    """Return the columns of a file to predict, by their roles: those that are given, else those
+    that are known from the search and in the file, else guessed ones. No column has two roles.
+    `asks`: the model takes questions."""
+    chosen = {role: column for role, column in given.items() if column is not None}
+    try:
+        guessed = guess_file(path, encoding)
+    except UserError:
+        if "text" not in chosen:
+            raise
+        return Columns(**chosen)  # what is wrong with the file is said when it is read
+    there = {guess.column for guess in guessed.columns} | set(guessed.unused)
+    for column_of in (known.get, guessed.role):
+        for role in _TO_PREDICT if asks else _TO_PREDICT[1:]:
+            column = column_of(role)
+            if role not in chosen and column in there - set(chosen.values()):
+                chosen[role] = column
+    if "answer" not in chosen:
+        chosen.pop("answer_start", None)
+    return Columns(**{"text": "text", **chosen})
 
 
 def guess(cells: dict[str, list[str]], file: str) -> Guessed:
@@ -117,7 +148,7 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
     take(
         "label",
-        label or next((name for name in classes if name not in dict(unfit)), None),
+        label or (None if unfit else next(iter(classes), None)),
         "by its name" if label else "few values, each of them often",
     )
     if "group" not in {guess.role for guess in found}:
@@ -143,20 +174,20 @@ def _is_named(role: str, column: str) -> bool:
 
 
 def _longest(left: dict[str, list[str]]) -> str | None:
-    lengths = {name: mean(map(len, own)) for name, own in left.items() if _has_words(own)}
+    lengths = {name: fmean(map(len, own)) for name, own in left.items() if _has_words(own)}
     return max(lengths, key=lambda name: lengths[name]) if lengths else None
 
 
 def _has_words(own: Sequence[str]) -> bool:
     filled = [cell for cell in own if cell.strip()]
-    return bool(filled) and mean(cell.count(" ") for cell in filled) >= 1
+    return bool(filled) and fmean(cell.count(" ") for cell in filled) >= 1
 
 
 def _are_parts(own: Sequence[str], texts: Sequence[str]) -> bool:
     """Evidence stands in its text, and is not all of it."""
     pairs = [(part, text) for part, text in zip(own, texts, strict=True) if part.strip()]
     inside = sum(part.strip() in text and len(part) < len(text) for part, text in pairs)
-    return bool(pairs) and inside >= 0.9 * len(pairs) and mean(len(p) for p, _ in pairs) > 3
+    return bool(pairs) and inside >= 0.9 * len(pairs) and fmean(len(p) for p, _ in pairs) > 3
 
 
 def _asks(own: Sequence[str]) -> bool:

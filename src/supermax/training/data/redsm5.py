@@ -35,6 +35,13 @@ SYMPTOMS = {
 """Each symptom as the question that is asked of a text."""
 
 
+def is_clinical(corpus: Corpus) -> bool:
+    """Tell whether a corpus asks texts for symptoms: ReDSM5 itself, data made in its form, or a
+    table with its questions."""
+    questions = {e.question for e in corpus.examples}
+    return bool(questions & {*SYMPTOMS, *SYMPTOMS.values()})
+
+
 @dataclass(frozen=True)
 class Annotation:
     """A sentence of a post, and whether it shows a symptom (1) or explicitly not (0)."""
@@ -44,22 +51,28 @@ class Annotation:
     symptom: str
     status: int
     text: str
-    span: Span
-    """Where the sentence stands in its post."""
+    span: Span | None
+    """Range of the sentence in its post; None: it is not there, and no positions are needed."""
 
     @property
     def id(self) -> str:
         return f"{self.post}/{self.sentence}/{self.symptom}"
 
 
-def read_redsm5(folder: str | Path, *, name: str = "redsm5", on_bad: OnBad = "stop") -> Corpus:
-    """Classes: a sentence for each annotation. Spans: a post for each symptom annotated in it."""
+def read_redsm5(
+    folder: str | Path, *, name: str = "redsm5", on_bad: OnBad = "stop", located: bool = True
+) -> Corpus:
+    """Classes: a sentence for each annotation. Spans: a post for each symptom annotated in it.
+
+    `located`: every sentence must stand in its post. Without it, as `criteria` needs it, a post
+    has no spans for a symptom if a sentence on it is not there.
+    """
     check_on_bad(on_bad)
     bad = BadRows()
     posts, annotations = _files(Path(folder).expanduser(), bad)
     complete = [require(posts, POST_COLUMNS, bad), require(annotations, ANNOTATION_COLUMNS, bad)]
     found: list[Annotation] = []
-    reading = _Reading(annotations.file, bad)
+    reading = _Reading(annotations.file, bad, located)
     if all(complete):
         reading.texts.update(_posts(posts, bad))
         read = (_annotation(row, reading) for row in annotations.rows)
@@ -68,14 +81,30 @@ def read_redsm5(folder: str | Path, *, name: str = "redsm5", on_bad: OnBad = "st
     return assemble(name, reading.texts, found, skipped)
 
 
+def is_redsm5(folder: Path) -> bool:
+    """Return whether a folder has one of the corpus's files; which is missing is told later."""
+    return any((folder / name).exists() for name in (POSTS, ANNOTATIONS))
+
+
+def not_redsm5(folder: Path) -> str:
+    return (
+        f"{folder} is a folder without {POSTS} and {ANNOTATIONS}: it is no folder of ReDSM5. Name "
+        f"the file itself for a CSV or JSONL."
+    )
+
+
 def assemble(
     name: str, posts: Mapping[str, str], annotations: Iterable[Annotation], skipped: int = 0
 ) -> Corpus:
     """The corpus that annotations make; a post without any takes no part."""
     classes, shown = [], dict[tuple[str, str], list[Span]]()
+    lost = set[tuple[str, str]]()
     for a in annotations:
         classes.append(Example(a.id, a.post, a.text, SYMPTOMS[a.symptom], a.status))
-        shown.setdefault((a.post, a.symptom), []).extend([a.span] if a.status else [])
+        if a.span is None:
+            lost.add((a.post, a.symptom))
+        else:
+            shown.setdefault((a.post, a.symptom), []).extend([a.span] if a.status else [])
     spans = [
         Example(
             f"{post}/{symptom}",
@@ -85,6 +114,7 @@ def assemble(
             spans=merged(found, posts[post]),
         )
         for (post, symptom), found in shown.items()
+        if (post, symptom) not in lost
     ]
     return Corpus(name, LABELS, tuple(classes), tuple(spans), skipped)
 
@@ -107,6 +137,7 @@ class _Reading:
 
     file: str
     bad: BadRows
+    located: bool = True
     texts: dict[str, str] = field(default_factory=dict)
     """Posts by id; a bad post has no text here."""
     line_of: dict[str, int] = field(default_factory=dict)
@@ -144,8 +175,9 @@ def _annotation(row: Row, reading: _Reading) -> Annotation | None:
         mistakes.append("the sentence is annotated twice for its symptom")
     span = _span(post, text, reading, mistakes)
     for what in mistakes:
-        reading.bad.add(reading.file, row.line, what, id=name)
-    if mistakes or span is None:
+        advice = _NO_POSITIONS if what == _NOT_THERE else ""
+        reading.bad.add(reading.file, row.line, what, id=name, advice=advice)
+    if mistakes:
         return None
     return Annotation(post, sentence, symptom, _STATUS[status], text, span)
 
@@ -168,16 +200,24 @@ def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span 
     if not post or not text:
         return None
     if post not in reading.texts:
+        if not reading.located:
+            return None
         mistakes.append(f"its post is not in {POSTS}")
         return None
     whole = reading.texts[post]
     if not whole:
+        if not reading.located:
+            return None
         mistakes.append("its post has no text")
         return None
     span = locate(whole, text)
-    if span is None:
-        mistakes.append("the sentence is not in its post")
+    if span is None and reading.located:
+        mistakes.append(_NOT_THERE)
     return span
+
+
+_NOT_THERE = "the sentence is not in its post"
+_NO_POSITIONS = "The agent criteria needs no positions: supermax tune criteria --data FOLDER."
 
 
 def _cell(row: Row, name: str) -> str:

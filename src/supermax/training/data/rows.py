@@ -23,7 +23,7 @@ from supermax.training.words import nearest
 NOT_UTF8 = "this is not UTF-8 text"
 _LARGEST_FIELD = 2**31 - 1
 _SNIFFED, _RECORDS = 100_000, 20
-_WORDS_OF_A_TEXT, _LONGEST_NAME = 8, 100
+_WORDS_OF_A_TEXT = 8
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Rows:
 
 def read_rows(path: Path, bad: BadRows, encoding: str | None = None) -> Rows:
     """Read the rows of a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file, which may be
-    packed (.csv.gz). `encoding`: None detects it."""
+    compressed (.csv.gz). `encoding`: None detects it."""
     reader = _READERS.get(suffix_of(path))
     if reader is None:
         raise UserError(
             f"{path} is neither CSV nor JSONL by its name; name it .csv or .jsonl (.csv.gz and "
-            f".jsonl.gz, if it is packed)."
+            f".jsonl.gz, if it is compressed)."
         )
     contents = read_contents(path, encoding)
     if not contents.data.strip():
@@ -76,22 +76,29 @@ def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
 
 def check_header(table: Rows) -> None:
     """Raise UserError where the first line of a CSV file is a row and not the columns' names."""
-    if not any(_is_cell(name, table) for name in table.columns):
+    is_csv = _READERS.get(suffix_of(Path(table.file))) is _read_csv
+    if not is_csv or not any(_is_cell(name, table) for name in table.columns):
         return
     many = len(table.columns)
     names = ["text", "label", *(f"column{i}" for i in range(3, many + 1))]
     raise UserError(
         f"{table.file} has no header: its first line looks like a row. Put a line with the "
-        f"columns' names before it, such as {','.join(names[:many])}"
+        f"columns' names before it, such as {','.join(names[:many])} (if it holds the names, "
+        f"shorten them)."
     )
 
 
 def _is_cell(name: str, table: Rows) -> bool:
-    """A name of many words, or one that stands in its own column among few values."""
-    if len(name.split()) >= _WORDS_OF_A_TEXT or len(name) > _LONGEST_NAME:
-        return True
-    values = {plain(row.values.get(name)) for row in table.rows}
-    return name in values and len(values) <= max(2, len(table.rows) // 5)
+    """A name of many words above texts of as many, or one that stands in its own column among few
+    values."""
+    if not name:
+        return False
+    cells = [plain(row.values.get(name)) or "" for row in table.rows]
+    if len(name.split()) >= _WORDS_OF_A_TEXT:
+        words = sorted(len(cell.split()) for cell in cells) or [_WORDS_OF_A_TEXT]
+        return words[len(words) // 2] >= _WORDS_OF_A_TEXT
+    values = set(cells)
+    return name in values and len(values) <= max(2, len(cells) // 5)
 
 
 def plain(value: object) -> str | None:
@@ -157,13 +164,13 @@ def _misquoted(file: str, line: int, error: csv.Error, bad: BadRows) -> None:
 
 def _delimiter(text: str) -> str:
     """The mark that cuts the first lines into the same number of fields, the more the better."""
-    first = text.lstrip()[:_SNIFFED].splitlines(keepends=True)
     fields = {}
     for mark in ",;\t":
+        first = io.StringIO(text.lstrip()[:_SNIFFED], newline="")
         with contextlib.suppress(csv.Error):
             records = [r for r in csv.reader(first, delimiter=mark) if r][:_RECORDS]
-            counts = [len(record) for record in records]
-            fields[mark] = (counts.count(counts[0]) / len(counts), counts[0])
+            if counts := [len(record) for record in records]:
+                fields[mark] = (counts.count(counts[0]) / len(counts), counts[0])
     split = {mark: (share, many) for mark, (share, many) in fields.items() if many > 1}
     return max(split, key=lambda mark: split[mark], default=",")
 

@@ -1,0 +1,211 @@
+"""Sections on how good the best configuration is, and on the data: notes put into HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from supermax.report.collect import Facts
+from supermax.report.html import Html, join, tag
+from supermax.report.noted import PARTS, Baselines, Counts, DataNote, RefitNote
+from supermax.report.sections import pairs, table
+from supermax.report.text import fixed
+from supermax.words import counted
+
+SHADES = 5
+"""Steps of the colours of a confusion matrix: classes s1 to s5 of page.css."""
+
+
+def comparison(facts: Facts) -> Html:
+    """The best value beside the baselines, on the validation split and, after a refit, on test."""
+    if not facts.top or not facts.metric:
+        return Html("")
+    best, refit = facts.top[0], facts.refit
+    validation = facts.baselines.trivial or facts.baselines.tfidf
+    if not validation and refit is None:
+        return Html("")
+    value = best.values[0] if best.values else None
+    split = f"validation{_rows(facts.data, 'validation')}"
+    rows = [(split, f"trial {best.number}, the best of the search", fixed(value), "")]
+    rows += _compared(split, facts, facts.baselines)
+    notes = [
+        *_beaten(facts, value),
+        "The search chose the best trial by its validation value, so that value is optimistic.",
+    ]
+    if refit is None:
+        notes.append(
+            "`supermax refit` trains it again with several seeds and measures it on the test "
+            "split, which chose nothing."
+        )
+    else:
+        split = f"test, n={refit.rows:,}" if refit.rows else "test"
+        found = refit.metrics.get(facts.metric)
+        if found is not None:
+            name = f"trial {refit.trial}, refit with {counted(refit.seeds, 'seed')}, mean"
+            rows.append((split, name, fixed(found[0]), _interval(found)))
+        rows += _compared(split, facts, refit.baselines)
+        notes += [
+            "The test split chose nothing. Intervals are by a bootstrap over groups of examples "
+            "and over seeds.",
+            *refit.cautions,
+        ]
+    notes += _sampled(facts.baselines)
+    head = ["split", "model", facts.objectives[0][0], "95% interval"]
+    return join(
+        table(head, [_row(row, wraps=1) for row in rows]),
+        tag("p", " ".join(notes), class_="quiet note"),
+        refit_metrics(facts),
+    )
+
+
+def _rows(data: DataNote | None, part: str) -> str:
+    return f", n={data.rows[part]:,}" if data is not None and data.rows[part] else ""
+
+
+def _named(facts: Facts, known: Baselines) -> list[tuple[str, float]]:
+    """The baselines that have a value, by name."""
+    spans = facts.data is not None and bool(facts.data.spans)
+    classes = facts.data is None or bool(facts.data.classes)
+    parts = ["majority class"] * classes + ["no answer"] * spans
+    tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
+    values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))
+    return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
+
+
+def _compared(split: str, facts: Facts, known: Baselines) -> list[tuple[str, str, str, str]]:
+    return [(split, name, fixed(value), "") for name, value in _named(facts, known)]
+
+
+def _beaten(facts: Facts, value: float | None) -> list[str]:
+    """A sentence where a baseline is as good as the best trial."""
+    sign = 1 if facts.objectives[0][1] == "maximize" else -1
+    above = [
+        name
+        for name, other in _named(facts, facts.baselines)
+        if value is not None and sign * other >= sign * value
+    ]
+    if not above:
+        return []
+    return [f"The best trial is no better than {' and '.join(above)} on the validation split."]
+
+
+def _sampled(known: Baselines) -> list[str]:
+    rows, of = known.learnt_from
+    return [f"TF-IDF learnt from {rows:,} of {of:,} rows."] if 0 < rows < of else []
+
+
+def _interval(found: tuple[float, float | None, float | None]) -> str:
+    _, low, high = found
+    return "–" if low is None or high is None else f"{fixed(low)} to {fixed(high)}"
+
+
+def _row(cells: Sequence[str], wraps: int = 0) -> Html:
+    """A row whose cells stay on one line, but for the one that is a name."""
+    return tag(
+        "tr",
+        *(tag("td", cell, class_=None if i == wraps else "n") for i, cell in enumerate(cells)),
+    )
+
+
+def refit_metrics(facts: Facts) -> Html | None:
+    """Every metric of the refit."""
+    if facts.refit is None:
+        return None
+    rows = [
+        _row((facts.title(name), fixed(found[0]), _interval(found)))
+        for name, found in facts.refit.metrics.items()
+    ]
+    return tag(
+        "details",
+        tag("summary", "All metrics of the refit on the test split"),
+        table(["metric", "mean", "95% interval"], rows),
+    )
+
+
+def predictions(facts: Facts) -> Html:
+    """Confusion matrix and outcomes of span examples: of the refit, or of the best trial."""
+    refit: RefitNote | None = facts.refit
+    if refit is not None and (refit.counts.confusion or refit.counts.spans):
+        which = f"the refit of trial {refit.trial} (median of its seeds) on the test split"
+        return _predictions(refit.counts, which)
+    if not facts.top:
+        return Html("")
+    return _predictions(facts.counts, f"trial {facts.top[0].number} on the validation split")
+
+
+def _predictions(counts: Counts, which: str) -> Html:
+    parts = []
+    if counts.confusion:
+        parts.append(
+            tag(
+                "div",
+                tag("p", f"Rows by true and predicted class, of {which}.", class_="quiet"),
+                _matrix(counts),
+            )
+        )
+    if counts.spans:
+        total = sum(n for _, n in counts.spans)
+        rows = [(title, f"{n:,} ({n / total:.0%})") for title, n in counts.spans]
+        parts.append(
+            tag("div", tag("p", f"Span examples of {which}.", class_="quiet"), pairs(rows))
+        )
+    return join(*parts) if parts else Html("")
+
+
+def _matrix(counts: Counts) -> Html:
+    head = ["true ↓ predicted →", *counts.labels, "all"]
+    rows = []
+    for label, row in zip(counts.labels, counts.confusion, strict=True):
+        total = sum(row)
+        cells = [
+            tag("td", f"{n:,}", class_=f"n s{round(SHADES * n / total) if total else 0}")
+            for n in row
+        ]
+        rows.append(
+            tag("tr", tag("th", label, scope="row"), *cells, tag("td", f"{total:,}", class_="n"))
+        )
+    return table(head, rows, class_="matrix")
+
+
+def data(facts: Facts) -> Html:
+    """Sizes, classes and lengths of the data, and what was told about it before the run."""
+    notices = tag("ul", *(tag("li", line) for line in facts.notices)) if facts.notices else None
+    note = facts.data
+    if note is None:
+        return notices or Html("")
+    return join(
+        tag("div", tag("div", _sizes(note)), tag("div", _lengths(note)), class_="two"), notices
+    )
+
+
+def _sizes(note: DataNote) -> Html:
+    total = {part: max(note.rows[part], 1) for part in PARTS}
+    rows = [_row(("rows", *(f"{note.rows[part]:,}" for part in PARTS)))]
+    if any(note.groups[part] != note.rows[part] for part in PARTS):
+        rows.append(_row(("groups", *(f"{note.groups[part]:,}" for part in PARTS))))
+    rows += [
+        _row((name, *(f"{n:,} ({n / total[p]:.0%})" for n, p in zip(counts, PARTS, strict=True))))
+        for name, counts in (*note.classes, *note.spans)
+    ]
+    return table(["", *PARTS], rows)
+
+
+def _lengths(note: DataNote) -> Html:
+    rows = [_row((unit, *(f"{n:,}" for n in values))) for unit, values in note.lengths]
+    return join(
+        table([f"{counted(note.texts, 'text')}, in", "median", "95%", "longest"], rows),
+        tag("p", _cut(note), class_="quiet note"),
+    )
+
+
+def _cut(note: DataNote) -> str:
+    if not note.may_cut:
+        return "No text is cut: long ones become several windows."
+    if not note.cuts:
+        return "No text to classify is cut at the lengths of this search."
+    most = max(note.cuts, key=lambda cut: cut.texts)
+    about = "About " if most.sampled else ""
+    share = f"{most.texts / max(most.of, 1):.0%}" if 100 * most.texts >= most.of else "under 1%"
+    return (
+        f"{about}{most.texts:,} of {most.of:,} texts to classify ({share}) are cut at "
+        f"{most.length} tokens, the most that any encoder and length of this search cut."
+    )

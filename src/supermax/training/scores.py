@@ -1,0 +1,132 @@
+"""Scores of predictions on rows whose labels or answers are known.
+
+file ──read_truths()──▶ Truth by row ──score()──▶ Scores, by the metrics of a search
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from supermax.training.data.answers import evidence
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.columns import Columns
+from supermax.training.data.examples import Example
+from supermax.training.data.rows import Row, plain, read_rows
+from supermax.training.metrics import Span, class_metrics, span_metrics
+
+if TYPE_CHECKING:
+    from supermax.training.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Label and answer of a row; None: the file has none."""
+
+    label: str | None = None
+    spans: tuple[Span, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    label: str
+    rows: int
+    accuracy: float
+    """Share of the rows of this class that are predicted as it."""
+    f1: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    classes: dict[str, float] = field(default_factory=dict)
+    """Metrics of `class_metrics`; {} where no row has a label that the model knows."""
+    by_class: tuple[ClassScore, ...] = ()
+    """Classes that occur among the labels."""
+    labelled: int = 0
+    unknown: int = 0
+    """Rows whose label is no class of the model; they are not scored."""
+    spans: dict[str, float] = field(default_factory=dict)
+    """Metrics of `span_metrics`; {} where no answers are known."""
+    answered: int = 0
+    """Rows for which it is known what the answer is, or that there is none."""
+
+
+def read_truths(
+    path: str | Path, columns: Columns, encoding: str | None = None
+) -> dict[str, Truth]:
+    """Return labels and answers by the ids that `read_table` gives the rows. A row with an empty
+    label has none; one whose answer is not in its text has none either."""
+    if columns.label is None and columns.answer is None:
+        return {}
+    table = read_rows(Path(path).expanduser(), BadRows(), encoding)
+    answered = any(_cell(row, columns.answer) != "" for row in table.rows)
+    return {
+        _cell(row, columns.id) or f"{table.file}:{row.line}": Truth(
+            _cell(row, columns.label) or None, _answers(row, columns) if answered else None
+        )
+        for row in table.rows
+    }
+
+
+def _cell(row: Row, column: str | None) -> str:
+    value = row.values.get(column) if column is not None else None
+    return "" if value is None else (plain(value) or str(value)).strip()
+
+
+def _answers(row: Row, columns: Columns) -> tuple[Span, ...] | None:
+    text, starts = plain(row.values.get(columns.text)) or "", columns.answer_start
+    given = row.values.get(columns.answer or "")
+    spans, mistakes = evidence(text, given, row.values.get(starts) if starts else None)
+    return None if mistakes else spans
+
+
+def score(
+    predictions: Sequence[Prediction],
+    examples: Sequence[Example],
+    truths: Mapping[str, Truth],
+    label_names: Sequence[str],
+) -> Scores:
+    """Score predictions of these examples. What the model has no head for is not scored."""
+    known = [truths.get(example.id, Truth()) for example in examples]
+    number_of = {name: number for number, name in enumerate(label_names)}
+    labelled = [
+        (number_of.get(truth.label), list(p.probabilities.values()))
+        for p, truth in zip(predictions, known, strict=True)
+        if p.probabilities is not None and truth.label is not None
+    ]
+    rows = [(label, values) for label, values in labelled if label is not None]
+    sought = [
+        (p.spans, truth.spans, example.text)
+        for p, truth, example in zip(predictions, known, examples, strict=True)
+        if p.spans is not None and truth.spans is not None
+    ]
+    classes, by_class = _class_scores(rows, label_names)
+    return Scores(
+        classes,
+        by_class,
+        labelled=len(rows),
+        unknown=len(labelled) - len(rows),
+        spans=span_metrics(*zip(*sought, strict=True)) if sought else {},
+        answered=len(sought),
+    )
+
+
+def _class_scores(
+    rows: Sequence[tuple[int, list[float]]], names: Sequence[str]
+) -> tuple[dict[str, float], tuple[ClassScore, ...]]:
+    if not rows:
+        return {}, ()
+    labels = np.array([label for label, _ in rows])
+    probabilities = np.array([values for _, values in rows])
+    metrics = class_metrics(labels, probabilities)
+    each = []
+    for number, name in enumerate(names):
+        own = labels == number
+        if own.any():
+            accuracy = class_metrics(labels[own], probabilities[own])["accuracy"]
+            each.append(ClassScore(name, int(own.sum()), accuracy, metrics[f"f1_{number}"]))
+    return metrics, tuple(each)

@@ -1,0 +1,119 @@
+"""`refit` and `predict`: progress while they work, scores where the truth is known."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from supermax.cli.progress import EVERY, Progress
+from supermax.errors import UserError
+from supermax.training.data.columns import Columns
+from supermax.training.data.guessing import chosen_columns
+from tests.cli.helping import QUESTION, sm
+
+pytestmark = pytest.mark.usefixtures("quick")
+EARLY = """
+import sys
+from supermax.cli import main
+from supermax.cli.progress import Progress
+
+def step(self, text):
+    print(text, "torch" in sys.modules, flush=True)
+    raise SystemExit
+
+Progress.step = step
+sys.argv = ["supermax", *sys.argv[1:]]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "args", [("refit", "criteria"), ("predict", "criteria-model", "notes.csv", "-o", "x.csv")]
+)
+def test_the_first_line_comes_before_torch_is_loaded(
+    args: tuple[str, ...], playground: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY, *args], stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == "Loading torch and transformers, which takes some seconds False\n"
+
+
+def test_counts_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    progress = Progress(clock=lambda: now)
+    progress.step("begin")
+    for second in range(1, 6):
+        now = second * EVERY / 2
+        progress.count(f"{second} of 5")
+    Progress(shown=False).step("nothing")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "[supermax 0:00] begin",
+        "[supermax 0:02] 2 of 5",
+        "[supermax 0:04] 4 of 5",
+    ]
+
+
+def test_a_refit_and_its_predictions_say_how_far_they_are_and_what_they_score(
+    playground: Path,
+) -> None:
+    sm("tune", "notes.yaml", "--no-supervisor", "--trials", "1", "--study", "mine")
+    said = sm("refit", "mine", "--seeds", "2", "-o", "mine-model")
+    steps = [line for line in said.splitlines() if line.startswith("[supermax ")]
+    for words in (
+        "Loading torch",
+        "Reading the data",
+        "Seed 1 (1 of 2): loading the encoder",
+        "Seed 2 (2 of 2): loading the encoder",
+        "Seed 2: training 1 epoch",
+        "Seed 2: epoch 1 is trained, loss",
+        "Seed 1: predicting the test split",
+        "Exporting",
+    ):
+        assert any(words in step for step in steps)
+    json.loads(sm("refit", "mine", "--seeds", "1", "-o", "other-model", "--json"))
+    with (playground / "new.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "what was said", "asked", "verdict"])  # the first is a decoy
+        for i in range(9):
+            words = ["I lay awake for hours", "I slept like a stone"][i % 2]
+            row = [f"a much longer text of another kind, number {i}", f"{words}, {i}", QUESTION]
+            writer.writerow([*row, ["yes", "no", "unheard of"][min(2, i % 9 // 2 % 3)]])
+    told = sm("predict", "mine-model", "new.csv", "-o", "answers.csv")
+    assert "text from 'what was said', question from 'asked', label from 'verdict'" in told
+    assert "Predicting on cpu" in told or "Predicting on cuda" in told
+    with (playground / "new.csv").open() as new, (playground / "answers.csv").open() as answers:
+        pairs = [
+            (row["verdict"], answer["label"])
+            for row, answer in zip(csv.DictReader(new), csv.DictReader(answers), strict=True)
+        ]
+    known = [(true, guess) for true, guess in pairs if true in ("yes", "no")]
+    right = sum(true == guess for true, guess in known) / len(known)
+    assert f"On the {len(known)} rows with a label: macro_f1 " in told
+    assert f", accuracy {right:.4f}" in told
+    assert f"Not scored: {9 - len(known)} rows with a label that is no class of" in told
+    off = sm("predict", "mine-model", "new.csv", "-o", "b.csv", "--text", "text")
+    assert "text from 'text'" in off
+
+
+def test_columns_are_those_of_the_search_where_the_file_has_them(tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    path.write_text("text,body,query,y\nsome words,more words here,is it so?,no\n")
+    known = {"text": "body", "question": "query", "label": "gone", "id": "nr"}
+    given: dict[str, str | None] = {"text": None, "label": None}
+    assert chosen_columns(path, None, given, known, asks=True) == Columns(
+        text="body", question="query", label="y"
+    )
+    assert chosen_columns(path, None, {"text": "text"}, known, asks=False).text == "text"
+    assert chosen_columns(path, None, {"text": "text"}, known, asks=False).question is None
+    missing = tmp_path / "missing.csv"
+    assert chosen_columns(missing, None, {"text": "t"}, {}, asks=True) == Columns(text="t")
+    with pytest.raises(UserError, match="There is no file"):
+        chosen_columns(missing, None, {}, {}, asks=True)

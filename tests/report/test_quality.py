@@ -1,0 +1,240 @@
+"""What the report says of the data, the baselines and a refit; what it hides with few trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import optuna
+import pytest
+import yaml
+
+from supermax.naming import BASELINES, DATA, NOTICES, REFIT, SETTINGS
+from supermax.records import StudyRecord, read
+from supermax.report import figures
+from supermax.report.collect import collect
+from supermax.report.page import page
+from supermax.report.text import rate
+from supermax.settings.model import Settings
+from supermax.space import Space, load, open_version
+from tests.report import studies
+from tests.report.test_page import Parsed
+
+DATA_NOTE: dict[str, Any] = {
+    "labels": ["joy", "anger"],
+    "splits": {
+        "train": {"rows": 2600, "groups": 2600, "classes": [1500, 1100]},
+        "validation": {"rows": 374, "groups": 374, "classes": [204, 170]},
+        "test": {"rows": 1421, "groups": 1421, "classes": [821, 600]},
+    },
+    "texts": 4395,
+    "words": {"median": 16, "p95": 27, "longest": 33},
+    "characters": {"median": 95, "p95": 139, "longest": 166},
+    "cut": [{"encoder": "tiny", "length": 32, "texts": 700, "of": 4395, "sampled": True}],
+    "cuts": True,
+}
+BASELINES_NOTE = {
+    "trivial": {"macro_f1": 0.3528},
+    "tfidf": {"metrics": {"macro_f1": 0.9512}, "rows": 2600, "of": 2600},
+}
+REFIT_NOTE = {
+    "trial": 2,
+    "seeds": 3,
+    "rows": 1421,
+    "metrics": {"macro_f1": [0.7812, 0.7511, 0.8123], "f1_1": [0.8031, None, None]},
+    "counts": {"confusion": [[801, 20], [64, 536]]},
+    "cautions": ["1 text of the test split also stands in train."],
+    "trivial": {"macro_f1": 0.3661},
+    "tfidf": {"metrics": {"macro_f1": 0.6999}, "rows": 2974, "of": 2974},
+}
+
+
+def noted(trials: int = 6, **notes: Any) -> StudyRecord:
+    study = studies.agent_study(None)
+    record = studies.rich(study, trials=trials)
+    for key, value in notes.items():
+        study.set_user_attr({"data": DATA, "baselines": BASELINES, "refit": REFIT}[key], value)
+    for trial in record.of("COMPLETE"):
+        counted = {"labels": ["joy", "anger"], "confusion": [[190, 14], [33, 137]]}
+        trial.trial.user_attrs["result"] |= counted
+    return record
+
+
+def words(record: StudyRecord) -> str:
+    return Parsed(page(record, "study.db", 0.0)).text
+
+
+def test_the_data_its_splits_classes_lengths_and_cuts() -> None:
+    text = words(noted(data=DATA_NOTE))
+    for expected in (
+        "2,600",
+        "1,500 (58%)",
+        "anger",
+        "170 (45%)",
+        "4,395 texts",
+        "About 700 of 4,395 texts to classify (16%) are cut at 32 tokens",
+    ):
+        assert expected in text, expected
+
+
+def test_the_best_value_stands_beside_the_baselines_and_says_validation() -> None:
+    record = noted(data=DATA_NOTE, baselines=BASELINES_NOTE)
+    text = words(record)
+    best = record.ranking()[0]
+    assert f"Trial {best.number} has the highest macro_f1 on the validation split" in text
+    assert "validation, n=374" in text
+    assert "0.3528" in text
+    assert "0.9512" in text
+    assert "no better than TF-IDF with logistic regression on the validation split" in text
+    assert "supermax refit" in text
+    assert f"of trial {best.number} on the validation split" in text
+    assert "137" in text  # of its confusion matrix
+
+
+def test_a_refit_is_on_the_test_split_with_an_interval() -> None:
+    text = words(noted(data=DATA_NOTE, baselines=BASELINES_NOTE, refit=REFIT_NOTE))
+    for expected in (
+        "A refit of trial 2 has 0.7812 (95% interval 0.7511 to 0.8123) on the test split",
+        "test, n=1,421",
+        "0.6999",
+        "f1 of anger",
+        "0.8031",
+        "1 text of the test split also stands in train.",
+        "the refit of trial 2 (median of its seeds) on the test split",
+        "536",
+    ):
+        assert expected in text, expected
+    assert "`supermax refit` trains" not in text
+
+
+def test_span_examples_are_counted() -> None:
+    counts = {"spans": {"exact": 30, "missed": 10}}
+    text = words(noted(refit=REFIT_NOTE | {"counts": counts}))
+    assert "answer found exactly" in text
+    assert "30 (75%)" in text
+
+
+def test_a_study_of_an_earlier_version_has_no_such_sections(rich: StudyRecord) -> None:
+    parsed = Parsed(page(rich, "study.db", 0.0))
+    ids = {attributes.get("id") for _, attributes in parsed.tags}
+    assert not ids & {"result", "predictions", "data"}
+    assert "best" in ids
+
+
+@pytest.mark.parametrize("odd", [{}, {"splits": 3}, {"splits": {"train": []}}, [1], "text", None])
+def test_notes_that_somebody_else_wrote_stop_nothing(odd: Any) -> None:
+    notes = {"metrics": {"macro_f1": odd, "x": [None]}, "counts": odd, "trivial": odd}
+    study = noted(data=odd, baselines=odd, refit=notes).study
+    study.set_user_attr(SETTINGS, odd)
+    study.set_user_attr(NOTICES, odd)
+    assert "<!doctype html>" in page(read(study), "study.db", 0.0)
+
+
+def test_hostile_names_of_classes_are_text() -> None:
+    labels = ["<script>window.ran=1</script>", "b"]
+    text = page(noted(data=DATA_NOTE | {"labels": labels}), "study.db", 0.0)
+    assert "&lt;script&gt;window.ran=1" in text
+    assert "<script>window.ran=1" not in text
+
+
+# What reproduces a search.
+
+
+def test_the_settings_of_the_search_run_it_again() -> None:
+    """The file is read as any other, and has the same space, data and limits."""
+    space = load("criteria")
+    study = open_version(space, storage=None, name="notes").study
+    kept = {
+        "agent": "criteria",
+        "data": {"path": "/home/somebody/notes.csv", "columns": {"text": "body", "label": "kind"},
+                 "labels": ["no", "yes"], "test": 0.2},
+        "trials": 7,
+        "epochs": 3,
+        "narrow": {"optim.lr": {"low": 1e-5, "high": 1e-4}},
+        "cache": "/home/somebody/cache",
+        "timeout": 60.0,
+    }  # fmt: skip
+    study.set_user_attr(SETTINGS, kept)
+    text = words(read(study))
+    assert "supermax tune search.yaml" in text
+    assert "somebody" not in text.split("Run the search again")[1]
+    made = yaml.safe_load(collect(read(study), "study.db").settings)
+    again = Settings.model_validate(made)
+    before = Settings.model_validate(kept)
+    assert Space(**made["space"]) == space
+    assert again.data.columns == before.data.columns
+    assert (again.data.path, again.data.labels) == ("notes.csv", ["no", "yes"])
+    assert (again.trials, again.epochs, again.data.test, again.timeout) == (7, 3, 0.2, 60.0)
+    assert again.name == "notes"
+    assert not again.narrow  # the space has it
+
+
+# Few trials.
+
+
+def test_figures_that_mean_nothing_are_hidden_and_that_is_said() -> None:
+    record = noted(trials=6)
+    complete = len(record.of("COMPLETE"))
+    assert complete < 10
+    assert figures.importances(record) is None
+    assert figures.parallel(record) is None
+    assert figures.slices(record, ["optim.lr"]) == {}
+    assert figures.throughput(record) is None
+    expected = "drawn from 20 complete trials on, slices and parallel coordinates from 10"
+    assert f"{expected}; there are {complete}." in words(record)
+
+
+def test_one_encoder_is_no_comparison(empty: optuna.Study) -> None:
+    empty.enqueue_trial({"encoder.name": "tiny"})
+    empty.optimize(lambda t: float(t.suggest_categorical("encoder.name", ["tiny"]) == "x"), 1)
+    assert figures.encoders(read(empty)) is None
+
+
+def test_a_legend_names_more_than_one_thing(empty: optuna.Study) -> None:
+    def objective(trial: optuna.Trial) -> float:
+        for epoch in (1, 2):
+            trial.report(0.5, epoch)
+        return trial.suggest_float("x", 0, 1)
+
+    empty.optimize(objective, n_trials=1)
+    one = figures.curves(read(empty))
+    assert one is not None
+    assert one.layout.showlegend is False
+    empty.optimize(objective, n_trials=1)
+    two = figures.curves(read(empty))
+    assert two is not None
+    assert two.layout.showlegend is True
+
+
+def test_epochs_and_trials_are_whole_numbers_on_axes() -> None:
+    record = noted(trials=6)
+    for figure in (figures.curves(record), figures.history(record), figures.durations(record)):
+        assert figure is not None
+        assert figure.layout.xaxis.dtick == 1
+        assert figure.layout.xaxis.tickformat == ",d"
+    curves = figures.curves(record)
+    assert curves is not None
+    assert curves.layout.xaxis.title.text == "epoch"
+
+
+def test_curves_are_darker_the_better(rich: StudyRecord) -> None:
+    curves = figures.curves(rich)
+    assert curves is not None
+    colours = [trace.line.color for trace in curves.data if trace.name != "others"]
+    light = [sum(int(c[i : i + 2], 16) for i in (1, 3, 5)) for c in colours]
+    assert light == sorted(light)
+    assert len(set(light)) == len(light)
+
+
+def test_memory_is_in_one_unit(rich: StudyRecord) -> None:
+    figure = figures.memory(rich)
+    assert figure is not None
+    assert figure.layout.yaxis.title.text == "memory (GiB)"
+    host = next(trace for trace in figure.data if trace.name == "host, measured")
+    first = rich.trials[host.x[0]]
+    assert host.y[0] == pytest.approx(first.notes["peak_rss"] / 2**30, abs=1e-3)
+
+
+def test_rates_are_written_as_people_write_them() -> None:
+    assert [rate(value) for value in (None, 3186.2, 41.23, 0.351, 999.7)] == [
+        "–", "3,190", "41.2", "0.351", "1,000",
+    ]  # fmt: skip
