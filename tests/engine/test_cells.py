@@ -154,7 +154,8 @@ def test_a_fresh_cell_says_how_a_pool_of_joblib_is_kept(study: optuna.Study) -> 
     supermax.optimize(study, worker_environments, n_trials=2, workers=1_000, progress=seen.append)
     notes = [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
     assert len(notes) == 2
-    assert all(note.endswith("reuse_cells=True keeps them") for note in notes)
+    # On a busy machine the pool outlives its cell for a moment, and the note says so as well.
+    assert [note for note in notes if "reuse_cells=True keeps them" not in note] == []
     assert [trial.user_attrs["jobs"] for trial in study.trials] == [1, 1]
 
 
