@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from supermax.engine import crew, policy, watch
-from supermax.engine.fleet import TAG
+from supermax.engine.standby import TAG
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then

@@ -47,7 +47,7 @@ from supermax.engine import kernel
 from supermax.engine.home import find_home
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
-from supermax.memory.budgets import GpuBudget, HostBudget
+from supermax.memory.budgets import ON_CPU, GpuBudget, HostBudget
 from supermax.memory.devices import gpus, named
 from supermax.memory.disk import Allowance, Demand
 from supermax.memory.learning import Book, default_folder
@@ -71,7 +71,6 @@ from supermax.training.baseline import trivial
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
-from supermax.training.limits import count_what_is_used
 from supermax.training.metrics import METRICS
 from supermax.training.sources import Source
 from supermax.training.steps import Execution
@@ -321,7 +320,8 @@ class Tuning:
             )
             return None
         if not on_gpu:
-            count_what_is_used()
+            for variable, value in ON_CPU.items():
+                os.environ.setdefault(variable, value)
         execution = foreseen(self.execution, "cuda" if on_gpu else "cpu")
         return MemoryPlanner(
             self.agent,

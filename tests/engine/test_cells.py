@@ -24,7 +24,7 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.engine import events, kernel
-from supermax.engine.fleet import thread_limits
+from supermax.engine.standby import thread_limits
 from tests.conftest import eventually
 from tests.few import a_few
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from supermax.engine.fleet import TAG
+from supermax.engine.standby import TAG
 from tests.conftest import eventually
 from tests.engine.programs import value_of
 

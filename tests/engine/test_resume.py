@@ -20,10 +20,10 @@ from optuna.trial import TrialState
 import supermax
 from supermax.display import status
 from supermax.engine import events, kernel
-from supermax.engine.fleet import TAG
 from supermax.engine.folder import TrialFolder
 from supermax.engine.home import find_home
 from supermax.engine.outcome import Outcome
+from supermax.engine.standby import TAG
 from supermax.engine.summary import Summary
 from supermax.naming import CLAIM
 from tests.conftest import eventually, ignoring

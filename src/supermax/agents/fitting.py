@@ -6,11 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from supermax.agents.objective import ENCODERS
 from supermax.agents.shapes import why_unusable
 from supermax.agents.text_length import with_length
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
+from supermax.space.presets import ENCODERS, encoders_in
 from supermax.training.data.splits import Splits
 from supermax.training.optimizers import unavailable
 from supermax.training.sources import Source, find_all, installed
@@ -56,11 +56,8 @@ def installed_encoders() -> list[str]:
 
 def fitted(space: Space, device_type: str) -> Fitted:
     """The space with what is possible here. Raises UserError when no encoder is left."""
-    names = encoder_names(space)
-    names += [
-        str(n) for key in ENCODERS[1:] if key in space.parameters for n in choices(space, key)
-    ]
-    found, missing = usable(list(dict.fromkeys(names)))
+    encoder_names(space)
+    found, missing = usable(encoders_in(space))
     if not found:
         raise UserError(listed("None of the encoders can be used:", missing.values()))
     notices = list(missing.values())

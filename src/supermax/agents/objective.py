@@ -5,6 +5,7 @@ trial ──space.sample()──▶ Config ──prepare()──▶ train() ─�
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Sequence
@@ -22,10 +23,12 @@ from supermax.agents.measures import values_of
 from supermax.agents.measuring import measured
 from supermax.agents.specs import spec_of
 from supermax.engine.remote_trial import TrialInterrupted
+from supermax.errors import UserError
 from supermax.memory.facts import Spec
 from supermax.memory.learning import Book
 from supermax.naming import HALF_WRITTEN, RESULT, WEIGHTS
-from supermax.space import Space, choices
+from supermax.space import Space
+from supermax.space.presets import encoders_in
 from supermax.training.compiling import COMPILER
 from supermax.training.config import Config, read_config
 from supermax.training.counts import counts_of
@@ -38,7 +41,12 @@ from supermax.training.prepare import FIRST, Prepared, prepare
 from supermax.training.sources import find
 from supermax.training.steps import Execution, best_precision
 
-ENCODERS = ("encoder.name", "evidence_encoder.name")
+
+def preload(*encoders: str) -> None:
+    """Import the code of those of these encoders that are here."""
+    for name in encoders:
+        with contextlib.suppress(UserError):
+            import_model(find(name))
 
 
 @dataclass
@@ -112,9 +120,7 @@ class AgentObjective:
 
     def preload(self) -> None:
         """Called once, where cells are forked from: the encoders' code, which takes seconds."""
-        for key in ENCODERS:
-            for name in choices(self.space, key) if key in self.space.parameters else ():
-                import_model(find(str(name)))
+        preload(*encoders_in(self.space))
 
     def kept_bytes(self) -> int:
         """Of the host's memory that this process keeps for trials to come."""

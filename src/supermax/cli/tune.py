@@ -20,6 +20,7 @@ import typer
 
 from supermax import supervise
 from supermax.cli.completing import among, preset_names, studies, targets
+from supermax.cli.early import started_early
 from supermax.cli.init import encoders_here, settings_path, write_settings
 from supermax.cli.opening import STUDY
 from supermax.cli.stdio import Surviving
@@ -304,7 +305,8 @@ def run_all(searches: list[Resolved], *, verbose: bool = False) -> int:
     code = supervise.REACHED
     for each in searches:
         spent = time.monotonic() - began
-        code = run_one(each, beat, say_plan=first, spent=spent, verbose=verbose)
+        with started_early(each.settings):
+            code = run_one(each, beat, say_plan=first, spent=spent, verbose=verbose)
         if code != supervise.REACHED:
             break
     return code

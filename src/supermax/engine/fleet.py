@@ -16,15 +16,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from supermax.engine import descriptors, kernel
-from supermax.engine.keeper import command
+from supermax.engine import descriptors, kernel, standby
 from supermax.engine.patience import Wait
 from supermax.engine.protocol import (
     CaptureLog,
@@ -41,23 +39,13 @@ from supermax.engine.protocol import (
     Started,
     Task,
 )
+from supermax.engine.standby import SEND_PATIENCE, TAG, thread_limits
 from supermax.files import open_private
 
 TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
-TAG = "SUPERMAX_RUN"
-_SEND_PATIENCE = 5  # seconds a cell may leave its mail unread before it is ended
 _MOST_KILLS = 10
 _CLOSING = 15.0
 _LONG_LOG = 1 << 20  # bytes
-_THREADS = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "RAYON_NUM_THREADS",
-    "LOKY_MAX_CPU_COUNT",  # joblib's n_jobs=-1 means this many
-)
 
 
 @dataclass
@@ -147,44 +135,34 @@ class Fleet:
         it is tried again while the machine has no room for it."""
         while True:
             try:
-                control = self._start_keeper()
+                self._control = self._start_keeper()
                 break
             except OSError as error:
                 if patience is None:
                     raise descriptors.fault("The process that makes cells", error) from error
                 patience.pause(error.strerror or str(error))
         self._loaded = False
-        self._control = control
         self._selector.register(self._control, selectors.EVENT_READ)
-        self._tell_keeper(Setup(self._fresh, list(map(str, sys.argv))))
 
     def _start_keeper(self) -> Channel:
-        ours, theirs = socket.socketpair()
-        try:
-            with tempfile.TemporaryFile() as blob, theirs, self._open_log() as log:
-                blob.write(self._objective)
-                blob.flush()
-                fds = (theirs.fileno(), blob.fileno())
-                self._keeper = subprocess.Popen(
-                    command("keeper", *fds, os.getpid()),
-                    env=self._env,
-                    pass_fds=fds,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-        except BaseException:
-            theirs.close()
-            ours.close()
-            raise
-        return Channel(ours, _SEND_PATIENCE)
+        with self._open_log() as log:
+            started = standby.take(self._env) or standby.start(self._env, log)
+            self._keeper = started.process
+            try:
+                started.write(self._objective)
+                setup = Setup(self._fresh, list(map(str, sys.argv)), started.lacks(self._env))
+                with contextlib.suppress(ConnectionLost):  # wait() will say that it is gone
+                    started.channel.send(setup, (log.fileno(),))
+            except BaseException:
+                started.end()
+                raise
+        return started.channel
 
     def start_cell(self, device: str | None = None) -> Cell:
         with descriptors.in_words("A cell"):
             ours, theirs = socket.socketpair()
         self.made += 1
-        cell = Cell(self.made, Channel(ours, _SEND_PATIENCE), device)
+        cell = Cell(self.made, Channel(ours, SEND_PATIENCE), device)
         self.cells[cell.number] = cell
         env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
         with theirs:
@@ -369,15 +347,3 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
-
-
-def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Share the cores among the cells, unless the user has said how.
-
-    One cell alone gets no limits: joblib's processes would inherit them, and each would start as
-    many threads as there are cores.
-    """
-    if workers == 1:
-        return {}
-    share = str(max(1, kernel.cores() // workers))
-    return {name: share for name in _THREADS if name not in environment}

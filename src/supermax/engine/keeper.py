@@ -41,6 +41,7 @@ from supermax.engine.protocol import (
     Exited,
     Loaded,
     LoadFailed,
+    Preload,
     Setup,
     SignalCell,
     StartCell,
@@ -333,6 +334,16 @@ def _random_for_cells(before: tuple[Any, Any]) -> Callable[[], None]:
     return restore
 
 
+def _set_up(setup: Setup, log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    for name, value in setup.env.items():
+        kernel.show_in_environ(name, value)
+    os.environ.update(setup.env)
+    sys.argv[:] = setup.argv
+
+
 def main(control: int, blob: int, parent: int) -> None:
     kernel.die_with_parent(parent)  # until the loop below can notice by itself
     kernel.adopt_orphans()
@@ -340,8 +351,12 @@ def main(control: int, blob: int, parent: int) -> None:
     channel = Channel(socket.socket(fileno=control))
     try:
         setup = channel.receive()
+        if isinstance(setup, Preload):
+            with contextlib.suppress(Exception):  # what goes wrong here goes wrong in trials
+                importlib.import_module(setup.module).preload(*setup.arguments)
+            setup = channel.receive()
         assert isinstance(setup, Setup)
-        sys.argv[:] = setup.argv
+        _set_up(setup, channel.take_fd())
         keeper = Keeper(channel, setup, blob)
         if not keeper.load():
             return

@@ -100,6 +100,17 @@ def tagged(tag: str) -> list[int]:
     return [pid for pid in found if not is_zombie(pid)]
 
 
+def show_in_environ(name: str, value: str) -> None:
+    """Write a variable over the one that this process was started with, so that `tagged` finds
+    it and the processes that it forks. Only a value of the same length can be written; others
+    are left."""
+    libc = ctypes.CDLL(None)
+    libc.getenv.restype = ctypes.c_void_p
+    before, new = os.environb.get(name.encode()), value.encode()
+    if LINUX and before is not None and len(before) == len(new):
+        ctypes.memmove(libc.getenv(name.encode()), new, len(new))
+
+
 def sweep(tag: str, patience: float = 10.0) -> int:
     """Kill every process that carries `tag` until none is left; returns how many there were."""
     seen: set[int] = set()

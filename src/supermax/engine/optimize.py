@@ -21,7 +21,7 @@ from supermax.engine import events as say
 from supermax.engine.answers import Answers
 from supermax.engine.checks import check
 from supermax.engine.coordinator import FINISHED, Coordinator, Options
-from supermax.engine.fleet import TAG, Fleet
+from supermax.engine.fleet import Fleet
 from supermax.engine.folder import StudyFolder, TrialFolder, cannot_be_written, new_identity
 from supermax.engine.job import Job
 from supermax.engine.names import Names
@@ -31,6 +31,7 @@ from supermax.engine.rdb import reason
 from supermax.engine.resume import find_leftovers, foreign_notice
 from supermax.engine.sampling import reseed
 from supermax.engine.sqlite import SameFile
+from supermax.engine.standby import TAG
 from supermax.engine.storage import PatientStorage
 from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault

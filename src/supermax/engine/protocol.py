@@ -31,9 +31,20 @@ _PICKLED = "$pickle"
 
 
 @dataclass(frozen=True)
+class Preload:
+    """Import `module` and call its function preload() with `arguments`; Setup comes later."""
+
+    module: str
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
 class Setup:
+    """Comes with the descriptor of the log."""
+
     fresh: bool  # one trial a cell
     argv: list[str]  # of the user's program, which objectives may read
+    env: dict[str, str]  # variables that were not known when the process was started
 
 
 @dataclass(frozen=True)
@@ -188,7 +199,8 @@ class Stop:
 
 
 Message = (
-    Setup
+    Preload
+    | Setup
     | StartCell
     | CaptureLog
     | SignalCell

@@ -34,6 +34,11 @@ def own_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else max(1, soft - _CELL_ITSELF)
 
 
+ON_CPU = {"MIMALLOC_ARENA_RESERVE": "65536"}  # KiB
+"""Environment of trials on the CPU. Otherwise torch's allocator (mimalloc, on some machines)
+takes a gigabyte ahead, which a limit would count as used."""
+
+
 class HostBudget:
     """Memory of this machine, for trials on its CPU: most of what is free when a run begins, or
     as much as was said, and never more than there is."""

@@ -13,14 +13,14 @@ import yaml
 
 from supermax.errors import UserError
 from supermax.naming import AGENTS
-from supermax.space.model import Space
+from supermax.space.model import Space, choices
 from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
 from supermax.words import ended, nearest
 
 LENGTH = "text.max_length"
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
-_ENCODERS = ("encoder.name", "evidence_encoder.name")
+ENCODERS = ("encoder.name", "evidence_encoder.name")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,12 @@ class Preset:
     patience: int
     fit_length: bool = False
     """text.max_length is set to what the data needs."""
+
+
+def encoders_in(space: Space) -> list[str]:
+    """List the encoders of a space, each once."""
+    keys = [key for key in ENCODERS if key in space.parameters]
+    return list(dict.fromkeys(str(name) for key in keys for name in choices(space, key)))
 
 
 def presets() -> dict[str, Any]:
@@ -76,7 +82,7 @@ def preset(
 
 def _with_encoders(space: Space, names: list[str]) -> Space:
     data = space.data()
-    for encoder in _ENCODERS:
+    for encoder in ENCODERS:
         if encoder in space.parameters:
             was = space.parameters[encoder].branches[0].default
             default = was if was in names else names[0]

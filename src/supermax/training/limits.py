@@ -37,12 +37,6 @@ def hold_to(execution: Execution) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
-def count_what_is_used() -> None:
-    """For processes that are started from here on: torch's allocator (mimalloc, on some machines)
-    takes a gigabyte ahead, which a limit would count as used."""
-    os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")  # KiB
-
-
 def in_use() -> int:
     """Bytes that this process has of its GPU, or of memory beyond the libraries where it uses
     none."""
