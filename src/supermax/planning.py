@@ -19,6 +19,7 @@ from optuna.study import Study
 
 from supermax import mps
 from supermax.agents.data_notices import weaknesses
+from supermax.agents.data_summary import shown_labels
 from supermax.agents.fits import fits
 from supermax.agents.fitting import Fitted, fitted
 from supermax.agents.objective import configured
@@ -44,6 +45,7 @@ from supermax.words import counted, size_text
 REFUSED = "supermax:infeasible"
 """The constraint that a trial breaks which fits in no way."""
 _HEAD = 12  # characters for what a line is about
+_MOST_CLASSES = 12  # of which the plan says how many rows they have
 
 
 def plan(search: Search, verbose: bool = False) -> list[str]:
@@ -235,11 +237,11 @@ def described(search: Search) -> list[str]:
     if corpus.classes and agent != "evidence":
         counts = Counter(example.label for example in corpus.classes)
         total = len(corpus.classes)
-        balance = ", ".join(
-            f"{name} {counts[i]} ({counts[i] / total:.0%})"
-            for i, name in enumerate(corpus.label_names)
-        )
-        lines.append(f"{total:,} texts to classify: {balance}")
+        names = shown_labels(corpus)[:_MOST_CLASSES]
+        balance = [f"{name} {counts[i]} ({counts[i] / total:.0%})" for i, name in enumerate(names)]
+        if more := len(corpus.label_names) - len(names):
+            balance.append(f"and {more} more classes")
+        lines.append(f"{total:,} texts to classify: {', '.join(balance)}")
     if corpus.spans and agent != "criteria":
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")

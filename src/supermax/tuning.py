@@ -175,7 +175,7 @@ class Tuning:
     trials at a time and the number of devices they are spread over."""
     tell: Callable[[str], None] = print
     warn: Callable[[str], None] = print
-    """Called with what the run does otherwise than it was asked to."""
+    """Called with what the run does otherwise than it was asked to, and with what it waits for."""
 
     def run(self, **options: Any) -> Tuned:
         """Search. `options` go to supermax.optimize (workers, timeout, progress, …); `workers`
@@ -218,7 +218,7 @@ class Tuning:
         study = self._opened(fit.space, directions, experiment, splits.joined)
         _note(study, NOTICES, notices)
         _note(study, DATA, data_summary(self.agent, splits, cuts))
-        _note_baselines(self.agent, study, splits, wait=False)
+        self._note_baselines(study, splits, wait=False)
         with in_words(study._storage):
             name_values(study, titles_of(chosen, self.corpus.label_names))
             if EVALUATED not in study.user_attrs:
@@ -260,7 +260,7 @@ class Tuning:
             summary = optimize(
                 study, objective, self.trials or size.trials, callbacks=callbacks, **options
             )
-        _note_baselines(self.agent, study, splits, wait=summary.stopped_by is None)
+        self._note_baselines(study, splits, wait=summary.stopped_by is None)
         return Tuned(self.agent, study, summary, splits, fit.space, chosen, limits)
 
     def workers(self, wanted: int | str, devices: Sequence[str] | None = None) -> int:
@@ -362,6 +362,19 @@ class Tuning:
                 study.set_user_attr(SETTINGS, self.settings)
         return study
 
+    def _note_baselines(self, study: Study, splits: Splits, wait: bool) -> None:
+        """Note the baselines on the study, once. TF-IDF takes seconds: it is left to another run
+        where this one was told to stop, or is told so now (Ctrl-C)."""
+        kept = study.user_attrs.get(BASELINES)
+        found: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
+        if "trivial" not in found:
+            found["trivial"] = trivial_baseline(self.agent, splits.train, splits.validation)
+        if wait and "tfidf" not in found:
+            self.warn("Computing the TF-IDF baseline for the report.")
+            with suppress(KeyboardInterrupt):
+                found["tfidf"] = tfidf_baseline(self.agent, splits.train, splits.validation)
+        _note(study, BASELINES, found)
+
 
 def titles_of(objectives: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Names of the objectives for people; their own where two would read the same."""
@@ -381,19 +394,6 @@ def _note(study: Study, key: str, value: Any) -> None:
     with in_words(study._storage):
         if study.user_attrs.get(key, []) != value:
             study.set_user_attr(key, value)
-
-
-def _note_baselines(agent: str, study: Study, splits: Splits, wait: bool) -> None:
-    """Note the baselines on the study, once. TF-IDF takes seconds: it is left to another run where
-    this one was told to stop, or is told so now (Ctrl-C)."""
-    kept = study.user_attrs.get(BASELINES)
-    found: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
-    if "trivial" not in found:
-        found["trivial"] = trivial_baseline(agent, splits.train, splits.validation)
-    if wait and "tfidf" not in found:
-        with suppress(KeyboardInterrupt):
-            found["tfidf"] = tfidf_baseline(agent, splits.train, splits.validation)
-    _note(study, BASELINES, found)
 
 
 def _with_commas(models: str | Sequence[str] | None) -> str | None:

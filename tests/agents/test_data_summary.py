@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from supermax.agents.baselines import MOST_ROWS, tfidf_baseline, trivial_baseline
-from supermax.agents.data_summary import data_summary
+from supermax.agents.data_summary import data_summary, shown_labels
 from supermax.agents.truncation import Cut
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import Splits, split
@@ -40,6 +41,12 @@ def test_no_text_of_the_data_is_in_it() -> None:
     assert found["labels"] == ["joy", "class 1"]
     assert "secret" not in json.dumps(found)
     assert "word" not in json.dumps(found).replace('"words"', "")
+
+
+def test_a_class_of_a_few_words_has_its_name() -> None:
+    splits = small()
+    named = replace(splits.train, label_names=("side effects", "not\nrelevant"))
+    assert shown_labels(named) == ["side effects", "class 1"]
 
 
 def test_an_agent_for_spans_has_answers_instead_of_classes_and_cuts_nothing() -> None:

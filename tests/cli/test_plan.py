@@ -14,6 +14,7 @@ import pytest
 from supermax import planning
 from supermax.agents.fitting import fitted
 from supermax.agents.provisioning import MemoryPlanner
+from supermax.cli.tune import resolved
 from supermax.errors import UserError
 from supermax.planning import folded
 from supermax.search import prepared
@@ -216,3 +217,14 @@ def test_a_timeout_that_is_over_before_the_first_trial_is_explained(tmp_path: Pa
         said = sm("tune", *given, "--timeout", "0.01", code=5)
     assert "No trial of 'criteria' has come to a value yet. The timeout of 0.01 s counts" in said
     assert "loading included" in said
+
+
+def test_the_plan_counts_the_rows_of_the_first_classes(tmp_path: Path) -> None:
+    """Many classes would fill the screen."""
+    file = tmp_path / "tickets.csv"
+    rows = "".join(f"words of ticket {i},kind {i % 30}\n" for i in range(600))
+    file.write_text("text,label\n" + rows)
+    [search] = resolved(str(file), {})
+    said = planning.described(prepared(search))[0]
+    assert ": kind 0 20 (3%), kind 1 20 (3%)" in said
+    assert said.endswith("kind 19 20 (3%), and 18 more classes")  # in the order of their names

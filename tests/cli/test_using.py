@@ -33,15 +33,29 @@ main()
 
 
 @pytest.mark.parametrize(
-    "args", [("refit", "criteria"), ("predict", "criteria-model", "notes.csv", "-o", "x.csv")]
+    ("args", "first"),
+    [
+        (("refit", "criteria"), "Loading torch and transformers, which takes some seconds"),
+        (("predict", "criteria-model", "notes.csv", "-o", "x.csv"), "Reading notes.csv"),
+    ],
 )
 def test_the_first_line_comes_before_torch_is_loaded(
-    args: tuple[str, ...], playground: Path
+    args: tuple[str, ...], first: str, playground: Path
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", EARLY, *args], stdout=subprocess.PIPE, text=True, check=True
     )
-    assert done.stdout == "Loading torch and transformers, which takes some seconds False\n"
+    assert done.stdout == f"{first} False\n"
+
+
+def test_a_wrong_folder_is_told_before_torch_is_loaded(playground: Path) -> None:
+    program = EARLY.replace(
+        "main()\n", "try:\n    main()\nfinally:\n    print('torch' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, "predict", "no-model", "notes.csv", "-o", "x.csv"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "no-model is not a model that Supermax exported: there is no such folder" in done.stderr
 
 
 def test_counts_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from supermax.agents.truncation import Cut
 from supermax.training.data.columns import PARTS
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits
-from supermax.training.words import is_name
+from supermax.training.words import is_class_name
 
 MOST_CLASSES = 50
 _MOST_CUTS = 40
@@ -47,7 +47,7 @@ def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, A
 def shown_labels(corpus: Corpus) -> list[str]:
     """Return the names of the first classes; a number instead of what may be a text."""
     names = corpus.label_names[:MOST_CLASSES]
-    return [name if is_name(name) else f"class {i}" for i, name in enumerate(names)]
+    return [name if is_class_name(name) else f"class {i}" for i, name in enumerate(names)]
 
 
 def used_by(agent: str, corpus: Corpus) -> Corpus:

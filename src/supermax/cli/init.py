@@ -20,7 +20,7 @@ from supermax.space.presets import preset
 from supermax.training.data.files import UTF8, stem_of
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.data.redsm5 import is_redsm5, not_redsm5
-from supermax.training.words import is_name
+from supermax.training.words import is_class_name
 from supermax.words import counted, ended, nearest
 
 MODELS = "SUPERMAX_MODELS"
@@ -163,7 +163,7 @@ def _for_table(
     if encoding is not None or guessed.encoding != UTF8:
         data["encoding"] = encoding or guessed.encoding
         why["data.encoding"] = "--encoding" if encoding else "detected"
-    if guessed.labels and all(map(is_name, guessed.labels)):
+    if guessed.labels and all(map(is_class_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
         why["data.labels"] = "the classes, in their order"
     said = [f"{path.name}, which is taken to hold:"]

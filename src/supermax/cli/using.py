@@ -21,6 +21,7 @@ from supermax.naming import SETTINGS, STORAGE
 from supermax.records import read
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
+from supermax.training.exported import read_facts
 from supermax.words import counted, ended, metric_title, nearest
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def predict(
 
     Columns that are not named are those of the search, where the file has them, and are otherwise
     guessed, as by `supermax init`. Where labels or answers are among them, the predictions are
-    scored. A research tool: it makes no diagnosis.
+    scored.
 
     \b
     Examples:
@@ -163,13 +164,10 @@ def predict(
     if precision not in PRECISIONS:
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
-    progress = Progress()
-    progress.step(LOADING)
-    from supermax.training.export import read_facts
-
-    facts = read_facts(model)
+    facts = read_facts(model.expanduser())
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
+    progress = Progress()
     progress.step(f"Reading {file}")
     given = {"text": text, "question": question, "id": row_id, "label": label, "answer": answer}
     columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
@@ -188,6 +186,7 @@ def _predicted(
     progress: Progress,
     how: dict[str, Any],
 ) -> Predicted:
+    progress.step(LOADING)
     from supermax.agents.objective import here
     from supermax.training.predict import predict_file
     from supermax.training.steps import Execution

@@ -35,6 +35,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.training.card import card
 from supermax.training.config import Config, read_config
 from supermax.training.encoders import load
+from supermax.training.exported import FACTS, FORMAT, read_facts
 from supermax.training.intervals import Estimate
 from supermax.training.models import Model
 from supermax.training.prepare import Prepared
@@ -42,8 +43,7 @@ from supermax.training.sources import Source
 from supermax.training.tokenizers import tokenizer_for
 from supermax.words import in_short, listed
 
-FORMAT = 1
-FACTS, WEIGHTS, CARD = "supermax.json", "model.safetensors", "README.md"
+WEIGHTS, CARD = "model.safetensors", "README.md"
 _FOLDERS = ("encoder", "evidence_encoder")
 _LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -199,16 +199,10 @@ def _versions() -> dict[str, str]:
 # Reading.
 
 
-def read_facts(folder: str | Path) -> dict[str, Any]:
-    """Return what an exported folder says about its model, which is not loaded. Raises UserError
-    where it is none."""
-    return {"columns": {}, **_facts(Path(folder).expanduser())}
-
-
 def load_exported(folder: str | Path) -> Loaded:
     """The model of an exported folder, on the CPU. Raises UserError where it is not whole."""
     folder = Path(folder).expanduser()
-    facts = _facts(folder)
+    facts = read_facts(folder)
     _check_files(folder, facts["files"])
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
@@ -236,27 +230,6 @@ def _source(place: Path) -> Source:
 def _empty(source: Source) -> nn.Module:
     """The encoder to be filled with the model's weights."""
     return load(Source(source.name, None, source.config), source.config)
-
-
-def _facts(folder: Path) -> dict[str, Any]:
-    path = folder / FACTS
-    if not path.is_file():
-        what = "there is no such folder" if not folder.exists() else f"it holds no {FACTS}"
-        raise UserError(f"{folder} is not a model that Supermax exported: {what}.")
-    try:
-        facts = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        facts = None
-    version = facts.get("format") if isinstance(facts, dict) else None
-    if isinstance(version, int) and version > FORMAT:
-        raise UserError(
-            f"{folder} was exported by a newer Supermax (format {version}; this one reads up to "
-            f"{FORMAT}). Update Supermax to load it."
-        )
-    needed = ("config", "label_names", "threshold", "asks", "files")
-    if version != FORMAT or not all(key in facts for key in needed):
-        raise UserError(f"{path} is damaged or not Supermax's. Export the model again.")
-    return facts  # type: ignore[no-any-return]
 
 
 def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:

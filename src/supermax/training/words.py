@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from supermax import words
 
 _LONGEST_NAME = 40
+_MOST_WORDS = 4
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -18,3 +19,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def is_name(value: str) -> bool:
     """Whether a value is a name, which may be shown, and not possibly a person's text."""
     return 0 < len(value) <= _LONGEST_NAME and not any(c.isspace() for c in value)
+
+
+def is_class_name(value: str) -> bool:
+    """Whether a class may be shown by its name: a few words, which stand for many rows."""
+    few = len(value.split()) <= _MOST_WORDS and value.isprintable()
+    return 0 < len(value) <= _LONGEST_NAME and few

@@ -1,0 +1,36 @@
+"""What an exported model's folder says about it. Light: a wrong folder is told before torch is
+loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from supermax.errors import UserError
+
+FORMAT = 1
+FACTS = "supermax.json"
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Return what an exported folder says about its model, which is not loaded. Raises UserError
+    where it is none."""
+    path = folder / FACTS
+    if not path.is_file():
+        what = "there is no such folder" if not folder.exists() else f"it holds no {FACTS}"
+        raise UserError(f"{folder} is not a model that Supermax exported: {what}.")
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        facts = None
+    version = facts.get("format") if isinstance(facts, dict) else None
+    if isinstance(version, int) and version > FORMAT:
+        raise UserError(
+            f"{folder} was exported by a newer Supermax (format {version}; this one reads up to "
+            f"{FORMAT}). Update Supermax to load it."
+        )
+    needed = ("config", "label_names", "threshold", "asks", "files")
+    if version != FORMAT or not all(key in facts for key in needed):
+        raise UserError(f"{path} is damaged or not Supermax's. Export the model again.")
+    return {"columns": {}, **facts}
