@@ -146,8 +146,8 @@ class TrialRecord:
 
     @property
     def seconds(self) -> float | None:
-        """Of the attempt that counted."""
-        return self.notes.get("seconds")
+        """Of all attempts; in older studies, of the last one."""
+        return self.notes.get("spent", self.notes.get("seconds"))
 
     @property
     def origin(self) -> dict[str, Any] | None:
@@ -369,6 +369,7 @@ def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
 
 _NOTES = {
     "seconds": (int, float),
+    "spent": (int, float),
     "attempts": (int,),
     "peak_rss": (int, float),
     "device_allocated": (int, float),

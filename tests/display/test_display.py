@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import math
 import os
@@ -21,6 +22,7 @@ from supermax.display import display_for
 from supermax.display.live import LiveDisplay
 from supermax.display.plain import PlainDisplay
 from supermax.display.state import RunState
+from supermax.display.status import restore, snapshot
 from supermax.display.view import draw
 from supermax.engine import events as ev
 from supermax.engine.summary import Summary
@@ -115,6 +117,42 @@ class TestState:
         assert state.eta() is None
         state.update(finish(1, 1.0))
         assert state.eta() == pytest.approx(8 * 0.5)
+
+    def test_the_part_of_a_running_trial_that_is_done_counts(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=2), clock=clock)
+        state.update(ev.TrialStarted(0, 1, 1, clock.now))
+        for share, left in ((0.0, None), (0.05, None), (0.25, 350.0), (0.75, 250.0)):
+            state.update(ev.TrialNoted(0, {"epoch": 4 * share, "epochs": 4}))
+            assert state.eta() == (None if left is None else pytest.approx(left))
+            assert state.done() == pytest.approx(share)
+            clock.now += 200.0 * {0.0: 0.05, 0.05: 0.2, 0.25: 0.5}.get(share, 0.0)
+
+    def test_a_trial_that_goes_on_brings_no_speed_of_an_earlier_run(self) -> None:
+        """Its first 60 percent took no time here. The estimate falls as the next trial goes on."""
+        clock = Clock()
+        state = state_after(started(target=2), clock=clock)
+        state.wall = clock
+        state.update(ev.TrialStarted(0, 2, 1, clock.now))
+        state.update(ev.TrialNoted(0, {"epoch": 0.6, "epochs": 1}))
+        assert state.eta() is None
+        clock.now += 40.0
+        state.update(finish(0, 1.0))
+        state.update(ev.TrialStarted(1, 1, 1, clock.now))
+        found = []
+        for tenth in range(1, 10):
+            clock.now += 10.0
+            state.update(ev.TrialNoted(1, {"epoch": tenth / 10, "epochs": 1}))
+            found.append(state.eta())
+        assert found == pytest.approx([10.0 * left for left in range(9, 0, -1)])
+        again = restore(json.loads(json.dumps(snapshot(state))), clock=clock)
+        assert again.eta() == pytest.approx(10.0)
+
+    def test_odd_epochs_are_no_share(self) -> None:
+        state = state_after(started(target=2), ev.TrialStarted(0, 1, 1, 0.0))
+        for epoch, epochs in (("a", 3), (1, 0), (2, None), (-1, 3), (math.nan, 3)):
+            state.update(ev.TrialNoted(0, {"epoch": epoch, "epochs": epochs}))
+            assert state.done() == 0.0
 
     def test_no_eta_without_target_or_when_stopping(self) -> None:
         assert state_after(started(target=None), finish(0, 1.0)).eta() is None

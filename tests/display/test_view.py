@@ -104,7 +104,7 @@ class TestColumns:
     def test_the_rest_of_the_picture(self, width: int) -> None:
         shown = "\n".join(lines(search(), width))
         for piece in (
-            "7/40 finished, 4:57 left", "macro_f1 0.56 in trial 6 (maximize; validation, n=374)",
+            "7/40 finished, 4:10 left", "macro_f1 0.56 in trial 6 (maximize; validation, n=374)",
             "1 crash; 1 retry",
             "30/140G", "87% busy", "NVIDIA H200", "! The storage is slow.",
             "x trial 3, crash; retry in 1.0 s", "* trial 6 is the best so far: macro_f1 0.56",

@@ -259,6 +259,25 @@ def test_a_run_timeout_pauses_what_runs(study: optuna.Study) -> None:
     assert study.trials[0].user_attrs["supermax"]["attempts"] == 2
 
 
+def test_the_time_of_a_trial_is_that_of_all_its_attempts(study: optuna.Study) -> None:
+    def objective(trial: Any) -> float:
+        if trial.attempt == 1:
+            while True:
+                time.sleep(0.01)
+        if trial.attempt == 2:
+            time.sleep(0.6)
+            os.abort()
+        return 1.0
+
+    run_out_of_time(study, objective)
+    seen: list[events.Event] = []
+    supermax.optimize(study, objective, n_trials=1, progress=seen.append)
+    kept = study.trials[0].user_attrs["supermax"]
+    [finished] = [event for event in seen if isinstance(event, events.TrialFinished)]
+    assert kept["spent"] > kept["seconds"] + 0.6
+    assert finished.seconds == pytest.approx(kept["spent"], abs=0.01)
+
+
 class SlowToLoad:
     """An objective whose imports take a while."""
 

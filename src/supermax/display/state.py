@@ -26,6 +26,7 @@ BESTS_SHOWN = 3
 FACTS_KEPT = 32
 RECENT_KEPT = 30
 RECENT_CURVE = 48  # points of a finished trial's curve
+ENOUGH = 0.1  # of a trial by each worker, after which the time left is estimated
 REACHED = "the target is reached"
 
 
@@ -43,6 +44,15 @@ class RunningTrial:
     reserved: int | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
+    begun: float | None = None  # share that was done when this attempt first said so
+
+    @property
+    def share(self) -> float:
+        """Part of its epochs that is done; 0 where it does not say."""
+        epoch, epochs = self.facts.get("epoch"), self.facts.get("epochs")
+        if not isinstance(epoch, int | float) or not isinstance(epochs, int | float):
+            return 0.0
+        return min(1.0, max(0.0, epoch / epochs)) if epochs > 0 else 0.0
 
     def learn(self, facts: dict[str, Fact]) -> None:
         for name, value in facts.items():
@@ -51,6 +61,8 @@ class RunningTrial:
                 self.facts[name] = value
         while len(self.facts) > FACTS_KEPT:
             del self.facts[next(iter(self.facts))]
+        if self.begun is None and "epoch" in self.facts:
+            self.begun = self.share if self.attempt > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,7 @@ class RunState:
     ending: str | None = None  # in words; None: it goes on, or ended without a word
     summary: Summary | None = None
     finish_times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+    head_start: float = 0.0  # trials' worth of work that was done before this run
     cells: dict[int, int] = field(default_factory=dict)  # cell: pid
     readings: Readings = field(default_factory=Readings)
 
@@ -181,6 +194,7 @@ class RunState:
 
     def _finish(self, event: ev.TrialFinished) -> None:
         trial = self.running.pop(event.number, None)
+        self.head_start += (trial.begun or 0.0) if trial else 0.0
         self.recent.append(_finished(event, trial))
         self.waiting.discard(event.number)
         self.finished = event.finished
@@ -269,19 +283,34 @@ class RunState:
         now = self.clock() if self.ended_at is None else self.ended_at
         return max(0.0, now - self.started_at)
 
+    def done(self) -> float:
+        """Trials' worth of work that the study holds: what is finished, and the part of running
+        trials that is done."""
+        return self.finished + sum(trial.share for trial in self.running.values())
+
     def eta(self) -> float | None:
         """Seconds until the target is reached, or None while nobody can tell.
 
-        The rate is that of the last finished trials. A trial that is overdue counts against it,
-        so the estimate grows while nothing finishes instead of standing still.
+        The rate is that of the last finished trials and of the part of running ones that is done.
+        Where trials do not say how far they are, one that is overdue counts against the rate, so
+        that the estimate grows while nothing finishes instead of standing still.
         """
-        count = len(self.finish_times) - 1
         if self.target is None or self.ended_at is not None or self.stopping is not None:
             return None
+        count = len(self.finish_times) - 1
+        if count < 0:
+            return None
+        first, last, now = self.finish_times[0], self.finish_times[-1], self.clock()
+        if any(trial.share for trial in self.running.values()):
+            begun = self.head_start + sum(trial.begun or 0.0 for trial in self.running.values())
+            shares = sum(trial.share for trial in self.running.values())
+            here = count + shares - begun
+            if here < ENOUGH * max(1, self.workers):
+                return None
+            return max(0.0, self.target - self.done()) * (now - first) / here
         if count < max(1, self.workers):  # the first ones come as a volley and say little
             return None
-        first, last = self.finish_times[0], self.finish_times[-1]
-        each = max((last - first) / count, (self.clock() - first) / (count + 1))
+        each = max((last - first) / count, (now - first) / (count + 1))
         return max(0, self.target - self.finished) * each
 
 

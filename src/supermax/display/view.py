@@ -107,7 +107,7 @@ def _progress(state: RunState, width: int, ascii: bool) -> Text:
     # Room for the estimate from the start, so that the bar does not change its length.
     later = 14 if state.ended_at is None else 0
     room = width - max(len(finished) + later, len(finished + left)) - 1
-    share = state.finished / max(1, state.target)
+    share = state.done() / max(1, state.target)
     line = Text("")
     if room > 4:
         line.append(bar(share, room, ascii), "green" if share >= 1 else "cyan")

@@ -436,6 +436,7 @@ class Coordinator:
         match decision:
             case policy.Retry() | policy.Replan():
                 self.retries += 1
+                job.spent += evidence.lasted
                 job.go_on(decision)
                 self.waiting.append(job)
             case policy.Prune(name, value):
@@ -474,7 +475,7 @@ class Coordinator:
                 values=tuple(told.values) if told.values is not None else None,
                 params=plain_params(job.trial._cached_frozen_trial),
                 attempts=job.attempt,
-                seconds=evidence.lasted,
+                seconds=job.spent + evidence.lasted,
                 finished=self._finished,
             )
         )

@@ -62,7 +62,7 @@ class TrialFinished:
     values: tuple[float, ...] | None
     params: dict[str, object]  # under the names the objective uses
     attempts: int
-    seconds: float  # of the attempt that counted
+    seconds: float  # of all attempts
     finished: int  # finished trials in the study, this one included
 
 

@@ -33,6 +33,8 @@ class Job:
     provision: Provision | None = None
     too_large: list[dict[str, Any]] = field(default_factory=list)
     """How it was executed when it ran out of memory."""
+    spent: float = 0.0
+    """Seconds of the attempts before this one."""
 
     @property
     def number(self) -> int:
@@ -112,6 +114,7 @@ class Job:
         records = self.folder.records()
         self.attempt, faults = history(records)
         self.too_large = out_of_memory(records)
+        self.spent = time_spent(records)
         self.provision = last_provision(records)
         decided = decision_on(records, self.attempt)
         if decided.get("again"):
@@ -161,6 +164,17 @@ def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
         elif "stopped" in record:
             faults.pop(record["stopped"], None)
     return attempts, faults
+
+
+def time_spent(records: list[dict[str, Any]]) -> float:
+    """Seconds of the attempts that a ledger tells the end of."""
+    began = {r["launch"]: r["at"] for r in records if "launch" in r and "at" in r}
+    ended = {
+        r["stopped"] if "stopped" in r else r["attempt"]: r["at"]
+        for r in records
+        if ("stopped" in r or "fault" in r) and "at" in r
+    }
+    return float(sum(max(0.0, at - began[n]) for n, at in ended.items() if n in began))
 
 
 def out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -79,6 +79,8 @@ def record(job: Job, evidence: Evidence) -> dict[str, Any]:
         "seconds": round(evidence.lasted, 3),
         "peak_rss": outcome.peak_rss if outcome else evidence.peak_rss,
     }
+    if job.spent:
+        kept["spent"] = round(job.spent + evidence.lasted, 3)
     if job.provision is not None and job.provision.reserve:
         kept["reserved"] = {job.provision.where: job.provision.reserve}
     if (repeats := repeated_by(job.trial.user_attrs)) is not None:

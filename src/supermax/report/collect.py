@@ -136,7 +136,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
         ended=ended,
         busy=_busy(own),
         rate=done / span * 3600 if span > 0 and done > 1 else None,
-        retries=sum(max(0, _attempts(trial) - 1) for trial in own),
+        retries=sum(map(_retries, own)),
         faults=len(faults),
         groups=groups[:MOST_GROUPS],
         groups_left_out=max(0, len(groups) - MOST_GROUPS),
@@ -194,6 +194,11 @@ def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> Faul
 def _attempts(trial: TrialRecord) -> int:
     noted = trial.notes.get("attempts")
     return noted if isinstance(noted, int) else len(trial.attempts)
+
+
+def _retries(trial: TrialRecord) -> int:
+    """Attempts after a fault. One that was paused, and went on, is none."""
+    return max(0, min(_attempts(trial) - 1, len(trial.faults)))
 
 
 def _busy(trials: list[TrialRecord]) -> float:
