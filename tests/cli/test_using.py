@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from supermax.cli.progress import EVERY, Progress
+from supermax.cli.using import _Stages
 from supermax.errors import UserError
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
+from supermax.training.refit import Stage
 from tests.cli.helping import QUESTION, sm
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -70,8 +72,47 @@ def test_counts_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
     assert said.out == ""
     assert said.err.splitlines() == [
         "[supermax 0:00] begin",
-        "[supermax 0:02] 2 of 5",
-        "[supermax 0:04] 4 of 5",
+        "[supermax 0:10] 2 of 5",
+        "[supermax 0:20] 4 of 5",
+    ]
+
+
+def test_counts_are_written_over_each_other_in_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    now = 0.0
+    progress = Progress(clock=lambda: now)
+    progress.step("begin")
+    for now in (1.0, 1.5, 2.0):
+        progress.count(f"{now:g} of 3 seconds are over")
+    progress.step("next")
+    now = 4.0
+    progress.count("four")
+    progress.close()
+    progress.close()
+    assert capsys.readouterr().err == (
+        "[supermax 0:00] begin\n"
+        "[supermax 0:01] 1 of 3 second"
+        "\r\x1b[K[supermax 0:02] 2 of 3 second"
+        "\n[supermax 0:02] next\n"
+        "[supermax 0:04] four\n"
+    )
+
+
+def test_the_time_left_of_a_refit_counts_all_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 100.0
+    show = _Stages(Progress(clock=lambda: now), [7, 9])
+    show(Stage("train", 7, 1.5, 2, 30.0))  # of a refit that goes on: one and a half of four epochs
+    now = 120.0
+    show(Stage("train", 7, 1.75, 2, 30.0))
+    now = 200.0
+    show(Stage("train", 9, 0.75, 2, 30.0))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        "[supermax 0:20] Seed 7: 1.8 of 2 epochs, 30 samples a second, about 3:00 left",
+        "[supermax 1:40] Seed 9: 0.8 of 2 epochs, 30 samples a second, about 1:40 left",
     ]
 
 

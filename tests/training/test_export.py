@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -175,6 +176,21 @@ def test_the_card_names_classes(tmp_path: Path) -> None:
     assert "f1 of joy | 0.4000" in card
     assert "f1 of anger | 0.6000" in card
     assert "f1_" not in card
+
+
+def test_the_cards_program_runs_on_a_file_with_the_searchs_columns(tmp_path: Path) -> None:
+    """Its table has no ids, and a column with a quotation mark in its name."""
+    columns = {"text": 'the "post"', "question": "asked", "label": "verdict"}
+    model = put(tmp_path / "m", ready(tmp_path / "cache", config(), n=6), columns=columns)
+    card = (model / "README.md").read_text()
+    program = next(part for part in card.split("```python\n")[1:] if "predict_file" in part)
+    with (tmp_path / "texts.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([['the "post"', "asked"], ["so tired", "Is it sleep?"]])
+    program = program.partition("```")[0].replace("path/to/this/folder", str(model))
+    for name in ("texts.csv", "predictions.csv"):
+        program = program.replace(f'"{name}"', f'"{tmp_path / name}"')
+    exec(program, {})
+    assert len((tmp_path / "predictions.csv").read_text().splitlines()) == 2
 
 
 def test_a_pretrained_encoder_is_not_called_untrained(tmp_path: Path) -> None:

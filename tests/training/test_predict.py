@@ -331,13 +331,14 @@ def test_predictions_are_scored_where_labels_and_answers_are_known(
     path = tmp_path / "known.csv"
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["name", "post", "asked", "truth", "evidence", "at"])
+        writer.writerow(["name", "post", "asked", "truth", "evidence", "at", "part"])
         for i, (e, label) in enumerate(zip(rows, labels, strict=True)):
             start, end = e.spans[0] if e.spans else (0, 0)
             piece = "not in the text" if i == 0 else e.text[start:end]
-            writer.writerow([f"r{i}", e.text, e.question, label, piece, start if piece else ""])
+            at, part = start if piece else "", ("train", "test")[i % 3 == 0]
+            writer.writerow([f"r{i}", e.text, e.question, label, piece, at, part])
     heard: list[tuple[int, int]] = []
-    columns = replace(COLUMNS, label="truth", answer="evidence", answer_start="at")
+    columns = replace(COLUMNS, label="truth", answer="evidence", answer_start="at", split="part")
     done = predict_file(
         shared, path, columns, tmp_path / "o.jsonl", told=lambda *how: heard.append(how)
     )
@@ -350,13 +351,18 @@ def test_predictions_are_scored_where_labels_and_answers_are_known(
     assert [each.label for each in done.scores.by_class] == ["no", "yes"]
     for each in done.scores.by_class:
         own = [said[i]["label"] == each.label for i in judged if labels[i] == each.label]
-        assert (each.rows, each.accuracy) == (len(own), pytest.approx(sum(own) / len(own)))
+        assert (each.rows, each.recall) == (len(own), pytest.approx(sum(own) / len(own)))
     assert done.scores.answered == len(rows) - 1
     wanted = span_metrics(
         [row["spans"] for row in said[1:]], [e.spans or () for e in rows[1:]],
         [e.text for e in rows[1:]],
     )  # fmt: skip
     assert done.scores.spans == pytest.approx(wanted, nan_ok=True)
+    test = [i for i in judged if i % 3 == 0]
+    own = [said[i]["label"] == labels[i] for i in test]
+    assert sorted(done.scores.splits) == ["test", "train"]
+    assert done.scores.splits["test"].labelled == len(test)
+    assert done.scores.splits["test"].classes["accuracy"] == pytest.approx(sum(own) / len(own))
     assert heard[-1] == (len(rows), len(rows))
     bare = predict_file(shared, path, COLUMNS, tmp_path / "bare.jsonl")
     assert (bare.scores.classes, bare.scores.spans) == ({}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from supermax.records import read
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
 from supermax.training.exported import read_facts
-from supermax.words import counted, ended, metric_title, nearest
+from supermax.words import clock, counted, ended, metric_title, nearest
 
 if TYPE_CHECKING:
     from supermax.training.predict import Predicted
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 LOADING = "Loading torch and transformers, which takes some seconds"
 CLASS_SCORES = ("macro_f1", "accuracy")
 SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
+_STEADY = 5.0  # seconds of training after which the rest is estimated
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 
@@ -74,43 +76,65 @@ def refit(
         progress=lambda seed, epoch, loss: progress.step(
             f"Seed {seed}: epoch {epoch} is trained, loss {loss:.4f}"
         ),
-        stages=partial(_show_stage, progress, wanted),
+        stages=_Stages(progress, wanted),
         tell=partial(print, file=sys.stderr, flush=True),
     )
+    progress.close()
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
         facts = {"trial": chosen.number, "folder": str(result.folder), "metrics": found}
         print_json({**facts, "cautions": list(result.cautions)})
         return
     _print_estimates(result, chosen.labels)
-    print(
-        f"Trial {chosen.number}, trained with {counted(len(result.runs), 'seed')}; that of seed "
-        f"{result.chosen} is exported to {folder}. "
-        f"Use it: supermax predict {folder} FILE.csv -o answers.csv"
-    )
+    seeds_used = counted(len(wanted), "seed")
+    which = f"The model of seed {result.chosen}, the median," if len(wanted) > 1 else "The model"
+    print(f"Trial {chosen.number}, trained with {seeds_used}. {which} is in {folder}.")
+    print(f"Use it: supermax predict {shlex.quote(str(folder))} FILE.csv -o answers.csv")
 
 
-def _show_stage(progress: Progress, seeds: Sequence[int], stage: Stage) -> None:
-    if stage.name == "data":
-        progress.step("Reading the data that was searched on")
-    elif stage.name == "export":
-        progress.step(f"Exporting the model of seed {stage.seed}, the median")
-    elif stage.name == "test":
-        progress.step(f"Seed {stage.seed}: predicting the test split")
-    elif stage.name == "prepare":
-        of = f"{seeds.index(stage.seed or 0) + 1} of {len(seeds)}"
-        progress.step(f"Seed {stage.seed} ({of}): loading the encoder, tokenising the texts")
-    elif stage.epoch == 0:
-        progress.step(f"Seed {stage.seed}: training {counted(stage.epochs, 'epoch')}")
-    elif stage.epoch % 1:  # the end of an epoch is printed with its loss
-        rate = stage.samples_per_second
-        of = counted(stage.epochs, "epoch")
+class _Stages:
+    """Shows the stages of a refit, with the time that is left of its training."""
+
+    def __init__(self, progress: Progress, seeds: Sequence[int]) -> None:
+        self._progress, self._seeds = progress, seeds
+        self._first: tuple[float, float] | None = None  # seconds and epochs when training began
+
+    def __call__(self, stage: Stage) -> None:
+        step, seed = self._progress.step, f"Seed {stage.seed}"
+        if stage.name == "data":
+            step("Reading the data that was searched on")
+        elif stage.name == "export":
+            median = ", the median" if len(self._seeds) > 1 else ""
+            step(f"Exporting the model of seed {stage.seed}{median}")
+        elif stage.name == "test":
+            step(f"{seed}: predicting the test split")
+        elif stage.name == "prepare":
+            of = f"{self._seeds.index(stage.seed or 0) + 1} of {len(self._seeds)}"
+            step(f"{seed} ({of}): loading the encoder, tokenising the texts")
+        elif stage.epoch == 0:
+            step(f"{seed}: training {counted(stage.epochs, 'epoch')}")
+        elif stage.epoch % 1:  # the end of an epoch is printed with its loss
+            self._count(stage)
+
+    def _count(self, stage: Stage) -> None:
+        done = self._seeds.index(stage.seed or 0) * stage.epochs + stage.epoch
+        of, rate = counted(stage.epochs, "epoch"), stage.samples_per_second
         speed = "" if rate is None else f", {rate:,.0f} samples a second"
-        progress.count(f"Seed {stage.seed}: {stage.epoch:.1f} of {of}{speed}")
+        left = self._left(done, len(self._seeds) * stage.epochs)
+        self._progress.count(f"Seed {stage.seed}: {stage.epoch:.1f} of {of}{speed}{left}")
+
+    def _left(self, done: float, of: float) -> str:
+        if self._first is None:  # a refit that goes on has done some of it before
+            self._first = self._progress.elapsed, done
+        seconds, epochs = self._progress.elapsed - self._first[0], done - self._first[1]
+        if seconds < _STEADY or epochs <= 0:
+            return ""
+        return f", about {clock(seconds * (of - done) / epochs)} left"
 
 
 def _print_estimates(result: Refit, labels: Sequence[str]) -> None:
-    table = Table("on the test split", "mean", "95 % interval")
+    mean = f"mean of {len(result.runs)} seeds" if len(result.runs) > 1 else "value"
+    table = Table("on the test split", mean, "95 % interval")
     for name, estimate in result.metrics.items():
         table.add_row(metric_title(name, labels), f"{estimate.mean:.4f}", estimate.interval)
     console().print(table)
@@ -173,6 +197,7 @@ def predict(
     columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
     how = {"with_text": with_text, "on_bad": on_bad, "encoding": encoding}
     done = _predicted(model, file, columns, out, precision, progress, how)
+    progress.close()
     _print_predicted(done, columns)
     _print_scores(done.scores, label)
 
@@ -205,7 +230,7 @@ def _print_predicted(done: Predicted, columns: Columns) -> None:
     used = ", ".join(f"{role} from '{name}'" for role, name in columns.mapped().items())
     remarks = f", {done.skipped} bad rows skipped" if done.skipped else ""
     remarks += f", read as {done.detected}; --encoding sets another" if done.detected else ""
-    print(f"{done.rows} rows answered in {done.out} ({used}{remarks}).")
+    print(f"{counted(done.rows, 'row')} answered in {done.out} ({used}{remarks}).")
     if done.precision != done.judged_in:
         print(
             f"They were computed in {done.precision}. The model was judged in {done.judged_in}: a "
@@ -220,16 +245,22 @@ def _print_scores(scores: Scores, label: str | None) -> None:
     if scores.classes:
         shown = ", ".join(f"{name} {scores.classes[name]:.4f}" for name in CLASS_SCORES)
         screen.print(f"On the {counted(scores.labelled, 'row')} with a label: {shown}")
-        table = Table("class", "rows", "accuracy", "F1")
+        table = Table("class", "rows", "recall", "F1")
         for each in scores.by_class:
-            numbers = (str(each.rows), f"{each.accuracy:.4f}", f"{each.f1:.4f}")
+            numbers = (f"{each.rows:,}", f"{each.recall:.4f}", f"{each.f1:.4f}")
             table.add_row(literal(each.label), *numbers)
         screen.print(table)
     if scores.spans:
         shown = ", ".join(f"{name} {scores.spans[name]:.4f}" for name in SPAN_SCORES)
         screen.print(f"On the {counted(scores.answered, 'row')} with a known answer: {shown}")
+    for split, own in scores.splits.items():
+        found = [(own.labelled, own.classes, CLASS_SCORES), (own.answered, own.spans, SPAN_SCORES)]
+        for number, values, names in found:
+            if values:
+                shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
+                screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
     if scores.classes or scores.spans:
-        screen.print("On rows that the model was trained on, scores are too high.")
+        screen.print("Scores on rows that the model was trained on are too high.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
         screen.print(f"Not scored: {rows} with a label that is no class of the model.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -86,7 +87,9 @@ def _metrics(
 
 
 def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
-    question = ', question="question"' if facts["asks"] else ""
+    known = facts.get("columns") or {}
+    roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in known else [])]
+    columns = ", ".join(f"{role}={json.dumps(known.get(role, role))}" for role in roles)
     encoders = [
         f'encoder = AutoModel.from_pretrained("path/to/this/folder/{name}")\n'
         f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder/{name}")'
@@ -99,7 +102,7 @@ def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
             "from supermax.training.data.columns import Columns",
             "from supermax.training.predict import predict_file",
             "",
-            f'columns = Columns(text="text", id="id"{question})',
+            f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
             "With transformers, the trained encoder without the heads:\n",

@@ -180,9 +180,9 @@ def predict_file(
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model.
 
-    Columns of labels and answers are read after that, to score the predictions; that of splits is
-    not. `out` is written whole or not at all, as its extension says; texts and questions are in it
-    only with `with_text`. `told` hears how many rows are done, and of how many.
+    Columns of labels, answers and splits are read after that, to score the predictions. `out` is
+    written whole or not at all, as its extension says; texts and questions are in it only with
+    `with_text`. `told` hears how many rows are done, and of how many.
     """
     out = Path(out).expanduser()
     _check_out(out, Path(path).expanduser())

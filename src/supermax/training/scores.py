@@ -6,7 +6,7 @@ file ──read_truths()──▶ Truth by row ──score()──▶ Scores, by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ from supermax.training.metrics import Span, class_metrics, span_metrics
 if TYPE_CHECKING:
     from supermax.training.predict import Prediction
 
+MOST_SPLITS = 6
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -29,13 +31,14 @@ class Truth:
 
     label: str | None = None
     spans: tuple[Span, ...] | None = None
+    split: str | None = None
 
 
 @dataclass(frozen=True)
 class ClassScore:
     label: str
     rows: int
-    accuracy: float
+    recall: float
     """Share of the rows of this class that are predicted as it."""
     f1: float
 
@@ -53,6 +56,8 @@ class Scores:
     """Metrics of `span_metrics`; {} where no answers are known."""
     answered: int = 0
     """Rows for which it is known what the answer is, or that there is none."""
+    splits: Mapping[str, Scores] = field(default_factory=dict)
+    """Scores of each split, where the file names several."""
 
 
 def read_truths(
@@ -66,7 +71,9 @@ def read_truths(
     answered = any(_cell(row, columns.answer) != "" for row in table.rows)
     return {
         _cell(row, columns.id) or f"{table.file}:{row.line}": Truth(
-            _cell(row, columns.label) or None, _answers(row, columns) if answered else None
+            _cell(row, columns.label) or None,
+            _answers(row, columns) if answered else None,
+            _cell(row, columns.split) or None,
         )
         for row in table.rows
     }
@@ -90,7 +97,27 @@ def score(
     truths: Mapping[str, Truth],
     label_names: Sequence[str],
 ) -> Scores:
-    """Score predictions of these examples. What the model has no head for is not scored."""
+    """Score predictions of these examples, and those of each split. What the model has no head
+    for is not scored."""
+    parts: dict[str, tuple[list[Prediction], list[Example]]] = {}
+    for prediction, example in zip(predictions, examples, strict=True):
+        if (split := truths.get(example.id, Truth()).split) is not None:
+            part = parts.setdefault(split, ([], []))
+            part[0].append(prediction)
+            part[1].append(example)
+    whole = _score(predictions, examples, truths, label_names)
+    if not 1 < len(parts) <= MOST_SPLITS:
+        return whole
+    by_split = {name: _score(*part, truths, label_names) for name, part in parts.items()}
+    return replace(whole, splits=by_split)
+
+
+def _score(
+    predictions: Sequence[Prediction],
+    examples: Sequence[Example],
+    truths: Mapping[str, Truth],
+    label_names: Sequence[str],
+) -> Scores:
     known = [truths.get(example.id, Truth()) for example in examples]
     number_of = {name: number for number, name in enumerate(label_names)}
     labelled = [
@@ -127,6 +154,6 @@ def _class_scores(
     for number, name in enumerate(names):
         own = labels == number
         if own.any():
-            accuracy = class_metrics(labels[own], probabilities[own])["accuracy"]
-            each.append(ClassScore(name, int(own.sum()), accuracy, metrics[f"f1_{number}"]))
+            recall = class_metrics(labels[own], probabilities[own])["accuracy"]
+            each.append(ClassScore(name, int(own.sum()), recall, metrics[f"f1_{number}"]))
     return metrics, tuple(each)

@@ -29,7 +29,7 @@ _NAMES = {
     "split": ("split", "fold", "part", "partition", "set"),
 }
 _MOST_LABELS = 20
-_TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start")
+_TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "split")
 
 
 @dataclass(frozen=True)
