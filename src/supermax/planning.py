@@ -36,6 +36,7 @@ from supermax.search import Search, limits_of, storage_of
 from supermax.settings import Resolved, Settings
 from supermax.settings.resolving import GUESSES, THE_COMMAND
 from supermax.space import find_versions, nest
+from supermax.space.feasible import varying
 from supermax.spaces import space_of
 from supermax.study import existing, file_of, without_password
 from supermax.training.steps import Execution
@@ -69,7 +70,7 @@ def plan(search: Search, verbose: bool = False) -> list[str]:
         *_aligned("Data", described(search)),
         f"Encoders    {encoders}",
         *(f"            {notice}" for notice in fit.notices if "not pretrained" not in notice),
-        f"Space       {len(fit.space.parameters)} parameters, sampler {settings.sampler}, "
+        f"Space       {varying(fit.space)} parameters to search, sampler {settings.sampler}, "
         f"pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
@@ -170,10 +171,10 @@ def _fitting(search: Search, fit: Fitted, cuda: bool) -> list[str]:
     total = sum(share.all for share in shares.values())
     parts = [sum(getattr(s, kind) for s in shares.values()) for kind in ("whole", "split")]
     whose = "the GPU" if cuda else "this machine's memory"
+    split = f", {parts[1] / total:.0%} in micro-batches" if parts[1] else ""
     lines = [
-        f"{size_text(budget)} of {whose} for trials: "
-        f"{parts[0] / total:.0%} of batches, lengths and optimizers fit as they are, "
-        f"{parts[1] / total:.0%} when split"
+        f"{size_text(budget)} of {whose} for trials: {parts[0] / total:.0%} of batches, lengths "
+        f"and optimizers fit whole{split}"
     ]
     for name, share in shares.items():
         if share.never == share.all:

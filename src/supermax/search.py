@@ -215,6 +215,7 @@ def refit(
     again = repetition(objective, settings, chosen, config, tell)
     execution = again.first(_held(settings, here(objective.execution)))
     columns = settings.data.columns
+    epochs = int(chosen.result.get("best_epoch") or config.train.epochs)
     hold_to(execution)
     try:
         done = train_again(
@@ -223,7 +224,7 @@ def refit(
             seeds=seeds,
             cache=cache_of(settings),
             execution=execution,
-            epochs=int(chosen.result.get("best_epoch") or config.train.epochs),
+            epochs=epochs,
             objective=record.objectives[0],
             folder=folder,
             progress=progress,
@@ -233,7 +234,7 @@ def refit(
         )
     finally:
         hold_to(replace(execution, memory=None))
-    found = refit_note(config.agent, chosen, done, splits)
+    found = refit_note(config.agent, chosen, done, splits, epochs)
     try:
         with in_words(record.study._storage):
             record.study.set_user_attr(REFIT, found)
@@ -242,7 +243,9 @@ def refit(
     return chosen, done
 
 
-def refit_note(agent: str, trial: TrialRecord, done: Refit, splits: Splits) -> dict[str, Any]:
+def refit_note(
+    agent: str, trial: TrialRecord, done: Refit, splits: Splits, epochs: int
+) -> dict[str, Any]:
     """Return what a report says of a refit, as JSON has it: numbers on the test split."""
     train = whole(replace(splits, test=replace(splits.test, classes=(), spans=())))
     median = next(run for run in done.runs if run.seed == done.chosen)
@@ -256,6 +259,9 @@ def refit_note(agent: str, trial: TrialRecord, done: Refit, splits: Splits) -> d
         },
         "counts": median.counts,
         "cautions": list(done.cautions),
+        "folder": done.folder.name if done.folder is not None else "",
+        "epochs": epochs,
+        "learnt_from": len(used_by(agent, train).examples),
         "trivial": trivial_baseline(agent, train, splits.test),
         "tfidf": tfidf_baseline(agent, train, splits.test),
     }

@@ -204,8 +204,8 @@ class Tuning:
             fit = fit.with_length(splits, self.cache)
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
         cuts = truncation(self.agent, splits, fit.space, fit.sources.values(), self.cache)
-        notices = [*weaknesses(splits), *told(cuts)]
-        for notice in (*fit.notices, *notices):
+        notices = weaknesses(splits)
+        for notice in (*fit.notices, *notices, *told(cuts)):
             self.tell(notice)
         experiment = {
             "agent": self.agent,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,10 @@ def test_a_search_tells_before_the_run_and_in_the_report(tmp_path: Path) -> None
         tell=told_.append,
     ).run(progress=False)
     (line,) = [line for line in told_ if "tiny truncates" in line]
-    assert line in read(tuned.study).notices
+    assert "40 (67%) at 16 tokens, 20 (33%) at 32 tokens" in line
+    shown = " ".join(re.sub("<[^>]*>", " ", page(read(tuned.study))).split())
+    assert "40 of 60 texts to classify (67%) are cut at 16 tokens" in shown
+    assert "tiny 16 40 tiny 32 20 tiny 64 20" in shown
 
 
 def test_plan_counts_them_and_writes_nothing(tmp_path: Path) -> None:

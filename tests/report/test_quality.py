@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import yaml
+from sklearn.metrics import accuracy_score, f1_score
 
 from supermax.naming import BASELINES, DATA, NOTICES, REFIT, SETTINGS
 from supermax.records import StudyRecord, read
 from supermax.report import figures
 from supermax.report.collect import collect
 from supermax.report.page import page
+from supermax.report.resampling import interval
 from supermax.report.text import rate
 from supermax.settings.model import Settings
 from supermax.space import Space, load, open_version
@@ -238,3 +243,41 @@ def test_rates_are_written_as_people_write_them() -> None:
     assert [rate(value) for value in (None, 3186.2, 41.23, 0.351, 999.7)] == [
         "–", "3,190", "41.2", "0.351", "1,000",
     ]  # fmt: skip
+
+
+def test_the_interval_of_the_best_trial_is_that_of_resampled_rows() -> None:
+    """Beside scikit-learn's metric on rows drawn with replacement."""
+    confusion = [[190, 14], [33, 137]]
+    truth = np.repeat([0, 0, 1, 1], np.ravel(confusion))
+    given = np.repeat([0, 1, 0, 1], np.ravel(confusion))
+    metrics: dict[str, Callable[..., float]] = {
+        "macro_f1": partial(f1_score, average="macro"),
+        "accuracy": accuracy_score,
+    }
+    rng = np.random.default_rng(1)
+    for name, metric in metrics.items():
+        found = interval(confusion, name, metric(truth, given))
+        drawn = [rng.integers(0, len(truth), len(truth)) for _ in range(400)]
+        expected = np.quantile([metric(truth[i], given[i]) for i in drawn], (0.025, 0.975))
+        assert found == pytest.approx(expected, abs=0.012)
+    assert interval(confusion, "macro_f1", 0.5) is None  # of another evaluation
+    assert interval(confusion, "auroc", 0.9) is None
+    assert interval([], "accuracy", 0.9) is None
+
+
+def test_a_matrix_has_recall_and_precision_of_each_class() -> None:
+    text = " ".join(words(noted(data=DATA_NOTE, baselines=BASELINES_NOTE)).split())
+    assert "joy 190 14 204 93%" in text
+    assert "anger 33 137 170 81%" in text
+    assert "precision 85% 91%" in text
+
+
+def test_a_refit_of_one_seed_has_no_mean_and_says_where_its_model_is() -> None:
+    alone = REFIT_NOTE | {"seeds": 1, "folder": "mail-model", "epochs": 3, "learnt_from": 2974}
+    text = words(noted(data=DATA_NOTE, baselines=BASELINES_NOTE, refit=alone))
+    assert "trial 2, refit with 1 seed" in text
+    assert "the refit of trial 2 on the test split" in text
+    assert "One seed says nothing about the spread of others." in text
+    assert "trained on 2,974 rows for 3 epochs. The model is in mail-model." in text
+    assert "over seeds" not in text
+    assert "1 seed, mean" not in text

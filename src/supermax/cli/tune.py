@@ -348,7 +348,10 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     settings = prepared.settings
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
-    paused = "Paused: the same command goes on." if tuned.summary.stopped_by else ""
+    paused = "Paused: the same command goes on" * bool(tuned.summary.stopped_by)
+    if paused:
+        running = tuned.summary.trials["RUNNING"]
+        paused += ", running trials from their last checkpoint." if running else "."
     if not rows:
         why = paused or f"`supermax faults {study}{where}` says why."
         if tuned.summary.stopped_by == "timeout":

@@ -436,8 +436,7 @@ class Coordinator:
         match decision:
             case policy.Retry() | policy.Replan():
                 self.retries += 1
-                job.spent += evidence.lasted
-                job.go_on(decision)
+                job.go_on(decision, evidence.lasted)
                 self.waiting.append(job)
             case policy.Prune(name, value):
                 self.finish(job, TrialState.PRUNED, evidence, (name, value))

@@ -79,8 +79,9 @@ class Job:
             self.too_large.append(self.provision.how)
         self.provision = None
 
-    def go_on(self, decision: Retry | Replan) -> None:
-        """Another attempt was decided on."""
+    def go_on(self, decision: Retry | Replan, seconds: float) -> None:
+        """Another attempt was decided on, after one of so many seconds."""
+        self.spent += seconds
         self.needs_fresh_cell = True
         if isinstance(decision, Retry):
             self.not_before = time.monotonic() + decision.delay

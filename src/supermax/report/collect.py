@@ -235,7 +235,7 @@ def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tup
         ),
         *(
             (key, _words(experiment[key]))
-            for key in ("agent", "data", "metric_versions", "limits")
+            for key in ("agent", "data", "limits")
             if key in experiment
         ),
         ("seed", "not recorded" if seed is None else str(seed)),

@@ -87,6 +87,11 @@ class RefitNote:
     counts: Counts
     cautions: list[str]
     baselines: Baselines
+    folder: str = ""
+    """Name of the exported model's folder."""
+    epochs: int = 0
+    learnt_from: int = 0
+    """Rows that each seed was trained on."""
 
 
 def data_of(record: StudyRecord) -> DataNote | None:
@@ -183,6 +188,9 @@ def refit_of(record: StudyRecord) -> RefitNote | None:
         counts=_counts(_dict(kept.get("counts")), _labels(record, labels)),
         cautions=[clean(str(line)) for line in _list(kept.get("cautions"))],
         baselines=baselines_of(kept),
+        folder=clean(str(kept.get("folder") or "")),
+        epochs=_whole(kept.get("epochs")),
+        learnt_from=_whole(kept.get("learnt_from")),
     )
 
 

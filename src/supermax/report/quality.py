@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from supermax.report.collect import Facts
 from supermax.report.html import Html, join, tag
 from supermax.report.noted import PARTS, Baselines, Counts, DataNote, RefitNote
+from supermax.report.resampling import interval
 from supermax.report.sections import pairs, table
 from supermax.report.text import fixed
 from supermax.words import counted
 
 SHADES = 5
 """Steps of the colours of a confusion matrix: classes s1 to s5 of page.css."""
+ABBREVIATED = {
+    "auroc": "auroc: area under the ROC curve",
+    "auprc": "auprc: area under the precision-recall curve",
+    "mcc": "mcc: Matthews correlation coefficient",
+    "ece": "ece: expected calibration error, the lower the better",
+}
+Estimate = tuple[float, float | None, float | None]
+Compared = tuple[str, str, str, Estimate | None]
+"""Model, split, value, and its interval."""
 
 
 def comparison(facts: Facts) -> Html:
@@ -24,37 +34,68 @@ def comparison(facts: Facts) -> Html:
     if not validation and refit is None:
         return Html("")
     value = best.values[0] if best.values else None
+    bounds = None if value is None else interval(facts.counts.confusion, facts.metric, value)
     split = f"validation{_rows(facts.data, 'validation')}"
-    rows = [(split, f"trial {best.number}, the best of the search", fixed(value), "")]
+    found: Estimate | None = None if bounds is None or value is None else (value, *bounds)
+    rows: list[Compared] = [
+        (f"trial {best.number}, the best of the search", split, fixed(value), found)
+    ]
     rows += _compared(split, facts, facts.baselines)
-    notes = [
+    notes: list[str | None] = [
         *_beaten(facts, value),
         "The search chose the best trial by its validation value, so that value is optimistic.",
+        "Its interval is by a bootstrap over rows." if found else None,
     ]
     if refit is None:
-        notes.append(
-            "`supermax refit` trains it again with several seeds and measures it on the test "
-            "split, which chose nothing."
-        )
-    else:
-        split = f"test, n={refit.rows:,}" if refit.rows else "test"
-        found = refit.metrics.get(facts.metric)
-        if found is not None:
-            name = f"trial {refit.trial}, refit with {counted(refit.seeds, 'seed')}, mean"
-            rows.append((split, name, fixed(found[0]), _interval(found)))
-        rows += _compared(split, facts, refit.baselines)
         notes += [
-            "The test split chose nothing. Intervals are by a bootstrap over groups of examples "
-            "and over seeds.",
+            tag("code", "supermax refit"),
+            "trains it again with several seeds and measures it on the test split, which chose "
+            "nothing.",
+        ]
+    else:
+        rows += _refitted(facts, refit)
+        notes += [
+            "The test split chose nothing. Intervals there are by a bootstrap over groups of "
+            "examples" + " and over seeds." * (refit.seeds > 1) + "." * (refit.seeds == 1),
+            "One seed says nothing about the spread of others." if refit.seeds == 1 else None,
+            *_trained(refit),
             *refit.cautions,
         ]
     notes += _sampled(facts.baselines)
-    head = ["split", "model", facts.objectives[0][0], "95% interval"]
+    head = ["model", "split", facts.objectives[0][0]]
+    known = any(bounds for *_, bounds in rows)
     return join(
-        table(head, [_row(row, wraps=1) for row in rows]),
-        tag("p", " ".join(notes), class_="quiet note"),
+        table(
+            [*head, "95% interval"] if known else head,
+            [_row((*row[:3], *([_interval(row[3])] if known else ())), wraps=2) for row in rows],
+        ),
+        tag("p", join(*_spaced(notes)), class_="quiet note"),
         refit_metrics(facts),
     )
+
+
+def _spaced(parts: Sequence[str | None]) -> list[str]:
+    said = [part for part in parts if part is not None]
+    return [piece for part in said for piece in (part, " ")][:-1]
+
+
+def _refitted(facts: Facts, refit: RefitNote) -> list[Compared]:
+    split = f"test, n={refit.rows:,}" if refit.rows else "test"
+    found = refit.metrics.get(facts.metric)
+    rows: list[Compared] = []
+    if found is not None:
+        mean = ", mean" if refit.seeds > 1 else ""
+        name = f"trial {refit.trial}, refit with {counted(refit.seeds, 'seed')}{mean}"
+        rows.append((name, split, fixed(found[0]), found))
+    return rows + _compared(split, facts, refit.baselines)
+
+
+def _trained(refit: RefitNote) -> list[str]:
+    if not refit.learnt_from:
+        return []
+    where = f" The model is in {refit.folder}." if refit.folder else ""
+    epochs = counted(refit.epochs, "epoch")
+    return [f"The refit was trained on {refit.learnt_from:,} rows for {epochs}.{where}"]
 
 
 def _rows(data: DataNote | None, part: str) -> str:
@@ -71,8 +112,8 @@ def _named(facts: Facts, known: Baselines) -> list[tuple[str, float]]:
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
 
 
-def _compared(split: str, facts: Facts, known: Baselines) -> list[tuple[str, str, str, str]]:
-    return [(split, name, fixed(value), "") for name, value in _named(facts, known)]
+def _compared(split: str, facts: Facts, known: Baselines) -> list[Compared]:
+    return [(name, split, fixed(value), None) for name, value in _named(facts, known)]
 
 
 def _beaten(facts: Facts, value: float | None) -> list[str]:
@@ -93,16 +134,18 @@ def _sampled(known: Baselines) -> list[str]:
     return [f"TF-IDF learnt from {rows:,} of {of:,} rows."] if 0 < rows < of else []
 
 
-def _interval(found: tuple[float, float | None, float | None]) -> str:
+def _interval(found: Estimate | None) -> str:
+    if found is None:
+        return ""
     _, low, high = found
     return "–" if low is None or high is None else f"{fixed(low)} to {fixed(high)}"
 
 
-def _row(cells: Sequence[str], wraps: int = 0) -> Html:
-    """A row whose cells stay on one line, but for the one that is a name."""
+def _row(cells: Sequence[str], wraps: int = 1) -> Html:
+    """A row of `wraps` names, which may break into lines, and numbers, which may not."""
     return tag(
         "tr",
-        *(tag("td", cell, class_=None if i == wraps else "n") for i, cell in enumerate(cells)),
+        *(tag("td", cell, class_=None if i < wraps else "n") for i, cell in enumerate(cells)),
     )
 
 
@@ -118,14 +161,21 @@ def refit_metrics(facts: Facts) -> Html | None:
         "details",
         tag("summary", "All metrics of the refit on the test split"),
         table(["metric", "mean", "95% interval"], rows),
+        _explained(facts.refit.metrics),
     )
+
+
+def _explained(metrics: Iterable[str]) -> Html | None:
+    said = [f"{ABBREVIATED[name]}." for name in metrics if name in ABBREVIATED]
+    return tag("p", " ".join(said), class_="quiet note") if said else None
 
 
 def predictions(facts: Facts) -> Html:
     """Confusion matrix and outcomes of span examples: of the refit, or of the best trial."""
     refit: RefitNote | None = facts.refit
     if refit is not None and (refit.counts.confusion or refit.counts.spans):
-        which = f"the refit of trial {refit.trial} (median of its seeds) on the test split"
+        median = " (median of its seeds)" if refit.seeds > 1 else ""
+        which = f"the refit of trial {refit.trial}{median} on the test split"
         return _predictions(refit.counts, which)
     if not facts.top:
         return Html("")
@@ -138,7 +188,12 @@ def _predictions(counts: Counts, which: str) -> Html:
         parts.append(
             tag(
                 "div",
-                tag("p", f"Rows by true and predicted class, of {which}.", class_="quiet"),
+                tag(
+                    "p",
+                    f"Rows by true and predicted class, of {which}. The darker, the larger a "
+                    f"share of its true class.",
+                    class_="quiet",
+                ),
                 _matrix(counts),
             )
         )
@@ -152,18 +207,25 @@ def _predictions(counts: Counts, which: str) -> Html:
 
 
 def _matrix(counts: Counts) -> Html:
-    head = ["true ↓ predicted →", *counts.labels, "all"]
+    head = ["true ↓ predicted →", *counts.labels, "all", "recall"]
     rows = []
-    for label, row in zip(counts.labels, counts.confusion, strict=True):
+    for i, (label, row) in enumerate(zip(counts.labels, counts.confusion, strict=True)):
         total = sum(row)
         cells = [
             tag("td", f"{n:,}", class_=f"n s{round(SHADES * n / total) if total else 0}")
             for n in row
         ]
-        rows.append(
-            tag("tr", tag("th", label, scope="row"), *cells, tag("td", f"{total:,}", class_="n"))
-        )
+        cells += [tag("td", said, class_="n") for said in (f"{total:,}", _share(row[i], total))]
+        rows.append(tag("tr", tag("th", label, scope="row"), *cells))
+    predicted = [sum(column) for column in zip(*counts.confusion, strict=True)]
+    shares = [_share(counts.confusion[i][i], n) for i, n in enumerate(predicted)]
+    cells = [tag("td", said, class_="n") for said in (*shares, "", "")]
+    rows.append(tag("tr", tag("th", "precision", scope="row"), *cells))
     return table(head, rows, class_="matrix")
+
+
+def _share(part: int, of: int) -> str:
+    return f"{part / of:.0%}" if of else "–"
 
 
 def data(facts: Facts) -> Html:
@@ -181,7 +243,8 @@ def _sizes(note: DataNote) -> Html:
     total = {part: max(note.rows[part], 1) for part in PARTS}
     rows = [_row(("rows", *(f"{note.rows[part]:,}" for part in PARTS)))]
     if any(note.groups[part] != note.rows[part] for part in PARTS):
-        rows.append(_row(("groups", *(f"{note.groups[part]:,}" for part in PARTS))))
+        groups = [f"{note.groups[part]:,}" for part in PARTS]
+        rows.append(_row(("groups that stay together", *groups)))
     rows += [
         _row((name, *(f"{n:,} ({n / total[p]:.0%})" for n, p in zip(counts, PARTS, strict=True))))
         for name, counts in (*note.classes, *note.spans)
@@ -194,6 +257,21 @@ def _lengths(note: DataNote) -> Html:
     return join(
         table([f"{counted(note.texts, 'text')}, in", "median", "95%", "longest"], rows),
         tag("p", _cut(note), class_="quiet note"),
+        _all_cuts(note),
+    )
+
+
+def _all_cuts(note: DataNote) -> Html | None:
+    if len(note.cuts) < 2:
+        return None
+    rows = [
+        _row((cut.encoder, f"{cut.length:,}", f"{'about ' * cut.sampled}{cut.texts:,}"))
+        for cut in note.cuts
+    ]
+    return tag(
+        "details",
+        tag("summary", "Texts cut, by encoder and length"),
+        table(["encoder", "tokens", f"texts of {note.cuts[0].of:,}"], rows),
     )
 
 
