@@ -6,6 +6,7 @@ Resolved ──prepared()──▶ Search(tuning, options);  StudyRecord ──r
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from supermax.agents.objective import AgentObjective, configured, here
 from supermax.agents.repeating import Repetition
 from supermax.agents.starting import check_parts
 from supermax.errors import EnvironmentFault, UserError
+from supermax.files import user_name
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.mps import shared
@@ -72,6 +74,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     resolved = with_columns(resolved)
     settings = resolved.settings
     check_gpus(settings.gpus)
+    check_cache(cache_of(settings))
     splits = data_of(settings)
     check_parts(settings.agent, splits)
     tuning = Tuning(
@@ -343,6 +346,19 @@ def storage_of(settings: Settings) -> str:
 
 def cache_of(settings: Settings) -> Path:
     return Path(settings.cache or Path(settings.outdir) / CACHE).expanduser()
+
+
+def check_cache(cache: Path) -> None:
+    """Raise EnvironmentFault where the cache is there and cannot be used, as another user's."""
+    folders = [cache, *(cache.iterdir() if os.access(cache, os.R_OK | os.X_OK) else ())]
+    for folder in folders:
+        usable = not folder.is_dir() or os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+        if not usable and (uid := folder.stat().st_uid) != os.getuid():
+            owner = user_name(uid)
+            raise EnvironmentFault(
+                f"The cache {folder} cannot be written; it belongs to {owner}. Give this search "
+                f"one of its own: --set cache=FOLDER."
+            )
 
 
 def limits_of(settings: Settings) -> dict[str, Any]:

@@ -45,8 +45,8 @@ def test_no_text_of_the_data_is_in_it() -> None:
 
 def test_a_class_of_a_few_words_has_its_name() -> None:
     splits = small()
-    named = replace(splits.train, label_names=("side effects", "not\nrelevant"))
-    assert shown_labels(named) == ["side effects", "class 1"]
+    named = replace(splits.train, label_names=("side effects", "not\nrelevant", "x" * 99))
+    assert shown_labels(named) == ["side effects", "not relevant", "class 2"]
 
 
 def test_an_agent_for_spans_has_answers_instead_of_classes_and_cuts_nothing() -> None:

@@ -143,6 +143,59 @@ FILES = [
         60,
     ),
     File(
+        "utf-16-without-a-mark.csv",
+        csv("text,label", *notes(60)).encode("utf-16-be"),
+        ("encoding     utf-16-be",),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "one-class.csv",
+        csv("text,label", *notes(60, lambda i: "yes")),
+        ("The column 'label' holds one class alone; a search needs two.",),
+        TEXT,
+        unfit="only one label",
+    ),
+    File(
+        "ragged.csv",
+        csv("text,label", *notes(60), *(f"{row},more" for row in notes(2))),
+        (
+            "`tune` refuses 2 rows of this file as it is:",
+            "ragged.csv, line 62: the row has not as many fields as the header (3, not 2); 1 more",
+        ),
+        TEXT,
+        unfit="not as many fields as the header",
+    ),
+    File(
+        "twice.csv",
+        csv("text,label,label", *(f"{row},{'xy'[i % 2]}" for i, row in enumerate(notes(60)))),
+        ("line 1: the column 'label' stands twice",),
+        TEXT,
+        unfit="the column 'label' stands twice",
+    ),
+    File(
+        "all-train.csv",
+        csv("text,label,split", *(f"{row},train" for row in notes(60))),
+        ("has no rows of validation, which `tune` needs",),
+        TEXT | {"split": "split"},
+        unfit="validation: no row with a label",
+    ),
+    File(
+        "odd-split.csv",
+        csv(
+            "text,label,split",
+            *(f"{row},{('train', 'fold 2', '')[i % 3]}" for i, row in enumerate(notes(60))),
+        ),
+        (
+            "The column 'split' is not used, and all rows are split anew: beside train, "
+            "validation and test it holds ''.",
+        ),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
         "windows.csv",
         b"\xef\xbb\xbf" + csv("text;label", *notes(60), end="\r\n").replace(",", ";").encode(),
         (),

@@ -50,14 +50,24 @@ def test_the_first_line_comes_before_torch_is_loaded(
     assert done.stdout == f"{first} False\n"
 
 
-def test_a_wrong_folder_is_told_before_torch_is_loaded(playground: Path) -> None:
-    program = EARLY.replace(
-        "main()\n", "try:\n    main()\nfinally:\n    print('torch' in sys.modules)\n"
-    )
-    command = [sys.executable, "-c", program, "predict", "no-model", "notes.csv", "-o", "x.csv"]
+@pytest.mark.parametrize(
+    ("model", "out", "said"),
+    [
+        ("no-model", "x.csv", "no-model is not a model that Supermax exported: there is no such"),
+        ("criteria-model", "x.txt", "x.txt is neither CSV nor JSONL by its name"),
+        ("criteria-model", "nowhere/x.csv", "its folder is not there"),
+        ("criteria-model", "notes.csv", "would overwrite notes.csv"),
+    ],
+)
+def test_what_is_wrong_is_told_before_torch_is_loaded(
+    model: str, out: str, said: str, playground: Path
+) -> None:
+    after = "try:\n    main()\nfinally:\n    print('torch' in sys.modules)\n"
+    program = EARLY.replace("main()\n", after)
+    command = [sys.executable, "-c", program, "predict", model, "notes.csv", "-o", out, "--force"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "False\n"
-    assert "no-model is not a model that Supermax exported: there is no such folder" in done.stderr
+    assert said in done.stderr
 
 
 def test_counts_are_printed_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +178,13 @@ def test_columns_are_those_of_the_search_where_the_file_has_them(tmp_path: Path)
     )
     assert chosen_columns(path, None, {"text": "text"}, known, asks=False).text == "text"
     assert chosen_columns(path, None, {"text": "text"}, known, asks=False).question is None
+    short = tmp_path / "short.jsonl"
+    short.write_text('{"body": "sun", "query": "so?"}\n{"body": "rain", "query": "so?"}\n')
+    assert chosen_columns(short, None, {}, known, asks=True) == Columns(
+        text="body", question="query"
+    )
+    with pytest.raises(UserError, match="no column that holds texts"):
+        chosen_columns(short, None, {}, {"text": "gone"}, asks=True)
     missing = tmp_path / "missing.csv"
     assert chosen_columns(missing, None, {"text": "t"}, {}, asks=True) == Columns(text="t")
     with pytest.raises(UserError, match="There is no file"):

@@ -18,7 +18,9 @@ import pytest
 
 import supermax
 from supermax.errors import UserError
+from supermax.search import check_cache
 from tests.cli.helping import inside, sm
+from tests.users import SOMEBODY, as_somebody, common_folder, needs_root
 
 pytestmark = pytest.mark.usefixtures("quick")
 SMALL = ("--set", "data.posts=60", "--set", "epochs=2", "--set", "seed=1", "--no-supervisor")
@@ -266,3 +268,21 @@ def test_wrong_names_and_values_are_told_before_torch_is_loaded(
     assert words in done.stdout + done.stderr
     assert done.returncode == 2
     assert done.stdout.splitlines()[-1] == "False"
+
+
+@needs_root
+def test_a_cache_of_another_user_is_one_sentence() -> None:
+    with common_folder() as place:
+        cache = place / "supermax-cache"
+        for folder in (cache, cache / "tokenizers"):
+            folder.mkdir(0o755)
+        assert as_somebody(lambda: check_cache(place / "none")) == "None"
+        said = as_somebody(lambda: check_cache(cache))
+        assert "EnvironmentFault: The cache" in said
+        assert f"{cache} cannot be written; it belongs to the user root" in said
+        os.chown(cache, SOMEBODY, SOMEBODY)
+        assert f"{cache / 'tokenizers'} cannot be written" in as_somebody(
+            lambda: check_cache(cache)
+        )
+        os.chown(cache / "tokenizers", SOMEBODY, SOMEBODY)
+        assert as_somebody(lambda: check_cache(cache)) == "None"

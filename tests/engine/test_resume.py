@@ -292,6 +292,32 @@ class SlowToLoad:
         return 1.0
 
 
+class KilledWhileLoading:
+    """An objective whose process is killed from outside while it loads, so many times."""
+
+    def __init__(self, place: Path, times: int) -> None:
+        self.place, self.times = place, times
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        vars(self).update(fields)
+        with self.place.open("a") as file:
+            file.write("x")
+        if self.place.stat().st_size <= self.times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def __call__(self, trial: Any) -> float:
+        return 1.0
+
+
+def test_a_kill_while_the_objective_is_loaded_does_not_end_the_run(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    done = supermax.optimize(study, KilledWhileLoading(tmp_path / "a", 2), 1, progress=False)
+    assert done.finished == 1
+    with pytest.raises(supermax.EnvironmentFault, match=r"ended 3 time.* while it loaded"):
+        supermax.optimize(study, KilledWhileLoading(tmp_path / "b", 9), 2, progress=False)
+
+
 def test_a_run_timeout_counts_from_when_the_first_cell_is_ready(study: optuna.Study) -> None:
     objective = SlowToLoad(8.0)
     done = supermax.optimize(study, objective, n_trials=1, timeout=7.0, progress=False)

@@ -414,6 +414,21 @@ def test_more_groups_and_equal_ones_give_narrower_intervals() -> None:
     assert estimates(doubled, [copied], rounds=100)["accuracy"] == plain
 
 
+def test_an_interval_that_does_not_hold_its_own_mean_is_not_given() -> None:
+    """Of sixty classes with one or two examples each, a draw leaves many out: the mean over the
+    classes that are left is another metric."""
+    examples = [Example(str(i), str(i), "words", label=i % 60) for i in range(90)]
+    rng = np.random.default_rng(0)
+    given = rng.dirichlet([1.0] * 60, size=90)
+    given[np.arange(90), np.arange(90) % 60] += 0.05
+    known = {e.id: (p / p.sum()).tolist() for e, p in zip(examples, given, strict=True)}
+    found = estimates(examples, [Evaluation({}, known, {})], rounds=60)
+    assert found["auprc"].interval == "–"
+    assert found["accuracy"].interval != "–"
+    for each in found.values():
+        assert math.isnan(each.low) or each.low <= each.mean <= each.high
+
+
 def test_a_diverged_seed_is_the_worst_and_is_not_hidden() -> None:
     nan = float("nan")
     assert module._median([0.9, nan, 0.8], higher=True) == 2

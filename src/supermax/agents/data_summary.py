@@ -14,6 +14,7 @@ from supermax.training.data.columns import PARTS
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits
 from supermax.training.words import is_class_name
+from supermax.words import one_line
 
 MOST_CLASSES = 50
 _MOST_CUTS = 40
@@ -46,7 +47,7 @@ def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, A
 
 def shown_labels(corpus: Corpus) -> list[str]:
     """Return the names of the first classes; a number instead of what may be a text."""
-    names = corpus.label_names[:MOST_CLASSES]
+    names = [one_line(name) for name in corpus.label_names[:MOST_CLASSES]]
     return [name if is_class_name(name) else f"class {i}" for i, name in enumerate(names)]
 
 

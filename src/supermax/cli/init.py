@@ -21,7 +21,7 @@ from supermax.training.data.files import UTF8, stem_of
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.data.redsm5 import is_redsm5, not_redsm5
 from supermax.training.words import is_class_name
-from supermax.words import counted, ended, nearest
+from supermax.words import counted, ended, nearest, printable
 
 MODELS = "SUPERMAX_MODELS"
 
@@ -100,7 +100,7 @@ def write_settings(
     guessed = guess_file(path, encoding)
     text, said = _for_table(path, place, guessed, agent or guessed.agent, models, encoding)
     _write(place, text, force=force)
-    return said
+    return [printable(line) for line in said]
 
 
 _HEAD = """What Supermax is to search. `supermax tune FILE` runs it, and goes on where it stopped.
@@ -180,6 +180,7 @@ def _for_table(
             f"{rows} without a label: `tune` leaves such rows out, `predict` answers them."
         )
     said += [f"The column '{column}' {reason}." for column, reason in guessed.unfit]
+    said += guessed.remarks
     if not guessed.role("label") and not guessed.role("answer") and not guessed.unfit:
         said.append(
             f"No column looks like labels or answers, without which nothing can be learnt: set "

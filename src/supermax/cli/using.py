@@ -22,7 +22,7 @@ from supermax.naming import SETTINGS, STORAGE
 from supermax.records import read
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
-from supermax.training.exported import read_facts
+from supermax.training.exported import check_output, read_facts
 from supermax.words import clock, counted, ended, metric_title, nearest
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def predict(
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
     facts = read_facts(model.expanduser())
+    check_output(out.expanduser(), file.expanduser())
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
     progress = Progress()

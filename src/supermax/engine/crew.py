@@ -22,6 +22,7 @@ _START_PATIENCE = 120.0
 _LINGER = 10.0  # for a cell to end by itself after its trial
 _MOST_FAILED_STARTS = 5
 _MOST_KEEPER_DEATHS = 20  # in a row, without a trial finished between them
+_MOST_DEATHS_LOADING = 3  # before anything was loaded: more likely the objective's doing
 _BACK_OFF = 0.25
 _KEEPER = Subject(
     "the process that makes cells to start",
@@ -203,7 +204,8 @@ class Crew:
     def keeper_gone(self, log_tail: str) -> None:
         """Start over: the keeper and all cells are dead."""
         self._keeper_deaths += 1
-        if not self._ever_loaded or self._keeper_deaths >= _MOST_KEEPER_DEATHS:
+        most = _MOST_KEEPER_DEATHS if self._ever_loaded else _MOST_DEATHS_LOADING
+        if self._keeper_deaths >= most:
             raise EnvironmentFault(
                 f"The process that makes cells ended {self._keeper_deaths} time(s) "
                 f"{'in a row' if self._ever_loaded else 'while it loaded the objective'}. "

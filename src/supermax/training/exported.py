@@ -1,5 +1,5 @@
-"""What an exported model's folder says about it. Light: a wrong folder is told before torch is
-loaded."""
+"""What an exported model's folder says about it, and where predictions can be written. Light: what
+is wrong is told before torch is loaded."""
 
 from __future__ import annotations
 
@@ -34,3 +34,13 @@ def read_facts(folder: Path) -> dict[str, Any]:
     if version != FORMAT or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged or not Supermax's. Export the model again.")
     return {"columns": {}, **facts}
+
+
+def check_output(out: Path, path: Path) -> None:
+    """Raise UserError where predictions cannot be written to `out`, before hours of work."""
+    if out.suffix.lower() not in (".csv", ".jsonl"):
+        raise UserError(f"{out} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
+    if not out.absolute().parent.is_dir() or out.is_dir():
+        raise UserError(f"{out} cannot be written: its folder is not there, or it is one.")
+    if out.exists() and path.exists() and out.samefile(path):
+        raise UserError(f"The predictions would overwrite {path}; name another file for them.")

@@ -20,6 +20,7 @@ ROUNDS = 1000
 LEVEL = 0.95
 FEWEST_GROUPS = 10
 """Groups of examples from which a bootstrap says anything about others."""
+_ROUNDING = 1e-9
 Measure = Callable[[Ints], Floats]
 """How often each group was drawn [groups] gives values [seeds, metrics]; NaN: not defined."""
 
@@ -27,7 +28,8 @@ Measure = Callable[[Ints], Floats]
 @dataclass(frozen=True)
 class Estimate:
     """A metric on the test split. The bounds are NaN where there are fewer than `FEWEST_GROUPS`
-    groups."""
+    groups, and where they do not hold the mean: with many rare classes, draws leave some out, and
+    say something about others than the test split has."""
 
     mean: float
     """Over seeds."""
@@ -90,9 +92,16 @@ def estimates(
     whole = measure(np.ones(len(number), dtype=np.int64))
     bounds = bootstrap(measure, len(number), len(evaluations), rounds=rounds)
     return {
-        name: Estimate(float(values.mean()), float(low), float(high), tuple(values.tolist()))
+        name: _estimate(values, float(low), float(high))
         for name, values, low, high in zip(names, whole.T, *bounds, strict=True)
     }
+
+
+def _estimate(values: Floats, low: float, high: float) -> Estimate:
+    mean = float(values.mean())
+    if not low - _ROUNDING <= mean <= high + _ROUNDING:
+        low = high = math.nan
+    return Estimate(mean, low, high, tuple(values.tolist()))
 
 
 def _classes(

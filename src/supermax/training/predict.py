@@ -25,6 +25,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.evaluate import Evaluation, evaluate_model
 from supermax.training.export import Loaded, load_exported
+from supermax.training.exported import check_output
 from supermax.training.looking import Told
 from supermax.training.metrics import Span
 from supermax.training.prepare import tokenise
@@ -185,7 +186,7 @@ def predict_file(
     `with_text`. `told` hears how many rows are done, and of how many.
     """
     out = Path(out).expanduser()
-    _check_out(out, Path(path).expanduser())
+    check_output(out, Path(path).expanduser())
     asked = replace(columns, label=None, answer=None, answer_start=None, split=None)
     corpus = read_table(path, asked, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
@@ -207,16 +208,6 @@ def predict_file(
         detected=corpus.detected,
         scores=score(predictions, corpus.classes, truths, loaded.label_names),
     )
-
-
-def _check_out(out: Path, path: Path) -> None:
-    """Before hours of work."""
-    if out.suffix.lower() not in (".csv", ".jsonl"):
-        raise UserError(f"{out} is neither CSV nor JSONL by its name; name it .csv or .jsonl.")
-    if not out.absolute().parent.is_dir() or out.is_dir():
-        raise UserError(f"{out} cannot be written: its folder is not there, or it is one.")
-    if out.exists() and path.exists() and out.samefile(path):
-        raise UserError(f"The predictions would overwrite {path}; name another file for them.")
 
 
 def _as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:

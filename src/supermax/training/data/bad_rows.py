@@ -79,7 +79,11 @@ class BadRows:
         """Return the mistakes and the advice, on one screen. `left`: number of good rows."""
         many = counted(len(self.found), "mistake", "mistakes")
         head = f"The data cannot be used as it is: {many} in {counted(self.rows, 'row', 'rows')}."
-        return "\n".join([head, *_listing(self.found), *self._advice(left)])
+        return "\n".join([head, *self.listing(), *self._advice(left)])
+
+    def listing(self) -> list[str]:
+        """Return a line for each kind of mistake, with its first row."""
+        return _listing(self.found)
 
     def _advice(self, left: int) -> list[str]:
         special = list(dict.fromkeys(bad.advice for bad in self.found if bad.advice))

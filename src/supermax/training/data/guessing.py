@@ -5,7 +5,7 @@ A guess is to be looked at by a person: each comes with its reason, and with nob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -14,9 +14,11 @@ from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import why_no_classes
-from supermax.training.data.columns import PART_NAMES, Columns
+from supermax.training.data.columns import PART_NAMES, PARTS, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.rows import check_header, plain, read_rows
+from supermax.training.words import is_name
+from supermax.words import counted
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -49,6 +51,8 @@ class Guessed:
     unfit: tuple[tuple[str, str], ...] = ()
     """Columns that are named like labels and cannot be any, each with the reason."""
     encoding: str = UTF8
+    remarks: tuple[str, ...] = ()
+    """What a search will refuse, or do otherwise than the file seems to ask for."""
 
     def role(self, name: str) -> str | None:
         return next((guess.column for guess in self.columns if guess.role == name), None)
@@ -76,9 +80,34 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
         if name
     }
     found = replace(guess(cells, path.name), encoding=table.encoding)
+    found = replace(found, remarks=tuple(_remarks(found, cells, bad)))
     if (label := found.role("label")) is None:
         return found
     return replace(found, unlabelled=sum(not cell.strip() for cell in cells[label]))
+
+
+def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Iterator[str]:
+    if bad.found:
+        rows = counted(bad.rows, "row")
+        yield "\n".join([f"`tune` refuses {rows} of this file as it is:", *bad.listing()])
+    label, split = found.role("label"), found.role("split")
+    if label is not None and len(_kinds(cells[label])) == 1:
+        yield f"The column '{label}' holds one class alone; a search needs two."
+    if split is not None:
+        there = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
+        if missing := [part for part in PARTS[:2] if part not in there]:
+            yield (
+                f"The column '{split}' has no rows of {' and '.join(missing)}, which `tune` "
+                f"needs: add such rows, or remove data.columns.split to split all rows anew."
+            )
+        return
+    for name in (name for name in found.unused if _is_named("split", name)):
+        odd = sorted({c.strip() for c in cells[name] if c.strip().lower() not in PART_NAMES})
+        shown = ", ".join(repr(cell) for cell in odd if not cell or is_name(cell)) or "others"
+        yield (
+            f"The column '{name}' is not used, and all rows are split anew: beside train, "
+            f"validation and test it holds {shown[:80]}."
+        )
 
 
 def chosen_columns(
@@ -96,6 +125,11 @@ def chosen_columns(
     try:
         guessed = guess_file(path, encoding)
     except UserError:
+        if "text" not in chosen:  # short texts are not recognised, but may stand where they stood
+            there = set(read_rows(path.expanduser(), BadRows(), encoding).columns)
+            wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
+            same = {role: known[role] for role in wanted if known.get(role) in there}
+            chosen = same | chosen
         if "text" not in chosen:
             raise
         return Columns(**chosen)  # what is wrong with the file is said when it is read
