@@ -89,7 +89,8 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
         rows.append((name, number(value_of(best)), f"trial {best.number}{where}"))
         if facts.refit is not None and (found := facts.refit.metrics.get(facts.metric)):
             seeds = counted(facts.refit.seeds, "seed")
-            rows.append(("On the test split", fixed(found[0]), f"refit, mean of {seeds}"))
+            mean = "mean of " if facts.refit.seeds > 1 else ""
+            rows.append(("On the test split", fixed(found[0]), f"refit, {mean}{seeds}"))
     elif facts.top:
         rows.append(("On the front", f"{len(facts.front)}", "trials"))
     parts = [
