@@ -80,6 +80,7 @@ ALLOWED = {
     },
     "spaces": {"settings", "space"},
     "search": {
+        "files",
         "spaces",
         "mps",
         "memory",

@@ -241,7 +241,7 @@ def described(search: Search) -> list[str]:
         names = shown_labels(corpus)[:_MOST_CLASSES]
         balance = [f"{name} {counts[i]} ({counts[i] / total:.0%})" for i, name in enumerate(names)]
         if more := len(corpus.label_names) - len(names):
-            balance.append(f"and {more} more classes")
+            balance.append(f"and {counted(more, 'more class', 'more classes')}")
         lines.append(f"{total:,} texts to classify: {', '.join(balance)}")
     if corpus.spans and agent != "criteria":
         answers = sum(bool(example.spans) for example in corpus.spans)

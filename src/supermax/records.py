@@ -146,7 +146,7 @@ class TrialRecord:
 
     @property
     def seconds(self) -> float | None:
-        """Of all attempts; in older studies, of the last one."""
+        """Seconds of all attempts; in older studies, of the last one."""
         return self.notes.get("spent", self.notes.get("seconds"))
 
     @property

@@ -350,7 +350,15 @@ def cache_of(settings: Settings) -> Path:
 
 def check_cache(cache: Path) -> None:
     """Raise EnvironmentFault where the cache is there and cannot be used, as another user's."""
-    folders = [cache, *(cache.iterdir() if os.access(cache, os.R_OK | os.X_OK) else ())]
+    try:
+        there = os.access(cache, os.R_OK | os.X_OK) and cache.is_dir()
+        folders = [cache, *(cache.iterdir() if there else ())]
+        _check_writable(folders)
+    except OSError as error:
+        raise EnvironmentFault(f"The cache {cache} cannot be used: {error.strerror}.") from error
+
+
+def _check_writable(folders: Sequence[Path]) -> None:
     for folder in folders:
         usable = not folder.is_dir() or os.access(folder, os.R_OK | os.W_OK | os.X_OK)
         if not usable and (uid := folder.stat().st_uid) != os.getuid():

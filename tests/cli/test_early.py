@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import torch
 
 from supermax.cli.early import started_early
 from supermax.engine import kernel, standby
@@ -22,7 +23,9 @@ def test_a_search_takes_the_process_that_was_started_early(
     """What the early start expects of the environment is what the run asks for."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(kernel, "cores", lambda: 2)
-    monkeypatch.delenv("MIMALLOC_ARENA_RESERVE", raising=False)
+    monkeypatch.setattr(kernel, "gpus", torch.cuda.device_count)  # torch may be built without
+    monkeypatch.setenv("MIMALLOC_ARENA_RESERVE", "")  # the search sets it here: put back after
+    monkeypatch.delenv("MIMALLOC_ARENA_RESERVE")
     began: list[standby.KeeperProcess] = []
     plain = standby.start
 
@@ -36,7 +39,6 @@ def test_a_search_takes_the_process_that_was_started_early(
     small = ["--epochs", "1", "--set", "data.posts=60", "--workers", workers]
     sm("tune", "criteria", "--trials", "1", *small, "--no-supervisor")
     assert len(began) == 1
-    monkeypatch.delenv("MIMALLOC_ARENA_RESERVE", raising=False)  # which the search has set here
 
 
 def test_one_core_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

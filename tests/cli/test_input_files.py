@@ -170,7 +170,7 @@ FILES = [
     File(
         "twice.csv",
         csv("text,label,label", *(f"{row},{'xy'[i % 2]}" for i, row in enumerate(notes(60)))),
-        ("line 1: the column 'label' stands twice",),
+        ("`tune` refuses this file as it is:", "line 1: the column 'label' stands twice"),
         TEXT,
         unfit="the column 'label' stands twice",
     ),
@@ -191,6 +191,17 @@ FILES = [
             "The column 'split' is not used, and all rows are split anew: beside train, "
             "validation and test it holds ''.",
         ),
+        TEXT,
+        ("no", "yes"),
+        60,
+    ),
+    File(
+        "parts-of-a-body.csv",
+        csv(
+            "text,label,part",
+            *(f"{row},{('hip', 'knee')[i % 2]}" for i, row in enumerate(notes(60))),
+        ),
+        ("not used     part",),
         TEXT,
         ("no", "yes"),
         60,

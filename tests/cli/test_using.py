@@ -99,9 +99,10 @@ def test_counts_are_written_over_each_other_in_a_terminal(
         progress.count(f"{now:g} of 3 seconds are over")
     progress.step("next")
     now = 4.0
-    progress.count("four")
-    progress.close()
-    progress.close()
+    with progress:
+        progress.count("four")
+    with progress:
+        pass
     assert capsys.readouterr().err == (
         "[supermax 0:00] begin\n"
         "[supermax 0:01] 1 of 3 second"

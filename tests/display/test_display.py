@@ -148,6 +148,30 @@ class TestState:
         again = restore(json.loads(json.dumps(snapshot(state))), clock=clock)
         assert again.eta() == pytest.approx(10.0)
 
+    def test_a_retry_in_this_run_brings_its_own_work_along(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=2), clock=clock)
+        state.update(ev.TrialStarted(0, 1, 1, clock.now))
+        clock.now += 90.0
+        state.update(ev.TrialNoted(0, {"epoch": 0.9, "epochs": 1}))
+        state.update(fault(0, "retry in 1.0 s"))
+        state.update(ev.TrialStarted(0, 2, 1, clock.now))
+        clock.now += 10.0
+        state.update(ev.TrialNoted(0, {"epoch": 0.95, "epochs": 1}))
+        assert state.eta() == pytest.approx(1.05 * 100 / 0.95)
+
+    def test_many_resumed_trials_leave_an_estimate(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=400), clock=clock)
+        for number in range(300):
+            state.update(ev.TrialStarted(number, 2, 1, clock.now))
+            state.update(ev.TrialNoted(number, {"epoch": 4, "epochs": 10}))
+            clock.now += 6.0
+            state.update(finish(number, 1.0))
+        left = state.eta()
+        assert left is not None
+        assert left == pytest.approx(100 * 10.0, rel=0.05)
+
     def test_odd_epochs_are_no_share(self) -> None:
         state = state_after(started(target=2), ev.TrialStarted(0, 1, 1, 0.0))
         for epoch, epochs in (("a", 3), (1, 0), (2, None), (-1, 3), (math.nan, 3)):

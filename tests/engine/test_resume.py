@@ -22,6 +22,7 @@ from supermax.display import status
 from supermax.engine import events, kernel
 from supermax.engine.folder import TrialFolder
 from supermax.engine.home import find_home
+from supermax.engine.job import time_spent
 from supermax.engine.outcome import Outcome
 from supermax.engine.standby import TAG
 from supermax.engine.summary import Summary
@@ -276,6 +277,21 @@ def test_the_time_of_a_trial_is_that_of_all_its_attempts(study: optuna.Study) ->
     [finished] = [event for event in seen if isinstance(event, events.TrialFinished)]
     assert kept["spent"] > kept["seconds"] + 0.6
     assert finished.seconds == pytest.approx(kept["spent"], abs=0.01)
+
+
+def test_the_time_between_two_runs_is_nobodys() -> None:
+    """The fault of a run that was killed is written by the next one, days later."""
+    ledger = [
+        {"launch": 1, "at": 0.0},
+        {"fault": {}, "attempt": 1, "again": True, "seconds": 0.0, "at": 200_000.0},
+        {"launch": 2, "at": 200_001.0},
+        {"stopped": 2, "at": 200_061.0},
+        {"launch": 3, "at": 300_000.0},
+        {"fault": {}, "attempt": 3, "again": True, "seconds": 7.0, "at": 300_007.0},
+        {"launch": 4, "at": 300_008.0},
+        {"fault": {}, "attempt": 4, "again": False, "seconds": 9.0, "at": 300_017.0},
+    ]
+    assert time_spent(ledger) == pytest.approx(67.0)
 
 
 class SlowToLoad:

@@ -148,4 +148,4 @@ def test_a_waiting_keeper_ends_with_a_process_that_is_killed() -> None:
         assert run.stdout is not None
         early = psutil.Process(int(run.stdout.readline()))
         run.send_signal(signal.SIGKILL)
-    eventually(lambda: not early.is_running())
+    assert eventually(lambda: kernel.is_zombie(early.pid))  # or gone

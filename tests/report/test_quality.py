@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -248,8 +249,7 @@ def test_rates_are_written_as_people_write_them() -> None:
 def test_the_interval_of_the_best_trial_is_that_of_resampled_rows() -> None:
     """Beside scikit-learn's metric on rows drawn with replacement."""
     confusion = [[190, 14], [33, 137]]
-    truth = np.repeat([0, 0, 1, 1], np.ravel(confusion))
-    given = np.repeat([0, 1, 0, 1], np.ravel(confusion))
+    truth, given = rows_of(confusion)
     metrics: dict[str, Callable[..., float]] = {
         "macro_f1": partial(f1_score, average="macro"),
         "accuracy": accuracy_score,
@@ -263,6 +263,25 @@ def test_the_interval_of_the_best_trial_is_that_of_resampled_rows() -> None:
     assert interval(confusion, "macro_f1", 0.5) is None  # of another evaluation
     assert interval(confusion, "auroc", 0.9) is None
     assert interval([], "accuracy", 0.9) is None
+    assert interval([[5, 0], [0, 4]], "accuracy", 1.0) is None  # too few rows
+
+
+def test_an_interval_over_rows_is_given_only_where_rows_are_independent() -> None:
+    confusion = [[190, 14], [33, 137]]
+    for groups, given in ((374, True), (120, False)):
+        data = json.loads(json.dumps(DATA_NOTE))
+        data["splits"]["validation"]["groups"] = groups
+        record = noted(data=data, baselines=BASELINES_NOTE)
+        best = record.ranking()[0]
+        best.trial.values = [f1_score(*rows_of(confusion), average="macro")]
+        assert ("resampling rows" in words(record)) is given
+
+
+def rows_of(confusion: list[list[int]]) -> tuple[Any, Any]:
+    return (
+        np.repeat([0, 0, 1, 1], np.ravel(confusion)),
+        np.repeat([0, 1, 0, 1], np.ravel(confusion)),
+    )
 
 
 def test_a_matrix_has_recall_and_precision_of_each_class() -> None:
@@ -277,7 +296,7 @@ def test_a_refit_of_one_seed_has_no_mean_and_says_where_its_model_is() -> None:
     text = words(noted(data=DATA_NOTE, baselines=BASELINES_NOTE, refit=alone))
     assert "trial 2, refit with 1 seed" in text
     assert "the refit of trial 2 on the test split" in text
-    assert "One seed says nothing about the spread of others." in text
+    assert "One seed does not show how results vary between seeds." in text
     assert "trained on 2,974 rows for 3 epochs. The model is in mail-model." in text
-    assert "over seeds" not in text
+    assert "and seeds" not in text
     assert "1 seed, mean" not in text

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from typing import Self
 
 from supermax.words import clock as as_clock
 from supermax.words import printable
@@ -36,7 +37,10 @@ class Progress:
         if self._clock() - self._last >= (EVERY_IN_PLACE if self._in_place else EVERY):
             self._print(text, in_place=self._in_place)
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """End the line of a count, before something else is printed."""
         if self._open:
             self._open = False

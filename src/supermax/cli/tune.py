@@ -348,10 +348,9 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     settings = prepared.settings
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
-    paused = "Paused: the same command goes on" * bool(tuned.summary.stopped_by)
-    if paused:
-        running = tuned.summary.trials["RUNNING"]
-        paused += ", running trials from their last checkpoint." if running else "."
+    running = tuned.summary.trials["RUNNING"]
+    where = ", running trials from their last checkpoint" if running else ""
+    paused = f"Paused: the same command goes on{where}." if tuned.summary.stopped_by else ""
     if not rows:
         why = paused or f"`supermax faults {study}{where}` says why."
         if tuned.summary.stopped_by == "timeout":

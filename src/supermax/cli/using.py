@@ -67,19 +67,19 @@ def refit(
 
     settings = search.remembered(record.study.user_attrs.get(SETTINGS), record.name)
     folder = out or Path(f"{file_stem(record.name)}-model")
-    chosen, result = search.refit(
-        record,
-        trial,
-        settings,
-        seeds=wanted,
-        folder=folder,
-        progress=lambda seed, epoch, loss: progress.step(
-            f"Seed {seed}: epoch {epoch} is trained, loss {loss:.4f}"
-        ),
-        stages=_Stages(progress, wanted),
-        tell=partial(print, file=sys.stderr, flush=True),
-    )
-    progress.close()
+    with progress:
+        chosen, result = search.refit(
+            record,
+            trial,
+            settings,
+            seeds=wanted,
+            folder=folder,
+            progress=lambda seed, epoch, loss: progress.step(
+                f"Seed {seed}: epoch {epoch} is trained, loss {loss:.4f}"
+            ),
+            stages=_Stages(progress, wanted),
+            tell=partial(print, file=sys.stderr, flush=True) if as_json else progress.step,
+        )
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
         facts = {"trial": chosen.number, "folder": str(result.folder), "metrics": found}
@@ -189,7 +189,8 @@ def predict(
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
     facts = read_facts(model.expanduser())
-    check_output(out.expanduser(), file.expanduser())
+    out = out.expanduser()
+    check_output(out, file.expanduser())
     if out.exists() and not force:
         raise UserError(f"{out} is there already. Name another with -o, or add --force.")
     progress = Progress()
@@ -197,8 +198,8 @@ def predict(
     given = {"text": text, "question": question, "id": row_id, "label": label, "answer": answer}
     columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
     how = {"with_text": with_text, "on_bad": on_bad, "encoding": encoding}
-    done = _predicted(model, file, columns, out, precision, progress, how)
-    progress.close()
+    with progress:
+        done = _predicted(model, file, columns, out, precision, progress, how)
     _print_predicted(done, columns)
     _print_scores(done.scores, label)
 

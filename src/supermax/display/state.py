@@ -26,7 +26,7 @@ BESTS_SHOWN = 3
 FACTS_KEPT = 32
 RECENT_KEPT = 30
 RECENT_CURVE = 48  # points of a finished trial's curve
-ENOUGH = 0.1  # of a trial by each worker, after which the time left is estimated
+ENOUGH = 0.1  # trials' worth of work per worker before the time left is shown
 REACHED = "the target is reached"
 
 
@@ -44,7 +44,6 @@ class RunningTrial:
     reserved: int | None = None
     facts: dict[str, Fact] = field(default_factory=dict)
     curve: Curve = field(default_factory=Curve)
-    begun: float | None = None  # share that was done when this attempt first said so
 
     @property
     def share(self) -> float:
@@ -61,8 +60,6 @@ class RunningTrial:
                 self.facts[name] = value
         while len(self.facts) > FACTS_KEPT:
             del self.facts[next(iter(self.facts))]
-        if self.begun is None and "epoch" in self.facts:
-            self.begun = self.share if self.attempt > 1 else 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +116,10 @@ class RunState:
     ending: str | None = None  # in words; None: it goes on, or ended without a word
     summary: Summary | None = None
     finish_times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
-    head_start: float = 0.0  # trials' worth of work that was done before this run
+    begun: dict[int, float] = field(default_factory=dict)
+    """Share of a running trial that was done before this run, by its number."""
+    head_starts: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
+    """The same of the last finished trials."""
     cells: dict[int, int] = field(default_factory=dict)  # cell: pid
     readings: Readings = field(default_factory=Readings)
 
@@ -136,6 +136,8 @@ class RunState:
             case ev.TrialNoted(number=number, facts=facts):
                 if trial := self.running.get(number):
                     trial.learn(facts)
+                    if "epoch" in trial.facts:
+                        self.begun.setdefault(number, trial.share if trial.attempt > 1 else 0.0)
             case ev.TrialFinished():
                 self._finish(event)
             case ev.TrialPaused(number=number):
@@ -194,7 +196,7 @@ class RunState:
 
     def _finish(self, event: ev.TrialFinished) -> None:
         trial = self.running.pop(event.number, None)
-        self.head_start += (trial.begun or 0.0) if trial else 0.0
+        self.head_starts.append(self.begun.pop(event.number, 0.0))
         self.recent.append(_finished(event, trial))
         self.waiting.discard(event.number)
         self.finished = event.finished
@@ -283,10 +285,13 @@ class RunState:
         now = self.clock() if self.ended_at is None else self.ended_at
         return max(0.0, now - self.started_at)
 
+    def _shares(self) -> float:
+        return sum(trial.share for trial in self.running.values())
+
     def done(self) -> float:
-        """Trials' worth of work that the study holds: what is finished, and the part of running
-        trials that is done."""
-        return self.finished + sum(trial.share for trial in self.running.values())
+        """Trials' worth of work in the study: finished trials, and the part of running ones that
+        is done."""
+        return self.finished + self._shares()
 
     def eta(self) -> float | None:
         """Seconds until the target is reached, or None while nobody can tell.
@@ -295,23 +300,20 @@ class RunState:
         Where trials do not say how far they are, one that is overdue counts against the rate, so
         that the estimate grows while nothing finishes instead of standing still.
         """
-        if self.target is None or self.ended_at is not None or self.stopping is not None:
+        over = self.ended_at is not None or self.stopping is not None
+        if self.target is None or over or not self.finish_times:
             return None
-        count = len(self.finish_times) - 1
-        if count < 0:
+        shares, running = self._shares(), self.running
+        before = sum(self.head_starts) + sum(self.begun.get(number, 0.0) for number in running)
+        here = len(self.finish_times) - 1 + shares - before
+        # Without shares, the first trials come as a volley and say little.
+        if here < max(1, self.workers) * (ENOUGH if shares else 1.0):
             return None
         first, last, now = self.finish_times[0], self.finish_times[-1], self.clock()
-        if any(trial.share for trial in self.running.values()):
-            begun = self.head_start + sum(trial.begun or 0.0 for trial in self.running.values())
-            shares = sum(trial.share for trial in self.running.values())
-            here = count + shares - begun
-            if here < ENOUGH * max(1, self.workers):
-                return None
-            return max(0.0, self.target - self.done()) * (now - first) / here
-        if count < max(1, self.workers):  # the first ones come as a volley and say little
-            return None
-        each = max((last - first) / count, (now - first) / (count + 1))
-        return max(0, self.target - self.finished) * each
+        each = (now - first) / here
+        if not shares:
+            each = max((last - first) / here, (now - first) / (here + 1))
+        return max(0.0, self.target - self.done()) * each
 
 
 def _finished(event: ev.TrialFinished, trial: RunningTrial | None) -> FinishedTrial:

@@ -92,7 +92,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
         "memory": state.readings.total,
         "gpus": [asdict(gpu) for gpu in state.readings.gpus],
         "finish_times": [when(moment) for moment in state.finish_times],
-        "head_start": state.head_start,
+        "head_starts": list(state.head_starts),
     }
     return {key: finite(value) for key, value in fields.items()}
 
@@ -123,7 +123,7 @@ def _trial(
         "memory": state.readings.resident.get(pid),
         "device_memory": state.readings.on_device.get(pid),
         "reserved": trial.reserved,
-        "begun": trial.begun,
+        "begun": state.begun.get(trial.number),
     }
 
 
@@ -168,7 +168,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         evaluated_on=(str(evaluated["split"]), int(evaluated["examples"])) if evaluated else None,
         running={trial["trial"]: _running(trial) for trial in trials},
         waiting=set(fields["waiting"]),
-        head_start=float(fields.get("head_start", 0.0)),
+        begun={t["trial"]: float(t["begun"]) for t in trials if t.get("begun") is not None},
         faults=Counter(fields["faults"]),
         retries=int(fields["retries"]),
         notices={event.text: event.count for event in notices},
@@ -184,6 +184,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         ),
     )
     state.finish_times.extend(fields["finish_times"])
+    state.head_starts.extend(map(float, fields.get("head_starts", ())))
     state.recent.extend(map(_recent, fields.get("recent", ())))
     return state
 
@@ -200,7 +201,6 @@ def _running(trial: dict[str, Any]) -> RunningTrial:
         reserved=trial["reserved"],
         facts=readable(trial["facts"]),
         curve=Curve([float(value) for value in trial["curve"]]),
-        begun=trial.get("begun"),
     )
 
 

@@ -22,7 +22,7 @@ _LEAST = 256
 
 def check(workers: int) -> None:
     """Raise EnvironmentFault where a run with so many cells would run out of descriptors."""
-    needed = _open_now() + _RUN + _CELL * workers
+    needed = needed_by(workers)
     allowed = allow(max(needed, _LEAST))
     if allowed < needed:
         cells = f"{workers} worker{'s' * (workers > 1)}"
@@ -30,6 +30,11 @@ def check(workers: int) -> None:
             f"A run with {cells} needs {needed} open files at a time, and this process may have "
             f"{allowed}. {_advice(needed)}"
         )
+
+
+def needed_by(workers: int) -> int:
+    """Descriptors of a run with so many cells, those that are open in this process included."""
+    return _open_now() + _RUN + _CELL * workers
 
 
 def allow(needed: int) -> int:

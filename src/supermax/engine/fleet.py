@@ -151,8 +151,9 @@ class Fleet:
             try:
                 started.write(self._objective)
                 setup = Setup(self._fresh, list(map(str, sys.argv)), started.lacks(self._env))
-                with contextlib.suppress(ConnectionLost):  # wait() will say that it is gone
-                    started.channel.send(setup, (log.fileno(),))
+                started.channel.send(setup, (log.fileno(),))
+            except ConnectionLost:
+                self._kill_keeper()  # it is gone already, or does not read; wait() will say so
             except BaseException:
                 started.end()
                 raise

@@ -168,14 +168,12 @@ def history(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
 
 
 def time_spent(records: list[dict[str, Any]]) -> float:
-    """Seconds of the attempts that a ledger tells the end of."""
+    """Seconds of the attempts that were paused, or tried again after a fault. A fault's own time
+    in the ledger may be that of a later run, which found out."""
     began = {r["launch"]: r["at"] for r in records if "launch" in r and "at" in r}
-    ended = {
-        r["stopped"] if "stopped" in r else r["attempt"]: r["at"]
-        for r in records
-        if ("stopped" in r or "fault" in r) and "at" in r
-    }
-    return float(sum(max(0.0, at - began[n]) for n, at in ended.items() if n in began))
+    paused = [r["at"] - began[r["stopped"]] for r in records if r.get("stopped") in began]
+    again = [r["seconds"] for r in records if "fault" in r and _decided(r).get("again")]
+    return float(sum(max(0.0, seconds) for seconds in (*paused, *again)))
 
 
 def out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from supermax.engine.keeper import command
 from supermax.engine.protocol import Channel, ConnectionLost, Preload
 
 TAG = "SUPERMAX_RUN"
-_NOBODY = "0" * 32  # as long as any tag, which is written over it
+_PLACEHOLDER = "0" * 32  # as long as any tag, which is written over it
 SEND_PATIENCE = 5  # seconds a process may leave its mail unread before it counts as gone
 _READ_LATE = ("CUDA_", "TORCHINDUCTOR_")  # when a trial needs it, not when torch is imported
 _THREADS = (
@@ -97,8 +97,8 @@ def ahead(module: str, arguments: Sequence[str], env: Mapping[str, str]) -> Iter
     """Start the keeper of the run that comes in this block. It imports `module` and calls its
     function preload() with `arguments`. `env` is what its run is expected to add to the
     environment; a run that adds something else starts a keeper of its own."""
-    with contextlib.suppress(OSError, ConnectionLost):  # its run tells, and waits
-        started = start({**os.environ, **env, TAG: _NOBODY})
+    with contextlib.suppress(OSError, ConnectionLost):  # the run starts its own, or says why not
+        started = start({**os.environ, **env, TAG: _PLACEHOLDER})
         _waiting.append(started)
         started.channel.send(Preload(module, list(arguments)))
     try:

@@ -198,7 +198,7 @@ def _attempts(trial: TrialRecord) -> int:
 
 def _retries(trial: TrialRecord) -> int:
     """Attempts after a fault. One that was paused, and went on, is none."""
-    return max(0, min(_attempts(trial) - 1, len(trial.faults)))
+    return sum(fault.attempt < _attempts(trial) for fault in trial.faults)
 
 
 def _busy(trials: list[TrialRecord]) -> float:

@@ -34,7 +34,9 @@ def comparison(facts: Facts) -> Html:
     if not validation and refit is None:
         return Html("")
     value = best.values[0] if best.values else None
-    bounds = None if value is None else interval(facts.counts.confusion, facts.metric, value)
+    bounds = None
+    if value is not None and _independent(facts.data):
+        bounds = interval(facts.counts.confusion, facts.metric, value)
     split = f"validation{_rows(facts.data, 'validation')}"
     found: Estimate | None = None if bounds is None or value is None else (value, *bounds)
     rows: list[Compared] = [
@@ -44,7 +46,7 @@ def comparison(facts: Facts) -> Html:
     notes: list[str | None] = [
         *_beaten(facts, value),
         "The search chose the best trial by its validation value, so that value is optimistic.",
-        "Its interval is by a bootstrap over rows." if found else None,
+        "Its interval comes from resampling rows." if found else None,
     ]
     if refit is None:
         notes += [
@@ -55,9 +57,9 @@ def comparison(facts: Facts) -> Html:
     else:
         rows += _refitted(facts, refit)
         notes += [
-            "The test split chose nothing. Intervals there are by a bootstrap over groups of "
-            "examples" + " and over seeds." * (refit.seeds > 1) + "." * (refit.seeds == 1),
-            "One seed says nothing about the spread of others." if refit.seeds == 1 else None,
+            "The test split chose nothing. Intervals there come from resampling "
+            + ("groups of examples and seeds." if refit.seeds > 1 else "groups of examples."),
+            "One seed does not show how results vary between seeds." if refit.seeds == 1 else None,
             *_trained(refit),
             *refit.cautions,
         ]
@@ -72,6 +74,11 @@ def comparison(facts: Facts) -> Html:
         tag("p", join(*_spaced(notes)), class_="quiet note"),
         refit_metrics(facts),
     )
+
+
+def _independent(data: DataNote | None) -> bool:
+    """Whether each validation row is a group by itself, so that rows can be resampled."""
+    return data is not None and data.groups["validation"] == data.rows["validation"]
 
 
 def _spaced(parts: Sequence[str | None]) -> list[str]:
@@ -190,8 +197,8 @@ def _predictions(counts: Counts, which: str) -> Html:
                 "div",
                 tag(
                     "p",
-                    f"Rows by true and predicted class, of {which}. The darker, the larger a "
-                    f"share of its true class.",
+                    f"Rows by true and predicted class, of {which}. Darker cells hold a larger "
+                    f"share of their true class.",
                     class_="quiet",
                 ),
                 _matrix(counts),

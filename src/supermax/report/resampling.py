@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 DRAWS = 2_000
+FEWEST_ROWS = 10
+"""Rows from which resampling says anything about others."""
 _SEED = 0  # two reports of one study say the same
 Floats = npt.NDArray[np.float64]
 
@@ -19,7 +21,9 @@ def interval(
     give this value of it."""
     counts = np.array(confusion, dtype=np.int64)
     total = int(counts.sum())
-    if metric not in _METRICS or total == 0 or not np.isclose(_of(counts[None], metric), value):
+    if metric not in _METRICS or total < FEWEST_ROWS:
+        return None
+    if not np.isclose(_of(counts[None], metric), value):
         return None
     drawn = np.random.default_rng(_SEED).multinomial(total, (counts / total).ravel(), DRAWS)
     found = _of(drawn.reshape(DRAWS, *counts.shape), metric)

@@ -24,7 +24,7 @@ from supermax.words import listed
 DRAWS = 10_000
 """Draws from the prior before a space that is not finite is said to have no feasible point."""
 _TRIED = 200
-_LOOKS = 100
+_DRAWS_COUNTED = 100
 _DEEPEST = 400  # parameters of a search
 LARGEST = 300_000
 """Steps of a search before a finite space counts as too large for an exact answer."""
@@ -68,7 +68,7 @@ def varying(space: Space) -> int:
     """Count the parameters that take several values among draws from the prior. Those that have
     one value, or whose condition cannot hold, are not searched."""
     rng = np.random.RandomState(0)
-    drawn = [draw(space, rng) for _ in range(_LOOKS)]
+    drawn = [draw(space, rng) for _ in range(_DRAWS_COUNTED)]
     return sum(len({repr(p[name]) for p in drawn if name in p}) > 1 for name in space.parameters)
 
 

@@ -28,8 +28,8 @@ Measure = Callable[[Ints], Floats]
 @dataclass(frozen=True)
 class Estimate:
     """A metric on the test split. The bounds are NaN where there are fewer than `FEWEST_GROUPS`
-    groups, and where they do not hold the mean: with many rare classes, draws leave some out, and
-    say something about others than the test split has."""
+    groups, and where they do not hold the mean. With many rare classes, draws miss some, so that
+    the metric averages over fewer classes than the test split has."""
 
     mean: float
     """Over seeds."""

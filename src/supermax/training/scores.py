@@ -14,7 +14,7 @@ import numpy as np
 
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.columns import Columns
+from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.examples import Example
 from supermax.training.data.rows import Row, plain, read_rows
 from supermax.training.metrics import Span, class_metrics, span_metrics
@@ -73,7 +73,7 @@ def read_truths(
         _cell(row, columns.id) or f"{table.file}:{row.line}": Truth(
             _cell(row, columns.label) or None,
             _answers(row, columns) if answered else None,
-            _cell(row, columns.split) or None,
+            _split(_cell(row, columns.split)),
         )
         for row in table.rows
     }
@@ -82,6 +82,10 @@ def read_truths(
 def _cell(row: Row, column: str | None) -> str:
     value = row.values.get(column) if column is not None else None
     return "" if value is None else (plain(value) or str(value)).strip()
+
+
+def _split(cell: str) -> str | None:
+    return PART_NAMES.get(cell.lower(), cell) or None
 
 
 def _answers(row: Row, columns: Columns) -> tuple[Span, ...] | None:

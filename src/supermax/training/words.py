@@ -22,6 +22,6 @@ def is_name(value: str) -> bool:
 
 
 def is_class_name(value: str) -> bool:
-    """Whether a class may be shown by its name: a few words, which stand for many rows."""
+    """Return whether the name of a class is too short to be a person's text."""
     few = len(value.split()) <= _MOST_WORDS and value.isprintable()
     return 0 < len(value) <= _LONGEST_NAME and few

@@ -112,8 +112,9 @@ def _marked(data: bytes) -> str | None:
 
 
 def _detected(data: bytes) -> str:
-    if (nulls := data.count(0)) > len(data) / 8:  # UTF-16 of letters that ASCII has, too
-        return "utf-16-be" if 2 * data[::2].count(0) > nulls else "utf-16-le"
+    even, odd = data[::2].count(0), data[1::2].count(0)
+    if even + odd > len(data) / 8 and max(even, odd) > 9 * min(even, odd):  # letters of ASCII
+        return "utf-16-be" if even > odd else "utf-16-le"
     non_ascii = [line for line in data.splitlines() if not line.isascii()]
     wrong = [line for line in non_ascii if not is_utf8(line)]
     if 2 * len(wrong) <= len(non_ascii):  # UTF-8, with lines that are damaged

@@ -88,8 +88,8 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
 
 def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Iterator[str]:
     if bad.found:
-        rows = counted(bad.rows, "row")
-        yield "\n".join([f"`tune` refuses {rows} of this file as it is:", *bad.listing()])
+        what = "this file" if bad.fatal else f"{counted(bad.rows, 'row')} of this file"
+        yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
     if label is not None and len(_kinds(cells[label])) == 1:
         yield f"The column '{label}' holds one class alone; a search needs two."
@@ -102,7 +102,10 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
             )
         return
     for name in (name for name in found.unused if _is_named("split", name)):
-        odd = sorted({c.strip() for c in cells[name] if c.strip().lower() not in PART_NAMES})
+        values = {cell.strip() for cell in cells[name]}
+        odd = sorted(value for value in values if value.lower() not in PART_NAMES)
+        if len(odd) == len(values):  # another kind of part: of a body, say
+            continue
         shown = ", ".join(repr(cell) for cell in odd if not cell or is_name(cell)) or "others"
         yield (
             f"The column '{name}' is not used, and all rows are split anew: beside train, "
