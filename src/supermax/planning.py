@@ -252,6 +252,8 @@ def described(search: Search) -> list[str]:
             *parts
         )
     )
+    if splits.drawn:
+        lines.append("the file has no validation rows: they were drawn from train")
     if splits.joined:
         many = counted(splits.joined, "group is", "groups are")
         lines.append(

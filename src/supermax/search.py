@@ -44,7 +44,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.redsm5 import is_redsm5, not_redsm5, read_redsm5
-from supermax.training.data.splits import Splits, read_splits, split
+from supermax.training.data.splits import Splits, read_splits, split, with_validation
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.tables import read_table
 from supermax.training.limits import hold_to
@@ -415,7 +415,7 @@ def data_of(settings: Settings) -> Splits:
             data.path, columns, labels=data.labels, on_bad=data.on_bad, encoding=data.encoding
         )
         if isinstance(found, Splits):
-            return found
+            return with_validation(found, data.validation, seed)
         corpus = found
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from supermax import planning
 from supermax.api import Study
+from supermax.cli.tune import resolved
 from supermax.errors import UserError
-from supermax.search import data_of
+from supermax.search import data_of, prepared
 from supermax.training.data.splits import Splits
 from tests.cli.helping import inside, sm
 
@@ -175,11 +177,22 @@ FILES = [
         unfit="the column 'label' stands twice",
     ),
     File(
-        "all-train.csv",
-        csv("text,label,split", *(f"{row},train" for row in notes(60))),
-        ("has no rows of validation, which `tune` needs",),
+        "all-test.csv",
+        csv("text,label,split", *(f"{row},test" for row in notes(60))),
+        ("has no rows of train, which `tune` needs",),
         TEXT | {"split": "split"},
-        unfit="validation: no row with a label",
+        unfit="train: no row with a label",
+    ),
+    File(
+        "train-and-test.csv",
+        csv(
+            "text,label,split",
+            *(f"{row},{('train', 'test')[i > 79]}" for i, row in enumerate(notes(100))),
+        ),
+        ("has no rows of validation: `tune` draws them from train.",),
+        TEXT | {"split": "split"},
+        ("no", "yes"),
+        100,
     ),
     File(
         "odd-split.csv",
@@ -546,3 +559,20 @@ def test_a_file_of_white_space_is_empty(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("\u00a0\n")
     with pytest.raises(UserError, match="has no rows"):
         data_of(Study.from_config(agent="criteria", data=str(tmp_path / "mine.csv")).settings)
+
+
+def test_validation_rows_are_drawn_from_train_where_there_are_none(tmp_path: Path) -> None:
+    """Test rows stay test rows; the share and the seed are those of the settings."""
+    (file,) = [file for file in FILES if file.name == "train-and-test.csv"]
+    write(tmp_path, file)
+    with inside(tmp_path):
+        sm("init", file.name)
+        splits = read(tmp_path, "train-and-test.yaml")
+        again = read(tmp_path, "train-and-test.yaml")
+        said = planning.described(prepared(resolved("train-and-test.yaml", {})[0]))
+    days = [{int(e.text.split()[2]) for e in part.examples} for part in splits.parts]
+    assert days[2] == set(range(80, 100))
+    assert (len(days[0]), len(days[1])) == (68, 12)
+    assert days[0] | days[1] == set(range(80))
+    assert splits.fingerprint == again.fingerprint
+    assert "the file has no validation rows: they were drawn from train" in said

@@ -14,7 +14,7 @@ from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import why_no_classes
-from supermax.training.data.columns import PART_NAMES, PARTS, Columns
+from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.rows import check_header, plain, read_rows
 from supermax.training.words import is_name
@@ -95,11 +95,13 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
         yield f"The column '{label}' holds one class alone; a search needs two."
     if split is not None:
         there = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
-        if missing := [part for part in PARTS[:2] if part not in there]:
+        if "train" not in there:
             yield (
-                f"The column '{split}' has no rows of {' and '.join(missing)}, which `tune` "
-                f"needs: add such rows, or remove data.columns.split to split all rows anew."
+                f"The column '{split}' has no rows of train, which `tune` needs: add such rows, "
+                f"or remove data.columns.split to split all rows anew."
             )
+        elif "validation" not in there:
+            yield f"The column '{split}' has no rows of validation: `tune` draws them from train."
         return
     for name in (name for name in found.unused if _is_named("split", name)):
         values = {cell.strip() for cell in cells[name]}

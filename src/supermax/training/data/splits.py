@@ -12,7 +12,7 @@ import random
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supermax.errors import UserError
@@ -38,6 +38,8 @@ class Splits:
     undivided: float = 0.0
     """Share of the examples in the largest set that had to stay together, where it is larger than
     the smallest part that was asked for; otherwise 0."""
+    drawn: bool = False
+    """The data came split, without validation rows, and these were drawn from train."""
 
     @property
     def parts(self) -> tuple[Corpus, Corpus, Corpus]:
@@ -125,6 +127,15 @@ def read_splits(
     table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
     train, validation, test = (table.part(wanted) for wanted in PARTS)
     return Splits(train, validation, test)
+
+
+def with_validation(splits: Splits, share: float, seed: int = 0) -> Splits:
+    """Return splits that have validation rows: where there are none, `share` of train. Test rows
+    stay what they are."""
+    if splits.validation.examples or not splits.train.examples or not share:
+        return splits
+    dealt = split(splits.train, validation=share, test=0.0, seed=seed)
+    return replace(dealt, test=splits.test, drawn=True)
 
 
 def shared_texts(splits: Splits) -> dict[str, int]:
