@@ -105,6 +105,7 @@ def prepared(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
         around=partial(around, settings, tell),
         tell=lambda _: None,  # the plan says it
         warn=tell,
+        busy=tell,
     )
     options = {
         "workers": settings.workers,

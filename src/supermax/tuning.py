@@ -175,7 +175,9 @@ class Tuning:
     trials at a time and the number of devices they are spread over."""
     tell: Callable[[str], None] = print
     warn: Callable[[str], None] = print
-    """Called with what the run does otherwise than it was asked to, and with what it waits for."""
+    """Called with what the run does otherwise than it was asked to."""
+    busy: Callable[[str], None] = lambda _: None
+    """Called with what takes a while after the last trial."""
 
     def run(self, **options: Any) -> Tuned:
         """Search. `options` go to supermax.optimize (workers, timeout, progress, …); `workers`
@@ -370,7 +372,7 @@ class Tuning:
         if "trivial" not in found:
             found["trivial"] = trivial_baseline(self.agent, splits.train, splits.validation)
         if wait and "tfidf" not in found:
-            self.warn("Computing the TF-IDF baseline for the report.")
+            self.busy("Computing the TF-IDF baseline for the report.")
             with suppress(KeyboardInterrupt):
                 found["tfidf"] = tfidf_baseline(self.agent, splits.train, splits.validation)
         _note(study, BASELINES, found)
