@@ -348,7 +348,7 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     settings = prepared.settings
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
-    running = tuned.summary.trials["RUNNING"]
+    running = tuned.summary.trials.get("RUNNING")
     where = ", running trials from their last checkpoint" if running else ""
     paused = f"Paused: the same command goes on{where}." if tuned.summary.stopped_by else ""
     if not rows:
