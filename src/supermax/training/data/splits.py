@@ -130,9 +130,10 @@ def read_splits(
 
 
 def with_validation(splits: Splits, share: float, seed: int = 0) -> Splits:
-    """Return splits that have validation rows: where there are none, `share` of train. Test rows
-    stay what they are."""
-    if splits.validation.examples or not splits.train.examples or not share:
+    """Return splits that have validation rows: where the file has none, labelled or not, `share`
+    of train. Test rows stay what they are."""
+    unlabelled = any(rows.part == "validation" for rows in splits.train.unlabelled)
+    if splits.validation.examples or unlabelled or not splits.train.examples or not share:
         return splits
     dealt = split(splits.train, validation=share, test=0.0, seed=seed)
     return replace(dealt, test=splits.test, drawn=True)
