@@ -18,16 +18,17 @@ from supermax.tuning import Tuned
 from tests.training.corpora import corpus
 
 SPLITS = Splits(corpus(40, 1), corpus(30, 2), corpus(20, 3))
+NOTHING = Summary()
 SILENT = sum(not example.spans for example in SPLITS.validation.spans) / len(
     SPLITS.validation.spans
 )
 
 
-def said(agent: str, objective: str, value: float) -> str:
+def said(agent: str, objective: str, value: float, summary: Summary = NOTHING, **how: Any) -> str:
     study = optuna.create_study()
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
-    tuned = Tuned(agent, study, Summary(), SPLITS, cast("Any", None), [objective], {})
-    settings = Settings(agent=cast("Any", agent), trials=1, epochs=1)
+    tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {})
+    settings = Settings(agent=cast("Any", agent), trials=1, epochs=1, **how)
     search = cast("Search", type("Prepared", (), {"settings": settings}))
     return "\n".join(outcome(search, tuned))
 
@@ -39,6 +40,14 @@ def test_a_span_search_that_answers_nothing_is_told_as_that(value: float) -> Non
     baseline = f"which has token_f1 {SILENT:.4f}"
     assert f"the trivial baseline (majority class, no answer), {baseline}" in told
     assert f"token_f1 {value:.4f} (validation, n={len(SPLITS.validation.spans)})." in told
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_the_next_commands_name_the_storage(running: int) -> None:
+    summary = Summary({"RUNNING": running}, stopped_by="interrupt")
+    told = said("criteria", "macro_f1", 0.9, summary, storage="other.db")
+    assert told.count("--storage other.db") == 2
+    assert ("from their last checkpoint" in told) is bool(running)
 
 
 def test_one_that_learns_is_not() -> None:

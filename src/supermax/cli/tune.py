@@ -349,8 +349,8 @@ def outcome(prepared: Search, tuned: Tuned) -> list[str]:
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
     running = tuned.summary.trials.get("RUNNING")
-    where = ", running trials from their last checkpoint" if running else ""
-    paused = f"Paused: the same command goes on{where}." if tuned.summary.stopped_by else ""
+    from_there = ", running trials from their last checkpoint" if running else ""
+    paused = f"Paused: the same command goes on{from_there}." if tuned.summary.stopped_by else ""
     if not rows:
         why = paused or f"`supermax faults {study}{where}` says why."
         if tuned.summary.stopped_by == "timeout":

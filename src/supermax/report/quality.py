@@ -77,7 +77,7 @@ def comparison(facts: Facts) -> Html:
 
 
 def _independent(data: DataNote | None) -> bool:
-    """Whether each validation row is a group by itself, so that rows can be resampled."""
+    """Return whether each validation row is a group by itself, so that rows can be resampled."""
     return data is not None and data.groups["validation"] == data.rows["validation"]
 
 

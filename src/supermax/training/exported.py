@@ -1,5 +1,7 @@
-"""What an exported model's folder says about it, and where predictions can be written. Light: what
-is wrong is told before torch is loaded."""
+"""Facts about an exported model, and checks of where predictions can be written.
+
+This module imports no torch, so that mistakes are reported before torch is loaded.
+"""
 
 from __future__ import annotations
 

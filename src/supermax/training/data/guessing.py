@@ -52,7 +52,7 @@ class Guessed:
     """Columns that are named like labels and cannot be any, each with the reason."""
     encoding: str = UTF8
     remarks: tuple[str, ...] = ()
-    """What a search will refuse, or do otherwise than the file seems to ask for."""
+    """Sentences on what a search will refuse, or do otherwise than the file seems to ask for."""
 
     def role(self, name: str) -> str | None:
         return next((guess.column for guess in self.columns if guess.role == name), None)
