@@ -49,7 +49,7 @@ def keep_lengths(cache: Path) -> None:
         return {"input_ids": [[1, 2] for _ in texts[0]]}
 
     example: Any = SimpleNamespace(text="words of a person", question="")
-    lengths.lengths_of([example], tokenizer, cache, "x")
+    lengths.lengths_of([example], lambda: tokenizer, cache, "x")
 
 
 def keep_measurement(cache: Path) -> None:

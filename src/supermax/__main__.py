@@ -20,7 +20,7 @@ def main() -> None:
     """Whatever is pressed, closed or gone: never a traceback."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         _heed(signum, _end)
-    _check_folder()
+    _leave_folder(_check_folder())
     from supermax.cli import main as run
 
     _heed(signal.SIGINT, _interrupt)
@@ -53,12 +53,19 @@ def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     signal.default_int_handler(signum, frame)
 
 
-def _check_folder() -> None:
+def _check_folder() -> str:
     try:
-        os.getcwd()  # noqa: PTH109 (pathlib is not imported yet)
+        return os.getcwd()  # noqa: PTH109 (pathlib is not imported yet)
     except OSError as error:
         _say(f"The working directory is gone ({error.strerror}). Change to another: cd ~")
         sys.exit(_ENVIRONMENT)
+
+
+def _leave_folder(folder: str) -> None:
+    """Import nothing from the working directory, where `python -m` looks first: a csv.py beside
+    the data would stand in for Python's own."""
+    if not sys.flags.safe_path and sys.path[0] in ("", folder):
+        del sys.path[0]
 
 
 def _say(text: str) -> None:

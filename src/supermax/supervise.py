@@ -10,11 +10,13 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
+import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from supermax.engine import kernel
 from supermax.engine.faults import signal_name
@@ -61,38 +63,37 @@ def meant(signum: int) -> int:
 
 
 class Supervisor:
-    """Keeps one child running. Signals are for the child; the second Ctrl-C reaches it too."""
+    """Keeps one child running, a fork of this process: it has imported already what it needs.
+    Signals are for the child; the second Ctrl-C reaches it too."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        tell: Callable[[str], None],
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        self._command = list(command)
+    def __init__(self, child: Callable[[], int], tell: Callable[[str], None]) -> None:
+        self._run_child = child
         self._tell = tell
-        self._environment = dict(environment if environment is not None else os.environ)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._child: int | None = None  # its pid
         self._asked: int = 0
         self._wake = -1
+        self._before: dict[int, Any] = {}  # handlers of the signals that are passed on
         self._passing = False
         self._signals: deque[int] = deque()
         self._began = time.time()
 
     def run(self) -> int:
-        """Until the run has come to an end of its own; gives the exit code. It is the last thing
-        that a process does: of a storm of signals the later ones must not change how it ends."""
+        """Return the exit code once the run has come to an end of its own. It is the last thing
+        that a process does: of a storm of signals the later ones must not change how it ends. In
+        the child it raises SystemExit with what the child returns."""
+        me = os.getpid()
         ear, self._wake = _pipe()
-        handled = _handled()
-        for signum in handled:
+        self._before = {signum: signal.getsignal(signum) for signum in _handled()}
+        for signum in self._before:
             signal.signal(signum, self._pass_on)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how the child ended
         try:
             return self._keep_running(ear)
         finally:
-            for signum in handled:  # Python would put the defaults back before its end
-                signal.signal(signum, signal.SIG_IGN)
+            if os.getpid() == me:
+                for signum in self._before:  # Python would put the defaults back before its end
+                    signal.signal(signum, signal.SIG_IGN)
             os.close(ear)
             os.close(self._wake)
 
@@ -122,21 +123,12 @@ class Supervisor:
         """Start it, wait for its end: how it ended, and whether a trial was finished."""
         ear, beat = _pipe()
         try:
-            self._child = subprocess.Popen(
-                self._command,
-                env={
-                    **self._environment,
-                    PARENT: str(os.getpid()),
-                    BEAT: str(beat),
-                    RESTART: str(restarts),
-                    BEGAN: str(self._began),
-                },
-                pass_fds=(beat,),
-                process_group=0,  # Ctrl-C is for this process, which passes it on once
-            )
+            self._child = self._fork(beat, restarts)
+            if self._child == 0:
+                raise SystemExit(self._run_child())
             if self._asked:  # while it was being started
-                self._child.send_signal(self._asked)
-            code = self._child.wait()
+                os.kill(self._child, self._asked)
+            code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
             self._child = None
             with contextlib.suppress(BlockingIOError):
                 return code, bool(os.read(ear, 1))
@@ -144,6 +136,31 @@ class Supervisor:
         finally:
             os.close(ear)
             os.close(beat)
+
+    def _fork(self, beat: int, restarts: int) -> int:
+        """Fork. No signal reaches the child before its own handlers are there."""
+        supervisor = os.getpid()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # or both would write what is left
+                stream.flush()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+        try:
+            with warnings.catch_warnings():  # of threads: numpy's end before it and start after it
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                os.setpgid(0, 0)  # Ctrl-C is for the supervisor, which passes it on once
+                for signum, handler in self._before.items():
+                    signal.signal(signum, handler)
+                os.environ |= {
+                    PARENT: str(supervisor),
+                    BEAT: str(beat),
+                    RESTART: str(restarts),
+                    BEGAN: str(self._began),
+                }
+            return pid
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _pass_on(self, signum: int, _: object) -> None:
         """Pass a signal on to the child. The next signal may interrupt this: it only queues
@@ -156,7 +173,8 @@ class Supervisor:
                 with contextlib.suppress(OSError):  # full of earlier ones
                     os.write(self._wake, b".")
                 if self._child is not None:
-                    self._child.send_signal(self._asked)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self._child, self._asked)
             self._passing = False
 
 
@@ -201,7 +219,6 @@ def follow() -> Callable[[], None]:
     parent, beat = int(os.environ.pop(PARENT)), int(os.environ.pop(BEAT))
     for name in (RESTART, BEGAN):
         os.environ.pop(name, None)
-    os.set_inheritable(beat, False)
     kernel.die_with_parent(parent, signal.SIGTERM)
 
     def tell() -> None:

@@ -158,3 +158,11 @@ def test_a_storm_at_any_moment_of_a_search_ends_it_with_a_code_that_is_told(
     code = storm(process, signum, pause=0.001)
     assert (128 - code if code < 0 else code) in DOCUMENTED
     assert "Traceback" not in (tmp_path / "said").read_text()
+
+
+def test_files_of_the_working_directory_are_no_modules(tmp_path: Path) -> None:
+    """`python -m` puts the working directory first, and data often lies beside scripts."""
+    (tmp_path / "csv.py").write_text("raise SystemExit('not this one')")
+    command = [sys.executable, "-m", "supermax", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -28,12 +27,15 @@ count.write_text(str(n))
 beat = lambda: os.write(int(os.environ["SUPERMAX_BEAT"]), b".")
 """
 RUNNER = """
-import sys
+import os, sys
 from supermax import supervise
 supervise._FIRST_PAUSE = 0.02
 supervise._LONGEST_PAUSE = 0.05
 say = lambda text: print(text, file=sys.stderr, flush=True)
-sys.exit(supervise.Supervisor([sys.executable, "program.py"], say).run())
+def program():
+    os.set_inheritable(int(os.environ["SUPERMAX_BEAT"]), True)
+    os.execv(sys.executable, [sys.executable, "program.py"])
+sys.exit(supervise.Supervisor(program, say).run())
 """
 
 
@@ -41,6 +43,15 @@ def start(folder: Path, program: str, ignored: Sequence[int] = ()) -> subprocess
     (folder / "program.py").write_text(PROGRAM + program)
     command = [*ignoring(*ignored), sys.executable, "-c", RUNNER]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def execute() -> int:
+    """In the fork: nothing of the tests goes on there."""
+    try:
+        os.set_inheritable(int(os.environ[supervise.BEAT]), True)
+        os.execv(sys.executable, [sys.executable, "program.py"])
+    finally:
+        os._exit(99)
 
 
 @pytest.fixture
@@ -55,7 +66,7 @@ def run(
     def supervised(program: str) -> tuple[int, str]:
         (tmp_path / "program.py").write_text(PROGRAM + program)
         said: list[str] = []
-        code = supervise.Supervisor([sys.executable, "program.py"], said.append).run()
+        code = supervise.Supervisor(execute, said.append).run()
         return code, "\n".join(said)
 
     before = {s: signal.getsignal(s) for s in (*STOPS, signal.SIGTTOU)}
@@ -234,14 +245,15 @@ def test_a_signal_while_the_run_is_being_started_is_not_lost(
     run: Callable[[str], tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = subprocess.Popen
+    real = os.fork
 
-    def slow(*args: Any, **options: Any) -> Any:
-        child = real(*args, **options)
-        os.kill(os.getpid(), signal.SIGTERM)
-        return child
+    def slow() -> int:
+        pid = real()
+        if pid:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return pid
 
-    monkeypatch.setattr("supermax.supervise.subprocess.Popen", slow)
+    monkeypatch.setattr(os, "fork", slow)
     assert run("time.sleep(60)")[0] == 143
 
 
@@ -250,16 +262,16 @@ def test_a_signal_that_comes_while_another_is_passed_on_is_not_lost(
     run: Callable[[str], tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = subprocess.Popen.send_signal
+    real = os.kill
     sent: list[int] = []
 
-    def send(child: subprocess.Popen[bytes], signum: int) -> None:
+    def send(pid: int, signum: int) -> None:
         if not sent:
-            os.kill(os.getpid(), signal.SIGTERM)  # its handler interrupts that of SIGINT
+            real(os.getpid(), signal.SIGTERM)  # its handler interrupts that of SIGINT
         sent.append(signum)
-        real(child, signum)
+        real(pid, signum)
 
-    monkeypatch.setattr(subprocess.Popen, "send_signal", send)
+    monkeypatch.setattr(os, "kill", send)
     code, _ = run(
         "got = []\n"
         "for s in (signal.SIGINT, signal.SIGTERM): signal.signal(s, lambda s, _: got.append(s))\n"
@@ -270,3 +282,19 @@ def test_a_signal_that_comes_while_another_is_passed_on_is_not_lost(
     )
     assert code == 2
     assert sent == [signal.SIGINT, signal.SIGTERM]
+
+
+def test_the_fork_has_the_handlers_of_before(
+    run: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal that comes first of all must end it, not reach the supervisor's own handler."""
+    real = os.fork
+
+    def struck() -> int:
+        pid = real()
+        if pid:
+            os.kill(pid, signal.SIGTERM)
+        return pid
+
+    monkeypatch.setattr(os, "fork", struck)
+    assert run("time.sleep(60)")[0] == 143

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -33,6 +34,8 @@ def objective(trial: Any) -> float:
     trial.set_user_attr("preloaded", list(PRELOADED))
     trial.set_user_attr("tag", os.environ[standby.TAG])
     trial.set_user_attr("cuda", os.environ.get("CUDA_DEVICE_ORDER"))
+    trial.set_user_attr("imported", os.environ.get("SET_BY_AN_IMPORT"))
+    trial.set_user_attr("collects", gc.isenabled())
     trial.set_user_attr("random", random.random())
     trial.set_user_attr("found", sorted(kernel.tagged(f"{standby.TAG}={os.environ[standby.TAG]}")))
     return 0.0
@@ -58,11 +61,38 @@ def test_a_run_takes_the_keeper_that_was_started_ahead(
         attrs = used(study)
     assert attrs["keeper"] == early
     assert attrs["preloaded"] == ["one", "two"]
+    assert attrs["collects"]  # garbage; while preloading it does not
     assert attrs["cuda"] == "PCI_BUS_ID"
     assert early in attrs["found"]  # a sweep after a kill would end it, and its cells
     assert not psutil.pid_exists(early)
     log = (home.find_home(study).run_dir / "keeper.log").read_text()
     assert "said before" not in log
+
+
+def test_what_an_import_has_set_meanwhile_is_handed_on(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing scikit-learn sets KMP_INIT_AT_FORK, for one."""
+    monkeypatch.delenv("SET_BY_AN_IMPORT", raising=False)
+    with standby.ahead(__name__, ["one"], {}):
+        early = waiting().pid
+        monkeypatch.setenv("SET_BY_AN_IMPORT", "yes")
+        attrs = used(study)
+    assert attrs["keeper"] == early
+    assert attrs["imported"] == "yes"
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
+def test_what_imports_read_must_be_as_it_was(
+    study: optuna.Study, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BEFORE", "1")
+    monkeypatch.delenv("MIMALLOC_ARENA_RESERVE", raising=False)
+    with standby.ahead(__name__, ["one"], {}):
+        early = waiting().pid
+        monkeypatch.setenv(name, "3")
+        attrs = used(study)
+    assert attrs["keeper"] != early
 
 
 def test_its_cells_are_found_by_their_tag(study: optuna.Study) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -144,12 +145,12 @@ class MemoryPlanner:
     def _found(self, source: Source) -> Lengths:
         """Of the texts that this encoder will see."""
         if source.fingerprint not in self._lengths:
-            tokenizer = tokenizer_for(source, texts_of(self.train), self.cache)
+            load = partial(tokenizer_for, source, texts_of(self.train), self.cache)
             corpora = (self.train, self.validation)
             examples = [e for corpus in corpora for e in examples_for(self.agent, corpus)]
             facts = [self.agent, source.fingerprint, *(corpus.fingerprint for corpus in corpora)]
             key = hashlib.sha256(" ".join(facts).encode()).hexdigest()[:24]
-            self._lengths[source.fingerprint] = lengths_of(examples, tokenizer, self.cache, key)
+            self._lengths[source.fingerprint] = lengths_of(examples, load, self.cache, key)
         return self._lengths[source.fingerprint]
 
 

@@ -6,6 +6,7 @@ target, flags ──resolve()──▶ Search ──supervisor──▶ run, age
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shlex
 import shutil
@@ -21,6 +22,7 @@ import typer
 from supermax import supervise
 from supermax.cli.completing import among, preset_names, studies, targets
 from supermax.cli.early import started_early
+from supermax.cli.importing import without_collector
 from supermax.cli.init import encoders_here, settings_path, write_settings
 from supermax.cli.opening import STUDY
 from supermax.cli.stdio import Surviving
@@ -168,8 +170,8 @@ def tune(
     if not supervise.is_supervised():
         _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():
-        command = [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]]
-        raise typer.Exit(supervise.Supervisor(command, _say).run())
+        run = functools.partial(run_all, searches, verbose=verbose)
+        raise typer.Exit(supervise.Supervisor(run, _say).run())
     raise typer.Exit(run_all(searches, verbose=verbose))
 
 
@@ -320,11 +322,13 @@ def run_one(
     spent: float = 0.0,
     verbose: bool = False,
 ) -> int:
-    from supermax import planning, search  # torch is heavy, and wrong settings are told without it
+    with without_collector():
+        from supermax import planning, search  # heavy, and wrong settings are told without it
 
-    prepared = search.prepared(each, tell=_say)
+        prepared = search.prepared(each, tell=_say)
+        lines = planning.plan(prepared, verbose) if say_plan else []
     if say_plan:
-        lines = printable("\n".join(planning.plan(prepared, verbose))).split("\n")
+        lines = printable("\n".join(lines)).split("\n")
         if sys.stdout.isatty():
             lines = planning.folded(lines, shutil.get_terminal_size().columns)
         print("\n".join(lines), flush=True)

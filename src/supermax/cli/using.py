@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from supermax.cli.completing import among
+from supermax.cli.importing import without_collector
 from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem, literal
 from supermax.cli.progress import Progress
@@ -63,7 +64,8 @@ def refit(
     progress = Progress(shown=not as_json)
     progress.step(LOADING)
     wanted, record = _seeds(seeds), read(the_study(storage, study))
-    from supermax import search
+    with without_collector():
+        from supermax import search
 
     settings = search.remembered(record.study.user_attrs.get(SETTINGS), record.name)
     folder = out or Path(f"{file_stem(record.name)}-model")
@@ -214,9 +216,10 @@ def _predicted(
     how: dict[str, Any],
 ) -> Predicted:
     progress.step(LOADING)
-    from supermax.agents.objective import here
-    from supermax.training.predict import predict_file
-    from supermax.training.steps import Execution
+    with without_collector():
+        from supermax.agents.objective import here
+        from supermax.training.predict import predict_file
+        from supermax.training.steps import Execution
 
     execution = replace(here(Execution(device="auto")), precision=precision)
     progress.step(f"Predicting on {execution.device}")

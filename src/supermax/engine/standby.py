@@ -26,6 +26,7 @@ TAG = "SUPERMAX_RUN"
 _PLACEHOLDER = "0" * 32  # as long as any tag, which is written over it
 SEND_PATIENCE = 5  # seconds a process may leave its mail unread before it counts as gone
 _READ_LATE = ("CUDA_", "TORCHINDUCTOR_")  # when a trial needs it, not when torch is imported
+_READ_EARLY = ("OMP_", "MKL_", "MIMALLOC_", "PYTORCH_", "PYTHON", "LD_")  # when it is imported
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -58,8 +59,15 @@ class KeeperProcess:
     def suits(self, env: Mapping[str, str]) -> bool:
         """Tell whether the process can take over `env`: variables that libraries read while they
         are imported must be there already."""
-        late = all(name == TAG or name.startswith(_READ_LATE) for name in self.lacks(env))
+        late = all(map(self._may_come_late, self.lacks(env)))
         return late and self.env.keys() <= env.keys() and self.process.poll() is None
+
+    def _may_come_late(self, name: str) -> bool:
+        """Tell whether a variable may change after the imports. One that is new was set by a
+        library that this process has imported meanwhile, and the other one as well: scikit-learn
+        sets KMP_INIT_AT_FORK."""
+        new = name not in self.env and name not in _THREADS and not name.startswith(_READ_EARLY)
+        return new or name == TAG or name.startswith(_READ_LATE)
 
     def end(self) -> None:
         self.channel.close()

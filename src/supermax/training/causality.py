@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig
-from transformers.models.auto import modeling_auto as known
 
 from supermax.training.encoders import untrained
 
@@ -29,6 +28,8 @@ def is_causal(config: PretrainedConfig) -> bool:
     try:
         first, other = _first_states(_small(config))
     except Exception:  # a family raises whatever sizes it does not know provoke
+        from transformers.models.auto import modeling_auto as known
+
         kind = config.model_type
         generates = kind in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         return generates and kind not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModel, PretrainedConfig
+from transformers import PretrainedConfig
 
 from supermax.errors import UserError
 from supermax.training.sources import Source
@@ -98,16 +98,24 @@ def know_width(encoder: Any, width: int, device: str) -> None:
         stack.get_rel_pos(torch.empty((1, width, 1), device=device))
 
 
+def _auto_model() -> Any:
+    """Import AutoModel: seconds with some versions of transformers, for programs that make no
+    encoder."""
+    from transformers import AutoModel
+
+    return AutoModel
+
+
 def untrained(config: PretrainedConfig) -> Any:
     """An encoder that is made from its configuration."""
     with _hushed():
-        return AutoModel.from_config(config)
+        return _auto_model().from_config(config)
 
 
 def _pretrained(source: Source, config: PretrainedConfig) -> Any:
     # What is drawn before weights are loaded over it must not matter to what comes after.
     with _hushed(), torch.random.fork_rng(devices=[]):
-        model, report = AutoModel.from_pretrained(
+        model, report = _auto_model().from_pretrained(
             source.place,
             config=config,
             dtype=torch.float32,
@@ -144,7 +152,7 @@ def _refuse_missing(name: str, report: Any) -> None:
 
 def import_model(source: Source) -> None:
     """The code of the encoder's family, without making one."""
-    AutoModel._model_mapping[type(source.config)]
+    _auto_model()._model_mapping[type(source.config)]
 
 
 def outline(source: Source) -> nn.Module:

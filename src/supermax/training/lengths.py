@@ -25,15 +25,17 @@ class Lengths:
     total: int
 
 
-def lengths_of(examples: Sequence[Example], tokenizer: Any, cache: Path, key: str) -> Lengths:
-    """Counted once: `key` names the examples and the tokenizer."""
+def lengths_of(
+    examples: Sequence[Example], load: Callable[[], Any], cache: Path, key: str
+) -> Lengths:
+    """Count the tokens, once: `key` names the examples and the tokenizer, which `load` gives."""
     path = cache / "tokens" / f"longest-{key}.json"
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         kept = json.loads(path.read_text())
         found = Lengths(int(kept["longest"]), int(kept["total"]))
         if 0 < found.longest <= found.total:
             return found
-    found = _counted(examples, tokenizer)
+    found = _counted(examples, load())
     make_private(path.parent)
     write_whole(path, json.dumps(asdict(found)))
     return found

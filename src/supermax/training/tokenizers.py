@@ -19,7 +19,6 @@ from tokenizers import (
     processors,
     trainers,
 )
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from supermax.errors import UserError
 from supermax.files import make_private
@@ -32,6 +31,8 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
     """The fast tokenizer of an encoder. `texts` is what one is learnt from if it needs one."""
     if source.place is not None:
+        from transformers import AutoTokenizer  # seconds, for runs that know all lengths
+
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.place, use_fast=True)
         except (OSError, ValueError, ImportError) as error:
@@ -58,6 +59,8 @@ def _learnt(source: Source, texts: Sequence[str], cache: Path) -> Any:
         _keep(tokenizer, path)
     has_segments = (getattr(source.config, "type_vocab_size", 0) or 0) > 1
     segments = ["token_type_ids"] if has_segments else []
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         model_input_names=["input_ids", *segments, "attention_mask"],

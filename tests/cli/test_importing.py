@@ -1,0 +1,91 @@
+"""Imports: bytecode is kept where an installation has none, and the collector is paused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supermax.cli.importing import without_collector
+
+PROGRAM = """
+import json, os, sys
+from supermax.cli.importing import keep_bytecode
+from supermax.engine.keeper import command
+keep_bytecode("heavy")
+import heavy
+print(json.dumps({
+    "cached": heavy.__cached__,
+    "kept": os.path.exists(heavy.__cached__),
+    "silent": "-B" in command("keeper"),
+    "told": [os.environ.get(n) for n in ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")],
+}))
+"""
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    (tmp_path / "site" / "heavy").mkdir(parents=True)
+    (tmp_path / "site" / "heavy" / "__init__.py").write_text("")
+    return tmp_path / "site"
+
+
+def start(packages: Path, **variables: str) -> Any:
+    env = {n: v for n, v in os.environ.items() if not n.startswith(("PYTHON", "XDG_"))}
+    path = os.pathsep.join([str(packages), *sys.path])
+    env |= {"PYTHONPATH": path, "HOME": str(packages.parent)} | variables
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, stdout=-1, check=True)
+    return json.loads(done.stdout)
+
+
+def test_it_is_kept_where_python_would_write_none(packages: Path) -> None:
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1")
+    kept = packages.parent / ".cache" / "supermax" / "bytecode"
+    assert found["cached"].startswith(str(kept))
+    assert found["kept"]
+    assert not found["silent"]
+    assert found["told"] == [str(kept), None]  # for processes that this one starts
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert not (packages / "heavy" / "__pycache__").exists()
+
+
+def test_python_keeps_it_itself_where_it_can(packages: Path) -> None:
+    found = start(packages)
+    assert found["cached"].startswith(str(packages))
+    assert found["told"] == [None, None]
+    again = start(packages, PYTHONDONTWRITEBYTECODE="1")  # it is there now
+    assert again["told"] == [None, "1"]
+    assert again["silent"]
+
+
+def test_a_folder_that_others_can_write_is_not_used(packages: Path) -> None:
+    kept = packages.parent / "cache" / "supermax" / "bytecode"
+    kept.mkdir(parents=True)
+    kept.chmod(0o777)
+    cache = str(packages.parent / "cache")
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=cache)
+    assert found["told"] == [None, "1"]
+    assert not list(kept.iterdir())
+
+
+def test_without_a_home_nothing_changes(packages: Path) -> None:
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1", HOME="/proc/nowhere")
+    assert found["told"] == [None, "1"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_the_imports(enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        with without_collector():
+            assert not gc.isenabled()
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable() if before else gc.disable()
