@@ -22,7 +22,9 @@ def main() -> None:
         _heed(signum, _end)
     _leave_folder(_check_folder())
     from supermax.cli import main as run
+    from supermax.cli.importing import keep_bytecode
 
+    keep_bytecode()
     _heed(signal.SIGINT, _interrupt)
     _heed(signal.SIGTERM, signal.SIG_DFL)  # which does not wait for the next line of Python
     try:

@@ -179,23 +179,6 @@ def test_nobodys_file_is_written_over(playground: Path) -> None:
     assert (playground / "mine.csv").read_text() == "mine"
 
 
-def test_a_supervised_run_does_not_import_what_lies_about(
-    playground: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-
-    class Supervisor:
-        def __init__(self, command: list[str], tell: object) -> None:
-            started.append(command)
-
-        def run(self) -> int:
-            return 0
-
-    monkeypatch.setattr("supermax.supervise.Supervisor", Supervisor)
-    sm("tune", "criteria", "--trials", "3")
-    assert started[0][1:4] == ["-P", "-m", "supermax"]
-
-
 def test_values_that_cannot_be_meant_are_not_dropped(playground: Path) -> None:
     assert "cannot be read" in sm("tune", "criteria", "--set", f"patience={'9' * 50}", code=2)
     assert "the command says" in sm("tune", "criteria", "--set", "agent=joint", code=2)

@@ -14,7 +14,6 @@ from supermax.cli import study
 from supermax.cli.arguments import Command, Interrupted, Root
 from supermax.cli.care import clean, doctor
 from supermax.cli.dashboard import dashboard
-from supermax.cli.importing import keep_bytecode
 from supermax.cli.init import init
 from supermax.cli.looking import best, compare, export, faults, show
 from supermax.cli.plan import plan
@@ -69,7 +68,6 @@ def _root(
 def main() -> None:
     """Whoever's fault it is, a sentence on standard error and an exit code that says so."""
     mend_streams()
-    keep_bytecode()
     try:
         app()
     except BrokenPipeError:  # `| head`: it has read enough

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from supermax.files import OTHERS_WRITE
+from supermax.files import OTHERS_WRITE, user_folder
 
 
 def keep_bytecode(package: str = "torch") -> None:
@@ -23,12 +23,11 @@ def keep_bytecode(package: str = "torch") -> None:
     beside it. This holds for the imports of this process and of those that it starts."""
     if sys.pycache_prefix is not None or not _is_compiled_anew(package):
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    folder = cache / "supermax" / "bytecode"
+    folder = user_folder("XDG_CACHE_HOME", ".cache") / "supermax" / "bytecode"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         found = folder.lstat()
-    except (OSError, RuntimeError):  # no home, or one that cannot be written
+    except OSError:  # no home, or one that cannot be written
         return
     if found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
         return  # others could put programs there
