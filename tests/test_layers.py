@@ -12,13 +12,14 @@ SOURCE = Path(__file__).parent.parent / "src" / "supermax"
 ALLOWED = {
     "errors": {"words"},
     "files": {"errors"},
+    "importing": {"files"},
     "naming": set[str](),
     "ranking": set[str](),
     "words": set[str](),
     "trees": {"errors"},
     "memory": {"files", "words"},
     "settings": {"errors", "naming", "trees", "words"},
-    "engine": {"errors", "files", "naming", "ranking", "words"},
+    "engine": {"errors", "files", "importing", "naming", "ranking", "words"},
     "space": {"errors", "naming", "trees", "words"},
     "training": {"errors", "files", "naming", "words"},
     "agents": {
@@ -121,6 +122,7 @@ ALLOWED = {
         "memory",
         "planning",
         "files",
+        "importing",
         "search",
         "tracking",
         "report",
@@ -144,7 +146,7 @@ ALLOWED = {
         "trees",
         "words",
     },
-    "__main__": {"cli"},
+    "__main__": {"cli", "importing"},
     "__init__": {"api", "run", "study", "engine", "space", "errors"},
 }
 

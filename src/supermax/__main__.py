@@ -20,11 +20,12 @@ def main() -> None:
     """Whatever is pressed, closed or gone: never a traceback."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         _heed(signum, _end)
-    _leave_folder(_check_folder())
-    from supermax.cli import main as run
-    from supermax.cli.importing import keep_bytecode
+    _drop_working_directory(_check_folder())
+    from supermax.importing import cache_bytecode
 
-    keep_bytecode()
+    cache_bytecode()
+    from supermax.cli import main as run
+
     _heed(signal.SIGINT, _interrupt)
     _heed(signal.SIGTERM, signal.SIG_DFL)  # which does not wait for the next line of Python
     try:
@@ -63,9 +64,10 @@ def _check_folder() -> str:
         sys.exit(_ENVIRONMENT)
 
 
-def _leave_folder(folder: str) -> None:
-    """Import nothing from the working directory, where `python -m` looks first: a csv.py beside
-    the data would stand in for Python's own."""
+def _drop_working_directory(folder: str) -> None:
+    """Remove the working directory from the module search path, where `python -m` puts it first: a
+    csv.py beside the data would be imported instead of Python's own. What is imported before this
+    line (signal, typing) can still be shadowed; `python -P -m supermax` prevents that, too."""
     if not sys.flags.safe_path and sys.path[0] in ("", folder):
         del sys.path[0]
 

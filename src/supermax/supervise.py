@@ -63,8 +63,9 @@ def meant(signum: int) -> int:
 
 
 class Supervisor:
-    """Keeps one child running, a fork of this process: it has imported already what it needs.
-    Signals are for the child; the second Ctrl-C reaches it too."""
+    """Runs a function in a forked child, and forks again when it dies. The child has the imports
+    and the settings of this process, also after a restart. Signals are for the child; the second
+    Ctrl-C reaches it too."""
 
     def __init__(self, child: Callable[[], int], tell: Callable[[str], None]) -> None:
         self._run_child = child
@@ -83,7 +84,8 @@ class Supervisor:
         the child it raises SystemExit with what the child returns."""
         me = os.getpid()
         ear, self._wake = _pipe()
-        self._before = {signum: signal.getsignal(signum) for signum in _handled()}
+        self._before = {s: signal.getsignal(s) or signal.SIG_DFL for s in _handled()}
+        self._before[signal.SIGTERM] = signal.SIG_DFL  # also where it was ignored: it ends the run
         for signum in self._before:
             signal.signal(signum, self._pass_on)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
@@ -123,13 +125,17 @@ class Supervisor:
         """Start it, wait for its end: how it ended, and whether a trial was finished."""
         ear, beat = _pipe()
         try:
-            self._child = self._fork(beat, restarts)
-            if self._child == 0:
+            try:
+                pid = self._fork(beat, restarts)
+            except OSError as error:
+                self._tell(f"The run cannot be started: {error.strerror}.")
+                return BUG, False
+            if pid == 0:
                 raise SystemExit(self._run_child())
+            self._child = pid
             if self._asked:  # while it was being started
-                os.kill(self._child, self._asked)
-            code = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
-            self._child = None
+                self._send(self._asked)
+            code = self._wait(pid)
             with contextlib.suppress(BlockingIOError):
                 return code, bool(os.read(ear, 1))
             return code, False
@@ -137,15 +143,27 @@ class Supervisor:
             os.close(ear)
             os.close(beat)
 
+    def _wait(self, pid: int) -> int:
+        """Wait for the child's end and return its exit code. It is no longer sent signals when its
+        pid may belong to another process."""
+        if kernel.LINUX:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            self._child = None
+        status = os.waitpid(pid, 0)[1]
+        self._child = None
+        return os.waitstatus_to_exitcode(status)
+
     def _fork(self, beat: int, restarts: int) -> int:
-        """Fork. No signal reaches the child before its own handlers are there."""
+        """Fork, with signals blocked until the child has restored its handlers."""
         supervisor = os.getpid()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # or both would write what is left
+        for stream in (sys.stdout, sys.stderr):  # or both processes would write the buffer
+            with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
         try:
-            with warnings.catch_warnings():  # of threads: numpy's end before it and start after it
+            with warnings.catch_warnings():
+                # Of threads, from Python 3.12 on. There are only those of numpy's OpenBLAS, which
+                # joins them before a fork and starts them when they are needed.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 pid = os.fork()
             if pid == 0:
@@ -172,10 +190,13 @@ class Supervisor:
                 self._asked = self._signals.popleft()
                 with contextlib.suppress(OSError):  # full of earlier ones
                     os.write(self._wake, b".")
-                if self._child is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(self._child, self._asked)
+                self._send(self._asked)
             self._passing = False
+
+    def _send(self, signum: int) -> None:
+        if self._child is not None:
+            with contextlib.suppress(OSError):  # it is gone
+                os.kill(self._child, signum)
 
 
 def _pipe() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -196,11 +197,77 @@ def test_under_nohup_and_behind_a_shells_ampersand_ignored_signals_stay_ignored(
 
 
 def test_where_sigchld_is_ignored_deaths_are_seen(tmp_path: Path) -> None:
-    """Then the kernel keeps no exit codes, and Python takes any end for a good one."""
+    """Then the kernel keeps no exit codes, and there would be nothing to wait for."""
     program = "if n < 3: os.kill(os.getpid(), signal.SIGKILL)\nsys.exit(4)"
     code, said = finish(start(tmp_path, program, ignored=(signal.SIGCHLD,)))
     assert (code, starts(tmp_path)) == (4, 3)
     assert said.count("SIGKILL") == 2
+
+
+def test_term_ends_the_run_also_where_it_was_ignored_from_the_start(tmp_path: Path) -> None:
+    program = "pathlib.Path('ready').touch()\ntime.sleep(60)"
+    process = start(tmp_path, program, ignored=(signal.SIGTERM,))
+    assert eventually((tmp_path / "ready").exists)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 143
+    assert starts(tmp_path) == 1
+
+
+# Children that are functions, as a search is.
+FUNCTION = """
+import os, pathlib, sys
+from supermax import supervise
+supervise._FIRST_PAUSE = supervise._LONGEST_PAUSE = 0.02
+def child():
+    n = len(list(pathlib.Path().glob("start-*"))) + 1
+    pathlib.Path(f"start-{n}").touch()
+    beat = supervise.follow()
+    CHILD
+print("once", end="")
+say = lambda text: print(text, file=sys.stderr, flush=True)
+sys.exit(supervise.Supervisor(child, say).run())
+"""
+
+
+@pytest.mark.parametrize(
+    ("child", "code", "starts"),
+    [
+        ("return 4", 4, 1),
+        ("return 0 if n == 3 else os.kill(os.getpid(), 9)", 0, 3),
+        ("if n < 3: raise RuntimeError\n    return 5", 5, 3),
+        ("raise SystemExit(2)", 2, 1),
+        ("raise KeyboardInterrupt", 130, 1),
+        ("beat()\n    return 0 if n == 12 else os._exit(1)", 0, 12),
+        ("print(' and later', end=''); return 0 if supervise.restarts() == 0 else 9", 0, 1),
+    ],
+)
+def test_a_function_is_run_in_a_fork(tmp_path: Path, child: str, code: int, starts: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FUNCTION.replace("CHILD", child)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, len(list(tmp_path.glob("start-*")))) == (code, starts), done.stderr
+    assert done.stdout == "once" + " and later" * ("later" in child)  # no buffer is written twice
+
+
+def test_a_machine_that_is_full_for_a_moment_costs_a_pause(
+    tmp_path: Path, run: Callable[[str], tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, full = os.fork, [True, True]
+
+    def fork() -> int:
+        if full and full.pop():
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real()
+
+    monkeypatch.setattr(os, "fork", fork)
+    code, said = run("sys.exit(4)")
+    assert (code, starts(tmp_path)) == (4, 1)
+    assert said.count("cannot be started: Resource temporarily unavailable") == 2
 
 
 def test_when_the_supervisor_is_killed_the_run_pauses(

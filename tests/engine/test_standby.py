@@ -82,12 +82,12 @@ def test_what_an_import_has_set_meanwhile_is_handed_on(
     assert attrs["imported"] == "yes"
 
 
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
+@pytest.mark.parametrize("name", ["RAYON_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
 def test_what_imports_read_must_be_as_it_was(
     study: optuna.Study, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BEFORE", "1")
-    monkeypatch.delenv("MIMALLOC_ARENA_RESERVE", raising=False)
     with standby.ahead(__name__, ["one"], {}):
         early = waiting().pid
         monkeypatch.setenv(name, "3")

@@ -24,7 +24,7 @@ from supermax.words import counted, listed, nearest
 VERSIONS = "metric_versions"
 """Key of an experiment: the version of the definition of each objective that is a metric."""
 _SHOWN = 10  # rows that a message names
-_SPECIAL = 16  # tokens; more than any tokenizer adds to a text
+_MOST_SPECIAL_TOKENS = 16  # that a tokenizer adds to a text
 
 
 def all_of(head: str, *checks: Callable[[], Any]) -> list[Any]:
@@ -129,7 +129,11 @@ def check_questions(
     length = _end(space, "text.max_length", max)
     stride = _end(space, "text.doc_stride", min) if agent != "criteria" else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
-    if agent == "criteria" and length >= _SPECIAL and not any(e.question for e in examples):
+    if (
+        agent == "criteria"
+        and length > _MOST_SPECIAL_TOKENS
+        and not any(e.question for e in examples)
+    ):
         return  # nothing to tokenise, and no tokenizer to load
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)

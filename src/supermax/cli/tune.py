@@ -22,12 +22,12 @@ import typer
 from supermax import supervise
 from supermax.cli.completing import among, preset_names, studies, targets
 from supermax.cli.early import started_early
-from supermax.cli.importing import without_collector
 from supermax.cli.init import encoders_here, settings_path, write_settings
 from supermax.cli.opening import STUDY
 from supermax.cli.stdio import Surviving
-from supermax.engine import descriptors
+from supermax.engine import descriptors, kernel
 from supermax.errors import UserError
+from supermax.importing import gc_paused
 from supermax.naming import AGENTS, COSTS
 from supermax.settings import Resolved, resolve
 from supermax.settings.model import Pruner, Sampler, Settings
@@ -171,8 +171,14 @@ def tune(
         _say("Starting. What a search needs is loaded first, which takes some seconds.")
     if supervisor and not supervise.is_supervised():
         run = functools.partial(run_all, searches, verbose=verbose)
-        raise typer.Exit(supervise.Supervisor(run, _say).run())
+        raise typer.Exit(supervise.Supervisor(run if kernel.LINUX else _start_anew, _say).run())
     raise typer.Exit(run_all(searches, verbose=verbose))
+
+
+def _start_anew() -> int:
+    """Replace the forked child by a new interpreter: libraries of macOS do not survive a fork."""
+    os.set_inheritable(int(os.environ[supervise.BEAT]), True)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]])
 
 
 def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
@@ -322,12 +328,12 @@ def run_one(
     spent: float = 0.0,
     verbose: bool = False,
 ) -> int:
-    with without_collector():
+    with gc_paused():
         from supermax import planning, search  # heavy, and wrong settings are told without it
 
-        prepared = search.prepared(each, tell=_say)
+        prepared = search.prepared(each, tell=_say)  # both import more
         lines = planning.plan(prepared, verbose) if say_plan else []
-    if say_plan:
+    if lines:
         lines = printable("\n".join(lines)).split("\n")
         if sys.stdout.isatty():
             lines = planning.folded(lines, shutil.get_terminal_size().columns)

@@ -14,11 +14,11 @@ import typer
 from rich.table import Table
 
 from supermax.cli.completing import among
-from supermax.cli.importing import without_collector
 from supermax.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.cli.printing import console, file_stem, literal
 from supermax.cli.progress import Progress
 from supermax.errors import UserError
+from supermax.importing import gc_paused
 from supermax.naming import SETTINGS, STORAGE
 from supermax.records import read
 from supermax.training.data.columns import Columns
@@ -64,7 +64,7 @@ def refit(
     progress = Progress(shown=not as_json)
     progress.step(LOADING)
     wanted, record = _seeds(seeds), read(the_study(storage, study))
-    with without_collector():
+    with gc_paused():
         from supermax import search
 
     settings = search.remembered(record.study.user_attrs.get(SETTINGS), record.name)
@@ -216,7 +216,7 @@ def _predicted(
     how: dict[str, Any],
 ) -> Predicted:
     progress.step(LOADING)
-    with without_collector():
+    with gc_paused():
         from supermax.agents.objective import here
         from supermax.training.predict import predict_file
         from supermax.training.steps import Execution

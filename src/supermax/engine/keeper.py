@@ -47,6 +47,7 @@ from supermax.engine.protocol import (
     StartCell,
     Started,
 )
+from supermax.importing import gc_paused
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -61,7 +62,7 @@ def command(module: str, *numbers: int) -> list[str]:
     """How to start one of the engine's processes, with the caller's view of the world."""
     path = [os.fspath(entry) for entry in sys.path]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    if not sys.dont_write_bytecode:  # which may have changed since this process was started
+    if not sys.dont_write_bytecode:  # cache_bytecode() may have changed it
         flags = [flag for flag in flags if flag != "-B"]
     boot = _BOOT.format(module=module)
     return [sys.executable, *flags, "-P", "-c", boot, json.dumps(path), *map(str, numbers)]
@@ -354,10 +355,8 @@ def main(control: int, blob: int, parent: int) -> None:
     try:
         setup = channel.receive()
         if isinstance(setup, Preload):
-            gc.disable()  # imports leave hardly any cycles, and it takes a seventh of their time
-            with contextlib.suppress(Exception):  # what goes wrong here goes wrong in trials
+            with gc_paused(), contextlib.suppress(Exception):  # trials meet the same errors
                 importlib.import_module(setup.module).preload(*setup.arguments)
-            gc.enable()
             setup = channel.receive()
         assert isinstance(setup, Setup)
         _set_up(setup, channel.take_fd())

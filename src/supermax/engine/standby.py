@@ -26,7 +26,6 @@ TAG = "SUPERMAX_RUN"
 _PLACEHOLDER = "0" * 32  # as long as any tag, which is written over it
 SEND_PATIENCE = 5  # seconds a process may leave its mail unread before it counts as gone
 _READ_LATE = ("CUDA_", "TORCHINDUCTOR_")  # when a trial needs it, not when torch is imported
-_READ_EARLY = ("OMP_", "MKL_", "MIMALLOC_", "PYTORCH_", "PYTHON", "LD_")  # when it is imported
 _THREADS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -36,6 +35,7 @@ _THREADS = (
     "RAYON_NUM_THREADS",
     "LOKY_MAX_CPU_COUNT",  # joblib's n_jobs=-1 means this many
 )
+_READ_EARLY = (*_THREADS, "MIMALLOC_")  # of those that runs set: by libraries, while imported
 
 
 @dataclass
@@ -63,10 +63,9 @@ class KeeperProcess:
         return late and self.env.keys() <= env.keys() and self.process.poll() is None
 
     def _may_come_late(self, name: str) -> bool:
-        """Tell whether a variable may change after the imports. One that is new was set by a
-        library that this process has imported meanwhile, and the other one as well: scikit-learn
-        sets KMP_INIT_AT_FORK."""
-        new = name not in self.env and name not in _THREADS and not name.startswith(_READ_EARLY)
+        """Return whether a variable may be set after the imports. A new one that runs do not set
+        was set by a library that both processes import: scikit-learn sets KMP_INIT_AT_FORK."""
+        new = name not in self.env and not name.startswith(_READ_EARLY)
         return new or name == TAG or name.startswith(_READ_LATE)
 
     def end(self) -> None:

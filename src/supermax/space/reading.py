@@ -75,7 +75,7 @@ def _find(source: str, beside: File) -> File:
 
 
 def _read(text: str, path: File, above: tuple[File, ...]) -> Tree:
-    tree = parsed(text, path, ours=path.is_relative_to(CATALOG))
+    tree = parsed(text, path, packaged=path.is_relative_to(CATALOG))
     if not isinstance(tree.data, dict):
         raise UserError(f"{path.name} holds no space: it needs a mapping with 'parameters'.")
     return _extended(tree, path, above)

@@ -99,9 +99,7 @@ def know_width(encoder: Any, width: int, device: str) -> None:
 
 
 def _auto_model() -> Any:
-    """Import AutoModel: seconds with some versions of transformers, for programs that make no
-    encoder."""
-    from transformers import AutoModel
+    from transformers import AutoModel  # imported late: takes seconds, not every process needs it
 
     return AutoModel
 

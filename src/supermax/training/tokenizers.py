@@ -31,7 +31,7 @@ _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
     """The fast tokenizer of an encoder. `texts` is what one is learnt from if it needs one."""
     if source.place is not None:
-        from transformers import AutoTokenizer  # seconds, for runs that know all lengths
+        from transformers import AutoTokenizer  # imported late: takes seconds, not always needed
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(source.place, use_fast=True)

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import importlib.util
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,26 +19,38 @@ from pathlib import Path
 from supermax.files import OTHERS_WRITE, user_folder
 
 
-def keep_bytecode(package: str = "torch") -> None:
-    """Keep bytecode in the user's cache where `package` has none and Python would write none
-    beside it. This holds for the imports of this process and of those that it starts."""
-    if sys.pycache_prefix is not None or not _is_compiled_anew(package):
+def cache_bytecode(package: str = "torch") -> None:
+    """Cache bytecode in the user's cache folder if `package` has none and Python would write none
+    beside it. This holds for the imports of this process and of those that it starts. A user who
+    sets PYTHONPYCACHEPREFIX has another folder."""
+    if sys.pycache_prefix is not None or not _lacks_bytecode(package):
         return
     folder = user_folder("XDG_CACHE_HOME", ".cache") / "supermax" / "bytecode"
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        if not _is_private(folder.resolve()):
+            return
     except OSError:  # no home, or one that cannot be written
         return
-    if found.st_uid != os.geteuid() or found.st_mode & OTHERS_WRITE:
-        return  # others could put programs there
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def _is_compiled_anew(package: str) -> bool:
-    """Tell whether each process that imports `package` has to compile it."""
+def _is_private(folder: Path) -> bool:
+    """Return whether nobody else can write to a folder, or put another one in its place."""
+    if folder.stat().st_mode & OTHERS_WRITE:
+        return False
+    found = [place.stat() for place in (folder, *folder.parents)]
+    return all(
+        place.st_uid in (0, os.geteuid())
+        and (not place.st_mode & OTHERS_WRITE or place.st_mode & stat.S_ISVTX)
+        for place in found
+    )
+
+
+def _lacks_bytecode(package: str) -> bool:
+    """Return whether each process that imports `package` has to compile it."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -48,9 +61,9 @@ def _is_compiled_anew(package: str) -> bool:
 
 
 @contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Pause the garbage collector. Imports leave hardly any cycles, and it takes a seventh of
-    their time."""
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector: it takes a seventh of the time of imports, and frees almost
+    nothing then."""
     enabled = gc.isenabled()
     gc.disable()
     try:

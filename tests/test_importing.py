@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from supermax.cli.importing import without_collector
+from supermax.importing import gc_paused
 
 PROGRAM = """
 import json, os, sys
-from supermax.cli.importing import keep_bytecode
+from supermax.importing import cache_bytecode
 from supermax.engine.keeper import command
-keep_bytecode("heavy")
+cache_bytecode("heavy")
 import heavy
 print(json.dumps({
     "cached": heavy.__cached__,
@@ -74,6 +74,24 @@ def test_a_folder_that_others_can_write_is_not_used(packages: Path) -> None:
     assert not list(kept.iterdir())
 
 
+def test_a_folder_that_others_can_replace_is_not_used(packages: Path) -> None:
+    shared = packages.parent / "shared"
+    (shared / "supermax").mkdir(parents=True)
+    shared.chmod(0o777)
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=str(shared))
+    assert found["told"] == [None, "1"]
+    shared.chmod(0o1777)  # as /tmp: there others cannot move what is not theirs
+    (shared / "supermax").chmod(0o700)
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=str(shared))
+    assert found["told"] == [str(shared / "supermax" / "bytecode"), None]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_it_is_kept_where_the_packages_cannot_be_written(packages: Path) -> None:
+    (packages / "heavy").chmod(0o500)
+    assert start(packages)["told"][0] is not None
+
+
 def test_without_a_home_nothing_changes(packages: Path) -> None:
     found = start(packages, PYTHONDONTWRITEBYTECODE="1", HOME="/proc/nowhere")
     assert found["told"] == [None, "1"]
@@ -84,7 +102,7 @@ def test_the_collector_is_as_it_was_after_the_imports(enabled: bool) -> None:
     before = gc.isenabled()
     try:
         gc.enable() if enabled else gc.disable()
-        with without_collector():
+        with gc_paused():
             assert not gc.isenabled()
         assert gc.isenabled() == enabled
     finally:
