@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from supermax.importing import gc_paused
+from supermax.importing import cache_bytecode, gc_paused
 
 PROGRAM = """
 import json, os, sys
@@ -24,6 +26,7 @@ print(json.dumps({
     "cached": heavy.__cached__,
     "kept": os.path.exists(heavy.__cached__),
     "silent": "-B" in command("keeper"),
+    "prefix": next((flag for flag in command("keeper") if flag.startswith("pycache")), None),
     "told": [os.environ.get(n) for n in ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")],
 }))
 """
@@ -62,6 +65,54 @@ def test_python_keeps_it_itself_where_it_can(packages: Path) -> None:
     again = start(packages, PYTHONDONTWRITEBYTECODE="1")  # it is there now
     assert again["told"] == [None, "1"]
     assert again["silent"]
+
+
+def test_flags_that_ignore_the_environment_change_nothing(packages: Path) -> None:
+    code = f"import sys; sys.path[:0] = {[str(packages), *sys.path]!r}\n{PROGRAM}"
+    home = {"HOME": str(packages.parent), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-E", "-B", "-c", code], env=home, stdout=subprocess.PIPE, check=True
+    )
+    kept = packages.parent / ".cache" / "supermax" / "bytecode"
+    assert json.loads(done.stdout)["prefix"] == f"pycache_prefix={kept}"
+
+
+@pytest.mark.parametrize("cache", ["relative", "~/cache"])
+def test_only_an_absolute_path_names_the_cache(packages: Path, cache: str) -> None:
+    found = start(packages, PYTHONDONTWRITEBYTECODE="1", XDG_CACHE_HOME=cache)
+    assert found["told"][0] == str(packages.parent / ".cache" / "supermax" / "bytecode")
+
+
+def test_a_disk_that_is_nearly_full_gets_none(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    monkeypatch.setenv("HOME", str(packages.parent))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=(1 << 30) - 1))
+    monkeypatch.syspath_prepend(packages)
+    cache_bytecode("heavy")
+    assert sys.pycache_prefix is None
+
+
+def test_bytecode_that_was_cut_short_is_deleted(tmp_path: Path) -> None:
+    """As a disk leaves it that fills up while it is written."""
+    kept = tmp_path / "supermax" / "bytecode"
+    env = {n: v for n, v in os.environ.items() if n != "PYTHONDONTWRITEBYTECODE"}
+    env["PYTHONPYCACHEPREFIX"] = str(kept)
+
+    def version() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "supermax", "--version"]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert version().returncode == 0
+    [file] = kept.rglob("supermax/cli/arguments.*.pyc")
+    file.write_bytes(file.read_bytes()[:100])
+    damaged = version()
+    assert (damaged.returncode, damaged.stdout) == (3, "")
+    assert damaged.stderr.startswith("Cached bytecode was damaged and is deleted now.")
+    assert version().returncode == 0
 
 
 def test_a_folder_that_others_can_write_is_not_used(packages: Path) -> None:

@@ -21,15 +21,20 @@ def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         _heed(signum, _end)
     _drop_working_directory(_check_folder())
-    from supermax.importing import cache_bytecode
+    from supermax.importing import cache_bytecode, drop_damaged
 
     cache_bytecode()
-    from supermax.cli import main as run
-
-    _heed(signal.SIGINT, _interrupt)
-    _heed(signal.SIGTERM, signal.SIG_DFL)  # which does not wait for the next line of Python
     try:
+        from supermax.cli import main as run
+
+        _heed(signal.SIGINT, _interrupt)
+        _heed(signal.SIGTERM, signal.SIG_DFL)  # which does not wait for the next line of Python
         run()
+    except EOFError as error:
+        if not drop_damaged(error):
+            raise
+        _say("Cached bytecode was damaged and is deleted now. Give the same command again.")
+        sys.exit(_ENVIRONMENT)
     finally:
         _heed(signal.SIGINT, _end)
         _heed(signal.SIGHUP, signal.SIG_IGN)  # it ends anyway

@@ -116,10 +116,11 @@ def _inside(folder: Path) -> Iterator[Path]:
 
 
 def user_folder(variable: str, *parts: str) -> Path:
-    """A folder of the user's by the XDG convention: what `variable` says, or else `parts` in the
-    home folder. A user without one is told so when something is written there, not before."""
-    if base := os.environ.get(variable):
-        return Path(base)
+    """A folder of the user's by the XDG convention: what `variable` says, if that is an absolute
+    path, or else `parts` in the home folder. A user without one is told so when something is
+    written there, not before."""
+    if (base := Path(os.environ.get(variable, ""))).is_absolute():
+        return base
     try:
         return Path.home().joinpath(*parts)
     except RuntimeError:  # HOME is not set and the user is not in the password database

@@ -11,12 +11,17 @@ import contextlib
 import gc
 import importlib.util
 import os
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from supermax.files import OTHERS_WRITE, user_folder
+from supermax.files import OTHERS_WRITE, make_folder, user_folder
+
+_ROOM = 1 << 30
+"""Bytes that must be free: Python 3.11 keeps bytecode that a full disk cut short, and every later
+import of it fails."""
 
 
 def cache_bytecode(package: str = "torch") -> None:
@@ -25,16 +30,26 @@ def cache_bytecode(package: str = "torch") -> None:
     sets PYTHONPYCACHEPREFIX has another folder."""
     if sys.pycache_prefix is not None or not _lacks_bytecode(package):
         return
-    folder = user_folder("XDG_CACHE_HOME", ".cache") / "supermax" / "bytecode"
+    named = user_folder("XDG_CACHE_HOME", ".cache") / "supermax" / "bytecode"
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        if not _is_private(folder.resolve()):
+        make_folder(named)
+        folder = named.resolve()
+        if not _is_private(folder) or shutil.disk_usage(folder).free < _ROOM:
             return
-    except OSError:  # no home, or one that cannot be written
+    except (OSError, RuntimeError):  # no home, one that cannot be written, links in a circle
         return
     sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(folder)
     sys.dont_write_bytecode = False
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def drop_damaged(error: EOFError) -> bool:
+    """Delete the cache if an import failed on bytecode that was cut short."""
+    damaged = sys.pycache_prefix is not None and "marshal data" in str(error)
+    ours = damaged and Path(str(sys.pycache_prefix)).parts[-2:] == ("supermax", "bytecode")
+    if ours:
+        shutil.rmtree(str(sys.pycache_prefix), ignore_errors=True)
+    return ours
 
 
 def _is_private(folder: Path) -> bool:

@@ -166,3 +166,30 @@ def test_files_of_the_working_directory_are_no_modules(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "supermax", "--version"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_search_goes_on_when_nobody_reads_its_streams(tmp_path: Path) -> None:
+    """`supermax tune … 2>&1 | head -1`."""
+    search = [
+        "tune",
+        "criteria",
+        "--trials",
+        "1",
+        "--epochs",
+        "1",
+        "--set",
+        "data.posts=60",
+        "--storage",
+        "s.db",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "supermax", *search],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(200) == 0

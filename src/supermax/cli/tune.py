@@ -306,7 +306,7 @@ def _say(text: str) -> None:
 
 def run_all(searches: list[Resolved], *, verbose: bool = False) -> int:
     """One search after the other, until one is paused."""
-    sys.stdout = Surviving(sys.stdout)
+    sys.stdout, sys.stderr = Surviving(sys.stdout), Surviving(sys.stderr)
     first, began = supervise.restarts() == 0, time.monotonic() - supervise.spent()
     beat = supervise.follow() if supervise.is_supervised() else lambda: None
     optuna.logging.set_verbosity(optuna.logging.WARNING)

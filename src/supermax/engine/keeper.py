@@ -64,6 +64,8 @@ def command(module: str, *numbers: int) -> list[str]:
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     if not sys.dont_write_bytecode:  # cache_bytecode() may have changed it
         flags = [flag for flag in flags if flag != "-B"]
+        if sys.pycache_prefix is not None:  # also with -E, which ignores the environment
+            flags += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
     boot = _BOOT.format(module=module)
     return [sys.executable, *flags, "-P", "-c", boot, json.dumps(path), *map(str, numbers)]
 
