@@ -66,6 +66,13 @@ def python() -> Iterator[Finding]:
         yield Finding(
             "python", BAD, "torch is not installed", "pip install 'supermax[training]' for agents"
         )
+        return
+    for name in ("torch", "transformers"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # also OSError, of a shared library
+            said = f"{name} cannot be imported: {in_short(error)}"
+            yield Finding("python", BAD, said, "pip check names what is missing or does not fit")
 
 
 def machine() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from supermax import planning
+from supermax import planning, supervise
 from supermax.agents.fitting import fitted
 from supermax.agents.provisioning import MemoryPlanner
 from supermax.cli.tune import resolved
@@ -55,6 +55,29 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
     )
     assert done.stderr.splitlines()[0].startswith("[supermax] Starting.")
     assert done.stderr.count("Starting.") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(["tune", "criteria"], supervise.ENVIRONMENT), (["doctor"], 1)]
+)
+def test_a_package_that_cannot_be_imported_is_named_at_once(
+    command: list[str], code: int, tmp_path: Path
+) -> None:
+    """A run that cannot start is not started again and again."""
+    (tmp_path / "transformers.py").write_text("import a_missing_package\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "supermax", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert "No module named 'a_missing_package'" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "started again" not in done.stderr
 
 
 @pytest.mark.slow

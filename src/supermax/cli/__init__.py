@@ -25,7 +25,7 @@ from supermax.cli.track import track
 from supermax.cli.tune import tune
 from supermax.cli.using import predict, refit
 from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
-from supermax.words import printable
+from supermax.words import in_short, printable
 
 app = typer.Typer(
     name="supermax",
@@ -78,6 +78,15 @@ def main() -> None:
     except SupermaxError as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except ImportError as error:
+        if supervise.restarts():  # it could be imported before: a package is being replaced
+            raise
+        print(
+            f"A Python package cannot be imported: {in_short(error)}. `supermax doctor` checks "
+            f"what is installed.",
+            file=sys.stderr,
+        )
+        raise SystemExit(supervise.ENVIRONMENT) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
             raise
