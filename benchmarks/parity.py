@@ -1,4 +1,4 @@
-"""Metrics of our training beside plain transformers, on public data with the same settings.
+"""Compare metrics of Supermax with plain transformers, on public data with the same settings.
 
     python benchmarks/parity.py run DATA ENCODER [TASK ...] [--sides plain,ours] [--seeds 5]
     python benchmarks/parity.py table
@@ -6,7 +6,7 @@
 DATA: a folder with TweetEval tasks (tweeteval-emotion.csv, tweeteval-irony.csv: columns text,
 label, split) and SQuAD 2.0 questions (squad2-dev.csv: passage, asked, answer, start, title), as
 .csv or .csv.gz. ENCODER: a folder or a name that transformers loads. A process does `--each` runs;
-each result is a line in --results, and what is there already is not run again. Other sides: "ours
+each result is a line in --results, and existing results are not run again. Other sides: "ours
 eager", "ours compiled" (other step executors), "ours padded" (random batches without packing),
 "ours sorted" (pools of fifty batches sorted by length), "ours hf init" (heads initialised as
 transformers does).
@@ -46,7 +46,7 @@ Line = dict[str, Any]
 def several(
     data: Path, encoder: str, name: str, side: str, seeds: Sequence[int], results: Path
 ) -> None:
-    """Runs of one side, one after the other in this process; a line for each."""
+    """Run the seeds of one side in this process; append a line for each."""
     task = TASKS[name]
     train_rows, held, labels = read(data, task)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
@@ -93,11 +93,11 @@ def run(options: argparse.Namespace) -> int:
             found = subprocess.run(command, capture_output=True, text=True, timeout=max(0, left),
                                    env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"{task} {side} {seeds}: no time left; the same command goes on with it"
+            return f"{task} {side} {seeds}: no time left; the same command continues it"
         return f"{task} {side} {seeds}: {found.stderr[-2000:]}" if found.returncode else ""
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        failed = [words for words in pool.map(work, wanted) if words]
+        failed = [message for message in pool.map(work, wanted) if message]
     print(*failed, sep="\n", file=sys.stderr)
     table(options.results)
     return int(bool(failed))
@@ -108,7 +108,7 @@ def lines_of(path: Path) -> list[Line]:
 
 
 def table(path: Path) -> None:
-    """Means of the last epoch with 95 % intervals, and Welch's t-test against the plain side."""
+    """Print means of the last epoch with 95 % intervals, and Welch's t-test against plain."""
     from scipy import stats
 
     lines = lines_of(path)
@@ -151,9 +151,9 @@ def main() -> int:
     running.add_argument("--sides", default="plain,ours")
     running.add_argument("--seeds", type=int, default=5)
     running.add_argument("--jobs", type=int, default=8)
-    running.add_argument("--seconds", type=float, default=86_400, help="start and run no longer")
+    running.add_argument("--seconds", type=float, default=86_400, help="time limit")
     running.add_argument("--results", type=Path, default=results)
-    running.add_argument("--each", type=int, default=1, help="seeds a process")
+    running.add_argument("--each", type=int, default=1, help="seeds per process")
     single = parts.add_parser("several")
     for argument in ("data", "encoder", "task", "side", "seeds", "results"):
         single.add_argument(argument)

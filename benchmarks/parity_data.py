@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HELD_OUT = 3
-"""Articles of SQuAD that are held out."""
+"""Number of held-out articles of SQuAD."""
 CLIP, WARMUP, DECAY, DROPOUT = 1.0, 0.1, 0.01, 0.1
 
 
@@ -38,7 +38,7 @@ class Task:
     stride: int = 128
     max_answer: int = 30
     held_from: int = 0
-    """Which articles of SQuAD are held out: three from this one on."""
+    """Index of the first of three held-out articles of SQuAD."""
 
 
 _SQUAD = ("has_answer_f1", "has_answer_exact", "has_answer_position_f1", "best_squad_f1")
@@ -58,7 +58,7 @@ class Row:
     label: int
     question: str = ""
     start: int = -1
-    """Where the answer begins; -1: there is none."""
+    """First character of the answer; -1: no answer."""
     answer: str = ""
     group: str = ""
     split: str = ""
@@ -86,7 +86,7 @@ def read(folder: Path, task: Task) -> tuple[list[Row], list[Row], list[str]]:
 def _squad(
     table: Sequence[dict[str, str]], held_from: int
 ) -> tuple[list[Row], list[Row], list[str]]:
-    """Questions of some articles are held out. The class is whether there is an answer."""
+    """Hold out the questions of three articles. The class is whether there is an answer."""
     titles = sorted({line["title"] for line in table})
     random.Random(0).shuffle(titles)
     held = set(titles[held_from : held_from + HELD_OUT])
@@ -109,13 +109,13 @@ def macro_f1(true: Sequence[int], predicted: Sequence[int]) -> float:
 
 
 def normalised(text: str) -> list[str]:
-    """Lower case, without punctuation and articles, split at white space."""
+    """Return tokens: lower case, without punctuation and articles, split at white space."""
     lower = "".join(c for c in text.lower() if c not in string.punctuation)
     return re.sub(r"\b(a|an|the)\b", " ", lower).split()
 
 
 def answer_f1(predicted: str, gold: str) -> float:
-    """Token F1 of SQuAD 2.0; of an empty answer 1 where both are empty."""
+    """Return the token F1 of SQuAD 2.0; if one is empty, 1 if both are, else 0."""
     ours, theirs = normalised(predicted), normalised(gold)
     if not ours or not theirs:
         return float(ours == theirs)
@@ -124,7 +124,7 @@ def answer_f1(predicted: str, gold: str) -> float:
 
 
 def position_f1(text: str, predicted: tuple[int, int], gold: tuple[int, int]) -> float:
-    """F1 of the words that spans touch, by where they stand: the same word elsewhere is wrong."""
+    """Return the F1 of the words that spans touch, by position, not by text."""
     words = [match.span() for match in re.finditer(r"\S+", text)]
     ours, theirs = (
         {i for i, (begin, end) in enumerate(words) if begin < b and end > a}
@@ -135,7 +135,7 @@ def position_f1(text: str, predicted: tuple[int, int], gold: tuple[int, int]) ->
 
 @dataclass(frozen=True)
 class Answer:
-    """The best span of a row, and by how much its score beats that of no answer."""
+    """Best span of a row, and the margin of its score over that of no answer."""
 
     begin: int
     end: int
@@ -143,7 +143,7 @@ class Answer:
 
 
 def answer_metrics(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, float]:
-    """F1 and exact match where there is an answer; F1 of all with the best threshold for none."""
+    """Return F1 and exact match of rows with an answer; F1 of all with the best threshold."""
     f1, exact, positions, changes = [], [], [], []
     for row, answer in zip(rows, answers, strict=True):
         given = row.text[answer.begin : answer.end]
@@ -154,7 +154,7 @@ def answer_metrics(rows: Sequence[Row], answers: Sequence[Answer]) -> dict[str, 
             f1.append(score)
             exact.append(normalised(given) == normalised(row.answer))
             positions.append(position_f1(row.text, (answer.begin, answer.end), gold))
-    # Answer nothing at first; then, by falling margin, more and more.
+    # Start with no answers, then add them by decreasing margin.
     total = best = float(sum(not row.answer for row in rows))
     for _, change in sorted(changes, key=lambda change: -change[0]):
         total += change

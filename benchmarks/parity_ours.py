@@ -1,4 +1,4 @@
-"""Our side of parity.py: the same rows and settings, trained by Supermax's own loop."""
+"""Supermax side of parity.py: the same rows and settings, trained by its own loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
 
-from supermax.training import loop, models
+from supermax.training import loop
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.evaluate import Evaluation, evaluate
+from supermax.training.eval.evaluate import Evaluation
 from supermax.training.loop import train as train_trial
+from supermax.training.models import assembly
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -57,7 +58,7 @@ def corpus_of(task: Task, rows: list[Row], labels: list[str]) -> Corpus:
 
 
 def metrics_of(evaluation: Evaluation, held: list[Row]) -> dict[str, float]:
-    """By the metrics of the plain side, from what the model predicted."""
+    """Return the metrics of the plain side, from the predictions of the model."""
     found: dict[str, float] = {}
     if evaluation.probabilities:
         predicted = [
@@ -74,8 +75,8 @@ def metrics_of(evaluation: Evaluation, held: list[Row]) -> dict[str, float]:
     return found
 
 
-class Watching:
-    """Measures after each epoch as the plain side does."""
+class EpochMetrics:
+    """Reporter that evaluates after each epoch, as the plain side does."""
 
     stop_requested = False
 
@@ -84,7 +85,7 @@ class Watching:
         self.epochs: list[dict[str, float]] = []
 
     def report(self, value: float, epoch: int) -> None:
-        self.epochs.append(metrics_of(evaluate(self._prepared), self._held))
+        self.epochs.append(metrics_of(self._prepared.evaluate(), self._held))
 
     def note(self, **facts: Any) -> None: ...
 
@@ -101,11 +102,11 @@ class Watching:
 def change(side: str) -> None:
     """Patch Supermax in this process as the side's name says."""
     if side == "ours padded":
-        models.can_pack = lambda _: False  # type: ignore[assignment]
+        assembly.can_pack = lambda _: False  # type: ignore[assignment]
     elif side == "ours sorted":
         loop.order = sorted_pools  # type: ignore[assignment]
     elif side == "ours hf init":
-        made = models.Model.__init__
+        made = assembly.Model.__init__
 
         def initialised(self: Any, *args: Any) -> None:
             made(self, *args)
@@ -116,11 +117,11 @@ def change(side: str) -> None:
                     else:
                         torch.nn.init.zeros_(parameter)
 
-        models.Model.__init__ = initialised  # type: ignore[method-assign]
+        assembly.Model.__init__ = initialised  # type: ignore[method-assign]
 
 
 def sorted_pools(lengths: Any, size: int, seed: int, epoch: int) -> list[Any]:
-    """Batches of like length, from pools of fifty batches."""
+    """Return batches of similar length, from pools of fifty batches."""
     rng = np.random.Generator(np.random.PCG64([seed, epoch]))
     shuffled, pool = rng.permutation(len(lengths)), 50 * size
     parts = [shuffled[i : i + pool] for i in range(0, len(shuffled), pool)]
@@ -147,6 +148,6 @@ def train(
         cache=cache,
         execution=Execution(device=DEVICE, precision=precision, **execution),
     )
-    watching = Watching(prepared, held)
-    train_trial(prepared, watching)
-    return watching.epochs
+    reporter = EpochMetrics(prepared, held)
+    train_trial(prepared, reporter)
+    return reporter.epochs

@@ -1,4 +1,4 @@
-"""The plain side of parity.py: PyTorch and transformers as their documentation uses them.
+"""Plain side of parity.py: PyTorch and transformers as their documentation uses them.
 
 Nothing here imports Supermax. One process, eager, dynamic padding, random batches, AdamW without
 weight decay on biases and norms, linear schedule with warm-up, clipping, bf16 autocast on a GPU.
@@ -28,7 +28,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Feature:
-    """One sequence: token ids, targets, and where its tokens lie in the passage."""
+    """One sequence: token ids, targets, and character offsets of its tokens in the passage."""
 
     ids: list[int]
     types: list[int]
@@ -52,7 +52,7 @@ def class_features(rows: list[Row], tokenizer: Any, length: int) -> list[Feature
 
 
 def span_features(rows: list[Row], tokenizer: Any, length: int, stride: int) -> list[Feature]:
-    """Windows of a passage. The target is position 0 where the answer is not whole in a window."""
+    """Return windows of a passage. The target is position 0 if a window lacks the whole answer."""
     encoded = tokenizer(
         [r.question for r in rows],
         [r.text for r in rows],
@@ -124,7 +124,7 @@ class Answerer(nn.Module):
 
 
 def head(size: int, outputs: int) -> nn.Linear:
-    """Initialised as transformers initialises its heads."""
+    """Return a linear layer, initialised as transformers initialises its heads."""
     made = nn.Linear(size, outputs)
     nn.init.normal_(made.weight, std=0.02)
     nn.init.zeros_(made.bias)
@@ -132,7 +132,7 @@ def head(size: int, outputs: int) -> nn.Linear:
 
 
 class TwoHeads(nn.Module):
-    """One encoder; the class from the first token, the span from all of them."""
+    """One encoder with a class head on the first token and a span head on all tokens."""
 
     def __init__(self, encoder: str, classes: int) -> None:
         super().__init__()
@@ -148,9 +148,9 @@ class TwoHeads(nn.Module):
 
 
 class TwoEncoders(nn.Module):
-    """Every token of the second encoder joined with the first token of the first one."""
+    """Two encoders: each token of the second, concatenated with the first token of the first."""
 
-    WIDTH = 256
+    SIZE = 256
 
     def __init__(self, encoder: str, classes: int) -> None:
         super().__init__()
@@ -158,10 +158,11 @@ class TwoEncoders(nn.Module):
         self.second = AutoModel.from_pretrained(encoder, dtype=torch.float32)
         size = self.first.config.hidden_size
         self.dropout = nn.Dropout(DROPOUT)
-        # Initialised as torch does: three maps of small numbers in a row would begin with nothing.
-        self.of_first, self.of_second = nn.Linear(size, self.WIDTH), nn.Linear(size, self.WIDTH)
-        self.mix = nn.Linear(2 * self.WIDTH, self.WIDTH)
-        self.classes, self.spans = nn.Linear(self.WIDTH, classes), nn.Linear(self.WIDTH, 2)
+        # Default initialisation of torch: with a standard deviation of 0.02, three linear layers
+        # in a row would start with an output near zero.
+        self.of_first, self.of_second = nn.Linear(size, self.SIZE), nn.Linear(size, self.SIZE)
+        self.mix = nn.Linear(2 * self.SIZE, self.SIZE)
+        self.classes, self.spans = nn.Linear(self.SIZE, classes), nn.Linear(self.SIZE, 2)
 
     def forward(self, **inputs: Tensor) -> tuple[Tensor | None, ...]:
         summary = self.of_first(self.first(**inputs).last_hidden_state[:, :1])
@@ -181,7 +182,7 @@ MODELS: dict[str, Callable[[str, int], nn.Module]] = {
 
 
 def loss_of(outputs: tuple[Tensor | None, ...], batch: dict[str, Tensor]) -> Tensor:
-    """The mean over what is asked; of two heads, half of each."""
+    """Return the mean loss; for two heads, the mean of both."""
     classes, starts, ends = outputs
     parts = []
     if classes is not None and (batch["labels"] != IGNORED).any():
@@ -271,7 +272,7 @@ def evaluate(task: Task, model: nn.Module, tokenizer: Any, held: list[Row]) -> d
 
 
 def _answer(feature: Feature, starts: Tensor, ends: Tensor, longest: int) -> Answer:
-    """The best span of a window."""
+    """Return the best span of a window."""
     count = len(feature.ids)
     inside = torch.tensor([a >= 0 for a, _ in feature.offsets])
     scores = starts[:count, None] + ends[None, :count]

@@ -1,4 +1,4 @@
-"""What a space that knows its constraints saves, and what it costs, beside Optuna in the same run.
+"""Measure what constraints in the space save and cost, against Optuna in the same run.
 
     make bench                                  with the engine's benchmark
     python benchmarks/space.py --only wasted,draw,carry --scale 0.2
@@ -6,7 +6,7 @@
 wasted  trials spent on infeasible points, and the best value found, where 20 % and 80 % of the
         space are infeasible: against pruning at run time, and against Optuna's set_constraint
 draw    the time of one draw of a 30-parameter conditional space at 1,000 trials, per sampler
-carry   5,000 trials into the next version of a study on SQLite, against add_trial
+carry   the copy of 5,000 trials into the next version of a study on SQLite, against add_trial
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from common import Line, main
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from supermax.naming import ORIGIN
+from supermax._util.attributes import ORIGIN
 from supermax.space import Space, load, open_version, sampler_for
 from supermax.space.feasible import draw as prior_draw
-from supermax.space.writing import add_trials
+from supermax.space.migration.bulk_write import add_trials
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.simplefilter("ignore")
 
-# Infeasible beyond a wall that the optimum leans against; two of the five dimensions matter to it.
+# Infeasible beyond a wall at which the optimum lies; the wall depends on two of five dimensions.
 WALLS = {"20 %": 2 - 0.4**0.5, "80 %": 0.4**0.5}
 TRIALS, SEEDS = 200, 30
 
 
 def value(config: dict[str, Any]) -> float:
-    away = (config["x"] - 0.9) ** 2 + (config["y"] - 0.9) ** 2
+    distance = (config["x"] - 0.9) ** 2 + (config["y"] - 0.9) ** 2
     return float(
-        away
+        distance
         + 0.3 * (config["u"] - 0.3) ** 2
         + 0.3 * (np.log10(config["lr"]) + 4) ** 2
         + {"a": 0.2, "b": 0.0, "c": 0.1}[config["kind"]]
@@ -62,7 +62,7 @@ def walled(limit: float) -> Space:
 
 
 def search(limit: float, how: str, n: int, seed: int) -> tuple[float, float]:
-    """Share of trials wasted, and the best value of those that were feasible."""
+    """Return the share of infeasible trials and the best value of the feasible ones."""
     space = walled(limit)
     open_space = Space(**{**space.data(), "constraints": []})
     inner = TPESampler(multivariate=True, seed=seed)
@@ -71,12 +71,12 @@ def search(limit: float, how: str, n: int, seed: int) -> tuple[float, float]:
 
     def objective(trial: optuna.Trial) -> float:
         config = (space if how == "space" else open_space).sample(trial)
-        beyond = config["x"] + config["y"] - limit
-        if how == "set_constraint":  # as Optuna documents it: the value is there all the same
-            trial.set_constraint("wall", beyond)
-        elif beyond > 0:
+        violation = config["x"] + config["y"] - limit
+        if how == "set_constraint":  # as Optuna documents it: the objective is evaluated anyway
+            trial.set_constraint("wall", violation)
+        elif violation > 0:
             raise optuna.TrialPruned
-        trial.set_user_attr("feasible", beyond <= 0)
+        trial.set_user_attr("feasible", violation <= 0)
         return value(config)
 
     study.optimize(objective, n_trials=n)
@@ -107,15 +107,15 @@ def bench_wasted(folder: str, scale: float) -> list[Line]:
                 wasted["space"] == 0,
             )
         )
-        rival = min(best["prune"], best["set_constraint"])
+        best_peer = min(best["prune"], best["set_constraint"])
         lines.append(
             Line(
                 f"    best value, median of {len(seeds)} seeds (lower is better)",
                 f"{best['space']:.4f}",
                 f"{best['prune']:.4f} pruning, {best['set_constraint']:.4f} with set_constraint",
-                best["space"] / rival,
+                best["space"] / best_peer,
                 "no worse",
-                best["space"] <= rival,
+                best["space"] <= best_peer,
             )
         )
     return lines
@@ -144,7 +144,7 @@ def filled(space: Space, n: int) -> list[FrozenTrial]:
 def seconds_a_draw(space: Space, sampler: BaseSampler, trials: list[FrozenTrial], n: int) -> float:
     study = optuna.create_study(sampler=sampler)
     study.add_trials(trials)
-    space.sample(study.ask())  # caches are warm
+    space.sample(study.ask())  # warm up caches
     times = []
     for _ in range(n):
         started = time.perf_counter()
@@ -154,7 +154,7 @@ def seconds_a_draw(space: Space, sampler: BaseSampler, trials: list[FrozenTrial]
 
 
 def bench_draw(folder: str, scale: float) -> list[Line]:
-    """One draw; the space has conditions and no constraints, so each trial takes one."""
+    """Measure one draw from a space with conditions and no constraints: one draw per trial."""
     n = max(5, int(30 * scale))
     space = Space(**{**load("criteria").data(), "constraints": []})
     trials = filled(space, 1000)
@@ -162,7 +162,7 @@ def bench_draw(folder: str, scale: float) -> list[Line]:
         "TPE, conditional parameters jointly": lambda: TPESampler(
             multivariate=True, group=True, seed=0
         ),
-        "TPE as it comes": lambda: TPESampler(seed=0),
+        "TPE with defaults": lambda: TPESampler(seed=0),
         "random": lambda: RandomSampler(seed=0),
     }
     lines = []
@@ -184,7 +184,7 @@ def bench_draw(folder: str, scale: float) -> list[Line]:
 
 
 def draws_a_trial(scale: float) -> list[Line]:
-    """How many draws a trial takes where constraints bite."""
+    """Count the draws per trial in a space with constraints."""
     lines = []
     n = max(50, int(300 * scale))
     for share, limit in WALLS.items():
@@ -197,8 +197,8 @@ def draws_a_trial(scale: float) -> list[Line]:
             mean = statistics.mean(drawn)
             lines.append(
                 Line(
-                    f"draws looked at a trial, {share} infeasible, {name}",
-                    f"mean {mean:.1f}, median {drawn[n // 2]}, most {drawn[-1]}",
+                    f"draws per trial, {share} infeasible, {name}",
+                    f"mean {mean:.1f}, median {drawn[n // 2]}, maximum {drawn[-1]}",
                     "–",
                     mean,
                     "(shown)",
@@ -209,7 +209,7 @@ def draws_a_trial(scale: float) -> list[Line]:
 
 
 def bench_carry(folder: str, scale: float) -> list[Line]:
-    """A change of the space with many trials in the study."""
+    """Measure the migration of a study with many trials to a changed space."""
     n = int(5000 * scale)
     space = load("criteria")
     storage = f"sqlite:///{folder}/study.db"
@@ -231,7 +231,7 @@ def bench_carry(folder: str, scale: float) -> list[Line]:
     assert again.carried == n, again.left
     return [
         Line(
-            f"{n} trials carried over ({len(space.parameters)} parameters, 20 steps, SQLite)",
+            f"{n} trials copied ({len(space.parameters)} parameters, 20 steps, SQLite)",
             f"{ours:.1f} s ({ours / n * 1e3:.2f} ms a trial)",
             f"{theirs * n:.0f} s by add_trial ({theirs * 1e3:.1f} ms a trial)",
             ours / n / theirs,
@@ -244,4 +244,4 @@ def bench_carry(folder: str, scale: float) -> list[Line]:
 BENCHES = {"wasted": bench_wasted, "draw": bench_draw, "carry": bench_carry}
 
 if __name__ == "__main__":
-    sys.exit(main("space", "The space beside Optuna alone, same run", BENCHES, __doc__))
+    sys.exit(main("space", "The space compared with Optuna alone, same run", BENCHES, __doc__))

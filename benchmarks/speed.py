@@ -1,20 +1,19 @@
-"""How fast trials are trained on this GPU, beside Hugging Face Trainer in the same run.
+"""Measure training speed on this GPU against Hugging Face Trainer in the same run.
 
-    python benchmarks/speed.py steady [TASK ...]     samples a second, once it goes
+    python benchmarks/speed.py steady [TASK ...]     samples per second in the steady state
     python benchmarks/speed.py trials [TASK]         whole trials, in a search
-    python benchmarks/speed.py parts [TASK]          where the time of a recorded step goes
-    python benchmarks/speed.py widths [TASK]         a recorded step by its width, and recording it
-    python benchmarks/speed.py attention [TASK]      its kernels, and a dropout they see first
-    python benchmarks/speed.py start [TASK]          before the first step, and beside the steps
-    python benchmarks/speed.py growth [TASK]         many short trials in one cell
-    python benchmarks/speed.py same [TASK]           the metric reached, however steps are taken
-    python benchmarks/speed.py table                 what is in the results so far, beside its bars
-    python benchmarks/speed.py chart                 the same as a picture
+    python benchmarks/speed.py parts [TASK]          profile of a captured step, by kind of kernel
+    python benchmarks/speed.py attention [TASK]      attention kernels, and their cost per dropout
+    python benchmarks/speed.py start [TASK]          time to the first step, and a trial's overhead
+    python benchmarks/speed.py growth [TASK]         time and memory over many trials in one cell
+    python benchmarks/speed.py same [TASK]           the metric reached with each step executor
+    python benchmarks/speed.py table                 the results so far, with their thresholds
+    python benchmarks/speed.py chart                 the same as a chart
 
 Contenders train the same encoder, from the same configuration, on the same pairs, with the same
-effective batch, optimizer, schedule, clipping and precision (bf16); only the old way has its own
-precision and width. Every measurement is a line in --results, and every command that compares
-measures Trainer anew: ratios are taken within one command.
+effective batch, optimizer, schedule, clipping and precision (bf16); only the fp32 baseline has its
+own precision and padded length. Every measurement is a line in --results. Every command that
+compares contenders measures Trainer too: ratios are within one command.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from common import machine
 from speed_options import ON_A_GPU, check, options_of
-from speed_tables import tables
+from speed_tables import renamed, tables
 from speed_tasks import COMPARED, Line, device_name
 from speed_trials import SHORT, contenders_of, how_many, trials
 
@@ -57,15 +56,14 @@ def main() -> int:
     elif options.part == "trials":
         names = _searches(options)
         check(names, SHORT.values(), shown=SHORT)
-        counts = options.trials, options.reference_trials, options.old_trials
+        counts = options.trials, options.reference_trials, options.baseline_trials
         numbers = {name: how_many(name, *counts) for name in ["Trainer", *names]}
         trials(first, names, numbers, keep)
     elif options.part in ON_A_GPU:
         from speed_attention import attention
         from speed_parts import parts
-        from speed_widths import widths
 
-        {"parts": parts, "widths": widths, "attention": attention}[options.part](first, keep)
+        {"parts": parts, "attention": attention}[options.part](first, keep)
     elif options.part == "start":
         from speed_start import start
 
@@ -97,12 +95,12 @@ def main() -> int:
 
 
 def _read(path: Path) -> list[Line]:
-    """The lines that are there; more can be written behind them."""
+    """Return the lines of the file, which is created if necessary, under current names."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             file.seek(0)
-            return [json.loads(line) for line in file.read().splitlines()]
+            return [renamed(json.loads(line)) for line in file.read().splitlines()]
     except OSError as error:
         raise SystemExit(f"{path} cannot be written: {error.strerror}.") from None
     except ValueError:
@@ -115,7 +113,7 @@ def _searches(options: argparse.Namespace) -> list[str]:
 
 
 def _write(lines: list[Line], path: Path) -> None:
-    """The dated JSON, with the machine that was measured last."""
+    """Write the dated JSON, with the machine of the last measurement."""
     last = next(line for line in reversed(lines) if "machine" in line)
     rest = [{k: v for k, v in line.items() if k not in ("machine", "device")} for line in lines]
     kept = {"machine": last["machine"], "device": last["device"], "lines": rest}

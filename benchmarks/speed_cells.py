@@ -1,6 +1,6 @@
-"""Several cells that train the same task at the same time, each a process of its own.
+"""Several cells that train the same task at the same time, each in a separate process.
 
-several() ──starts──▶ cells: prepare, record ──"ready"──▶ all at once: so many epochs ──▶ "done"
+several() ──starts──▶ cells: prepare, capture ──"ready"──▶ all at once: N epochs ──▶ "done"
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from speed_tasks import (
     check_compiled,
     config_of,
     corpus_of,
+    error_text,
     execution,
-    in_words,
 )
 
-from supermax.training.loop import train_blind
+from supermax.training.loop import train_without_validation
 from supermax.training.prepare import prepare
 
 LEAST = 3.0
-"""Seconds that all of them train."""
+"""Minimum duration of a measurement, in seconds."""
 _LIMIT = 240.0
-"""Seconds after which cells that still are not done are ended."""
+"""Seconds after which unfinished cells are killed."""
 _FROM = multiprocessing.get_context("forkserver")
-"""What is imported there before cells are made of it must leave the GPU alone."""
+"""Its preloaded modules must not initialise CUDA."""
 _FROM.set_forkserver_preload(
     [
         "supermax.training.loop",
@@ -49,17 +49,19 @@ _FROM.set_forkserver_preload(
 
 
 def get_ready() -> None:
-    """Let imports begin, beside what else is done first."""
+    """Start the imports of the fork server in the background."""
     forkserver.ensure_running()
 
 
 def several(name: str, alike: Sequence[Cells], folder: Path) -> Iterator[Line]:
-    """Samples a second of all together, for each of contenders that differ in their number alone:
-    the most of them are started, and the others wait while fewer train. Raises NotAvailable where
-    the GPU cannot be shared."""
+    """Yield the total throughput for contenders that differ only in their number of cells.
+
+    The largest number of cells is started; the rest wait while fewer train. Raises NotAvailable if
+    the GPU cannot be shared.
+    """
     most, started = max(alike, key=lambda cells: cells.count), time.time()
     with most.shared(), _running(name, most, folder) as running:
-        ready = [_heard(one, started) for one in running]
+        ready = [_received(one, started) for one in running]
         before = time.time() - started
         for cells in alike:
             found = _together(running[: cells.count], ready[: cells.count], started)
@@ -87,17 +89,17 @@ def _together(running: list[Connection], ready: list[Line], started: float) -> L
 def _all_at_once(
     running: list[Connection], epochs: int, started: float
 ) -> tuple[list[Line], float]:
-    """What each says when it is done, and the seconds until all were."""
+    """Return the results of all cells, and the seconds until the last one finished."""
     go = time.time()
     for one in running:
         one.send(epochs)
-    done = [_heard(one, started) for one in running]
+    done = [_received(one, started) for one in running]
     return done, max(one["end"] for one in done) - go
 
 
 @contextmanager
 def _running(name: str, cells: Cells, folder: Path) -> Iterator[list[Connection]]:
-    """Ended with the block, done or not."""
+    """Start cells; kill them at the end of the block."""
     ours: list[Connection] = []
     processes: list[BaseProcess] = []
     try:
@@ -117,17 +119,17 @@ def _running(name: str, cells: Cells, folder: Path) -> Iterator[list[Connection]
             process.join()
 
 
-def _heard(cell: Connection, started: float) -> Line:
-    """What a cell says next."""
+def _received(cell: Connection, started: float) -> Line:
+    """Return the next message of a cell."""
     try:
         if not cell.poll(max(0.0, started + _LIMIT - time.time())):
             raise RuntimeError("cells took too long")
-        said: Line = cell.recv()
+        message: Line = cell.recv()
     except EOFError:
         raise RuntimeError("a cell has ended") from None
-    if "failed" in said:
-        raise RuntimeError(f"a cell has ended: {said['failed']}")
-    return said
+    if "failed" in message:
+        raise RuntimeError(f"a cell has ended: {message['failed']}")
+    return message
 
 
 # A cell.
@@ -139,19 +141,19 @@ class _Cell:
     compiled: bool
     folder: Path
     environment: dict[str, str]
-    """Which says whether the GPU is shared."""
+    """Environment variables, those of MPS included."""
     threads: int
-    """Cores are shared out, as among a run's cells."""
+    """CPU threads: an equal share of the cores, as in a run."""
 
 
 def _train(cell: _Cell, ask: Connection) -> None:
-    os.environ.clear()  # it came from a process that was started for others
+    os.environ.clear()  # the fork server's environment is that of its first user
     os.environ.update(cell.environment)
     torch.set_num_threads(cell.threads)
     try:
         _trained(cell, ask)
     except Exception as error:
-        ask.send({"failed": in_words(error)})
+        ask.send({"failed": error_text(error)})
 
 
 def _trained(cell: _Cell, ask: Connection) -> None:
@@ -161,14 +163,14 @@ def _trained(cell: _Cell, ask: Connection) -> None:
     ends = [time.time()]
     losses: list[float] = []
 
-    def told(_: int, loss: float) -> None:
+    def epoch_done(_: int, loss: float) -> None:
         ends.append(time.time())
         losses.append(loss)
 
-    train_blind(prepared, 1, told)
+    train_without_validation(prepared, 1, epoch_done)
     check_compiled(prepared)
     ask.send({"first_epoch": ends[1] - ends[0], "samples": len(prepared.train.chosen)})
-    while True:  # until it is ended
-        train_blind(prepared, ask.recv(), told)
-        done = {"end": ends[-1], "loss": losses[-1], "why_eager": prepared.way.why_eager}
-        ask.send(done | {"how": prepared.way.how})
+    while True:  # until it is killed
+        train_without_validation(prepared, ask.recv(), epoch_done)
+        done = {"end": ends[-1], "loss": losses[-1], "why_eager": prepared.executor.why_eager}
+        ask.send(done | {"how": prepared.executor.how})

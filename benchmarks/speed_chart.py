@@ -1,4 +1,4 @@
-"""What speed.py has measured, as one picture: a panel for each task, and one for whole trials."""
+"""Results of speed.py as one chart: a panel per task, and one for whole trials."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from speed_tasks import REFERENCE, TASKS, Line, cells_of
 from speed_trials import SHORT
 
 OURS, THEIRS = "#2a6f97", "#a9b4bd"
-_WIDE, _BAR, _AROUND = 8.0, 0.27, 0.4  # inches
-_BELOW = "Blue: Supermax. ×: how many times as fast as Trainer in the same run."
-_OTHERS = ("bare loop", *SHORT.values())
+_WIDTH, _BAR_HEIGHT, _MARGIN = 8.0, 0.27, 0.4  # inches
+_CAPTION = "Blue: Supermax. ×: speed-up over Trainer in the same run."
+_PEERS = ("bare loop", *SHORT.values())
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Panel:
     title: str
     bars: list[Bar]
     shown: str
-    """How a value is written."""
+    """Format of a value."""
 
 
 def chart(lines: list[Line], path: Path) -> None:
     panels = _panels(lines)
     if not panels:
-        raise SystemExit("There is nothing to draw yet: measure `steady` or `trials` first.")
+        raise SystemExit("There are no results to draw yet: run `steady` or `trials` first.")
     heights = [len(panel.bars) for panel in panels]
     figure, places = pyplot.subplots(
         len(panels),
         1,
-        figsize=(_WIDE, _BAR * sum(heights) + _AROUND * (len(panels) + 1)),
+        figsize=(_WIDTH, _BAR_HEIGHT * sum(heights) + _MARGIN * (len(panels) + 1)),
         gridspec_kw={"height_ratios": heights},
         squeeze=False,
         layout=ConstrainedLayoutEngine(hspace=0.06),
     )
     for place, panel in zip(places[:, 0], panels, strict=True):
         _draw(place, panel)
-    figure.supxlabel(_BELOW, fontsize=8, color="#555555")
+    figure.supxlabel(_CAPTION, fontsize=8, color="#555555")
     figure.savefig(path, dpi=160)
     pyplot.close(figure)
 
@@ -62,8 +62,8 @@ def _panels(lines: list[Line]) -> list[Panel]:
     some = [line for line in latest(lines) if "failed" not in line]
     found = []
     for part, key, words, shown in (
-        ("steady", "samples_per_second", "samples a second", ",.0f"),
-        ("trials", "per_trial", "seconds a trial, less is better", ".3g"),
+        ("steady", "samples_per_second", "samples per second", ",.0f"),
+        ("trials", "per_trial", "seconds per trial, lower is better", ".3g"),
     ):
         for task in dict.fromkeys(line["task"] for line in some if line["part"] == part):
             here = [line for line in some if (line["part"], line["task"]) == (part, task)]
@@ -76,14 +76,14 @@ def _panels(lines: list[Line]) -> list[Panel]:
 
 
 def _place(line: Line) -> tuple[int, bool, bool, int]:
-    """The others, ours in one process, then cells by what they share."""
+    """Return the sort key: peers, ours in one process, then cells by MPS and compilation."""
     name = line["contender"]
-    if name in _OTHERS:
-        return _OTHERS.index(name), False, False, 0
+    if name in _PEERS:
+        return _PEERS.index(name), False, False, 0
     cells = cells_of(name)
     if cells is None:
-        return len(_OTHERS), name != "eager", name == "compiled", 0
-    return len(_OTHERS) + 1, cells.mps, cells.compiled, cells.count
+        return len(_PEERS), name != "eager", name == "compiled", 0
+    return len(_PEERS) + 1, cells.mps, cells.compiled, cells.count
 
 
 def _title(task: str) -> str:
@@ -92,7 +92,7 @@ def _title(task: str) -> str:
 
 
 def _is_ours(line: Line) -> bool:
-    return line["contender"] not in _OTHERS
+    return line["contender"] not in _PEERS
 
 
 def _draw(place: Any, panel: Panel) -> None:

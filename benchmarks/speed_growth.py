@@ -1,10 +1,10 @@
-"""Many short trials in one cell: do they get slower, or larger?
+"""Time and memory over many short trials in one cell.
 
 growth() ──▶ two cells in turns ──▶ one alone, many trials ──▶ both in turns again
 
-A host gets slower and faster by itself, by more than is looked for. So the cell that has many
-trials is held against another, trial by trial, before and after them: what slows both is the
-host's. As a program this is a cell, which does the trials it is asked for.
+The speed of a host varies by more than the effect. So the cell with many trials is compared with a
+reference cell, trial by trial, before and after them: a slowdown of both is due to the host. As a
+program this is a cell, which runs the trials whose numbers it reads.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from typing import Self
 import psutil
 import torch
 from speed_start import Quiet, made, tidy
-from speed_tasks import DEVICE, TASKS, Keep, Line, corpus_of, in_words, settled
+from speed_tasks import DEVICE, TASKS, Keep, Line, corpus_of, error_text, synchronize
 
 from supermax.training.data.examples import Corpus
 from supermax.training.loop import train
 
 PAIRS = 64
-"""Of a short trial."""
+"""Pairs of a short trial."""
 FIRST = 5
-"""Trials of a cell before any counts."""
+"""Warm-up trials of a cell."""
 EDGE = 20
-"""Trials of those alone that say how much memory there is early and late."""
+"""Trials over which early and late memory are taken."""
 TURNS = 60
-"""Trials of each cell that are held against the other's, before and after."""
+"""Trials of each cell that are compared, before and after."""
 
 
 def growth(name: str, repeat: int, limit: float, keep: Keep) -> None:
-    """Of `repeat` trials in one cell, as far as they come in `limit` seconds."""
+    """Measure `repeat` trials in one cell, or as many as run in `limit` seconds."""
     line = {"part": "start", "run": f"{time.time():.0f}", "task": name, "contender": "growth"}
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = _measured(name, repeat, limit, Path(folder))
         except (RuntimeError, BrokenPipeError) as error:
-            found = {"failed": in_words(error)}
+            found = {"failed": error_text(error)}
     keep(line | {"wanted": repeat} | found)
 
 
@@ -67,7 +67,7 @@ def _measured(name: str, repeat: int, limit: float, folder: Path) -> Line:
         "trials": len(alone),
         "seconds": _grown(*(statistics.median(one for one, _ in some) for some in (early, late))),
         "beside": _grown(*(statistics.median(one for _, one in some) for some in (early, late))),
-        "over_beside": _apart(early, late),
+        "over_beside": _relative_growth(early, late),
         "device_memory": _edges([one["device"] for one in alone]),
         "host_memory": _edges([one["host"] for one in alone]),
         "why_eager": alone[-1]["why_eager"],
@@ -77,7 +77,7 @@ def _measured(name: str, repeat: int, limit: float, folder: Path) -> Line:
 
 
 def _in_turns(many: _Cell, few: _Cell) -> list[tuple[float, float]]:
-    """Seconds of both, trial by trial; neither is always the first."""
+    """Return the seconds of both cells, trial by trial; they take turns being first."""
     found = []
     for turn in range(TURNS):
         both = {cell: cell.trial(turn)["seconds"] for cell in ((many, few), (few, many))[turn % 2]}
@@ -85,9 +85,10 @@ def _in_turns(many: _Cell, few: _Cell) -> list[tuple[float, float]]:
     return found
 
 
-def _apart(early: Sequence[tuple[float, float]], late: Sequence[tuple[float, float]]) -> Line:
-    """The one over the other, in the middle; and how far chance alone takes that (the standard
-    error of a median)."""
+def _relative_growth(
+    early: Sequence[tuple[float, float]], late: Sequence[tuple[float, float]]
+) -> Line:
+    """Return the growth of the median ratio of both cells, with the standard error of medians."""
     ratios = [[one / other for one, other in some] for some in (early, late)]
     errors = [1.2533 * statistics.stdev(some) / len(some) ** 0.5 for some in ratios]
     return _grown(*map(statistics.median, ratios)) | {"error": math.hypot(*errors)}
@@ -110,11 +111,11 @@ class _Cell:
         )
 
     def trial(self, number: int) -> Line:
-        asked, said = self._process.stdin, self._process.stdout
-        assert asked is not None
-        assert said is not None
-        print(number, file=asked, flush=True)
-        for line in said:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        print(number, file=stdin, flush=True)
+        for line in stdout:
             if line.startswith("{"):
                 found: Line = json.loads(line)
                 return found
@@ -130,12 +131,12 @@ class _Cell:
 
 def _trial(name: str, corpus: Corpus, number: int, folder: Path) -> Line:
     started = time.perf_counter()
-    dropout = 0.05 + 0.0005 * number  # another in each, as in a search
+    dropout = 0.05 + 0.0005 * number  # a new one per trial, as in a search
     trial = made(TASKS[name], corpus, folder, epochs=1, dropout=dropout)
     train(trial, Quiet())
-    settled()
+    synchronize()
     seconds = time.perf_counter() - started
-    why = trial.way.why_eager
+    why = trial.executor.why_eager
     del trial
     tidy()
     return {
@@ -147,7 +148,7 @@ def _trial(name: str, corpus: Corpus, number: int, folder: Path) -> Line:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A cell of growth(): trials by their numbers.")
+    parser = argparse.ArgumentParser(description="A cell: runs the trials whose numbers it reads.")
     parser.add_argument("task")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the kernels of a training step are for, by their names; a step's operations, counted."""
+"""Kinds of kernels by their names, and the operations of a training step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from supermax.training.batches import Batch, Indices, collate
-from supermax.training.models import Inputs
+from supermax.training.models.assembly import Inputs
 from supermax.training.prepare import Prepared
-from supermax.training.steps import shares
+from supermax.training.steps.base import batch_normalisers
+from supermax.training.steps.batches import Batch, Indices, collate
 
 MATRIX, ATTENTION, OPTIMIZER = "matrix products", "attention", "optimizer"
 CLIPPING, COPIES, REDUCTIONS = "clipping", "casts and copies", "reductions (bias gradients)"
@@ -33,7 +33,7 @@ _NAMES = [
     (COPIES, r"copy|memcpy|memset|fill|catarray|transpose"),
     (ELEMENTS, r"elementwise|triton_|_kernel_cuda"),
 ]
-"""The first that is found in a name, in small letters, says what a kernel is for."""
+"""Kinds by pattern: the first that matches the lower-case name of a kernel."""
 
 
 def part_of(kernel: str) -> str:
@@ -42,7 +42,7 @@ def part_of(kernel: str) -> str:
 
 
 def busy(spans: Iterable[tuple[float, float]]) -> float:
-    """How long at least one of them went."""
+    """Return the time during which at least one of the spans is active."""
     total, until = 0.0, -np.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -52,7 +52,7 @@ def busy(spans: Iterable[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class Operations:
-    """Of the floating point, of one step."""
+    """Floating point operations of one step."""
 
     products: float
     attention: float
@@ -68,12 +68,11 @@ class Operations:
         return Operations(self.products / steps, self.attention / steps)
 
 
-def counted(eager: Prepared, indices: Indices, rows: int, width: int) -> Operations:
-    """Of one step on so many rows of a width, filled with these sequences; `eager` takes its steps
-    one by one."""
+def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operations:
+    """Count the operations of one eager step on `rows` rows of the padded length."""
     data = eager.train
-    batch = widened(collate(data.views, eager.pads, data.rows(indices)), rows, width)
-    share = shares(*data.targets(indices), eager.weights)
+    batch = resized(collate(data.views, eager.pads, data.rows(indices)), rows, length)
+    normalisers = batch_normalisers(*data.targets(indices), eager.weights)
     device = eager.execution.device
     moved = Batch(
         tuple(Inputs(*(t.to(device) for t in (o.ids, o.mask, o.types))) for o in batch.inputs),
@@ -81,29 +80,29 @@ def counted(eager: Prepared, indices: Indices, rows: int, width: int) -> Operati
     )
     eager.model.train()
     with FlopCounterMode(display=False) as counter:
-        eager.step.micro(moved, share)
+        eager.step.micro(moved, normalisers)
     eager.step.optimizer.zero_grad(set_to_none=True)
     by_name = {str(op): n for op, n in counter.get_flop_counts()["Global"].items()}
     attention = sum(n for op, n in by_name.items() if "attention" in op or "bmm" in op)
     return Operations(sum(by_name.values()) - attention, attention)
 
 
-def widened(batch: Batch, size: int, width: int) -> Batch:
-    """As a recorded step has it: all batches have one size. What is in it does not matter."""
+def resized(batch: Batch, size: int, length: int) -> Batch:
+    """Return a batch of the shape of a captured step; its contents do not matter."""
 
-    def wide(part: torch.Tensor) -> torch.Tensor:
+    def padded(part: torch.Tensor) -> torch.Tensor:
         rows = part[torch.arange(size) % len(part)]
-        return torch.nn.functional.pad(rows, (0, width - part.shape[1]), value=0)
+        return torch.nn.functional.pad(rows, (0, length - part.shape[1]), value=0)
 
-    inputs = tuple(Inputs(*map(wide, (one.ids, one.mask, one.types))) for one in batch.inputs)
+    inputs = tuple(Inputs(*map(padded, (one.ids, one.mask, one.types))) for one in batch.inputs)
     places = torch.arange(size) % len(batch.labels)
     return Batch(inputs, batch.labels[places], batch.starts[places], batch.ends[places])
 
 
-def useful(done: Operations, lengths: Sequence[int], size: int, width: int) -> Operations:
-    """Without padding: of products the tokens' share, of attention that of their squares."""
+def useful(done: Operations, lengths: Sequence[int], size: int, length: int) -> Operations:
+    """Return operations without padding: products scale with tokens, attention with squares."""
     tokens = np.asarray(lengths, dtype=np.float64)
     return Operations(
-        done.products * float(tokens.sum()) / (size * width),
-        done.attention * float((tokens**2).sum()) / (size * width**2),
+        done.products * float(tokens.sum()) / (size * length),
+        done.attention * float((tokens**2).sum()) / (size * length**2),
     )

@@ -1,4 +1,4 @@
-"""What speed.py is asked for, and where its results go."""
+"""Options of speed.py, and the file of its results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from speed_tasks import DEVICE, HERE, TASKS, cells_of
-from speed_trials import OLD_SECONDS
+from speed_trials import BASELINE_SECONDS
 
 PARTS = (
-    "steady", "trials", "parts", "widths", "attention", "start", "growth", "same", "table", "chart"
+    "steady", "trials", "parts", "attention", "start", "growth", "same", "table", "chart"
 )  # fmt: skip
-ON_A_GPU = ("parts", "widths", "attention")
+ON_A_GPU = ("parts", "attention")
 WITH_TRAINER = ("steady", "trials")
 _RESULTS = HERE / "results"
 
@@ -28,49 +28,49 @@ def options_of(description: str | None) -> argparse.Namespace:
     parser.add_argument(
         "--contenders",
         type=_names,
-        help="with commas; of steady: bare loop, eager, captured, compiled, 4 cells, 4 cells MPS, "
-        "4 cells MPS compiled, 4 cells MPS 70%% compiled; of trials: bare, old, Trainer without "
-        "cuDNN, cells (see --cells, --mps, --compiled), or cells as of steady. Trainer always is "
-        "one.",
+        help="names with commas. steady: bare loop, eager, captured, compiled, 4 cells, "
+        "4 cells MPS, 4 cells MPS compiled, 4 cells MPS 70%% compiled. trials: bare, baseline, "
+        "Trainer without cuDNN, cells (see --cells, --mps, --compiled), or cells as in steady. "
+        "Trainer is always one of them.",
     )
-    parser.add_argument("--cells", type=_counts, default="1,4,8", help="of trials, at a time")
-    parser.add_argument("--mps", action="store_true", help="several cells also with MPS")
-    parser.add_argument("--compiled", action="store_true", help="cells also with compiled steps")
+    parser.add_argument("--cells", type=_counts, default="1,4,8", help="trials: numbers of cells")
+    parser.add_argument("--mps", action="store_true", help="measure several cells also with MPS")
+    parser.add_argument("--compiled", action="store_true", help="also with compiled layers")
     number = {"type": _count, "metavar": "N"}
-    parser.add_argument("--trials", **number, default=8, help="ours, at least three to a cell")
+    parser.add_argument("--trials", **number, default=8, help="our trials, three or more per cell")
     parser.add_argument(
-        "--reference-trials", **number, default=5, help="of the others' searches, at least three"
+        "--reference-trials", **number, default=5, help="trials of the peers, at least three"
     )
-    limit = f"of the old way, as far as they come in {OLD_SECONDS:.0f} s"
-    parser.add_argument("--old-trials", **number, default=3, help=limit)
-    parser.add_argument("--seeds", **number, default=8, help="of same, at least 2")
-    parser.add_argument("--repeat", **number, default=200, help="short trials of growth")
-    parser.add_argument("--seconds", type=float, default=400, help="that they may take at most")
+    limit = f"trials of the fp32 baseline, within {BASELINE_SECONDS:.0f} s"
+    parser.add_argument("--baseline-trials", **number, default=3, help=limit)
+    parser.add_argument("--seeds", **number, default=8, help="same: number of seeds, at least 2")
+    parser.add_argument("--repeat", **number, default=200, help="growth: number of short trials")
+    parser.add_argument("--seconds", type=float, default=400, help="growth: time limit")
     parser.add_argument(
         "--results",
         type=Path,
-        help="lines of JSON; by default benchmarks/results/speed-DATE.jsonl, with -cpu where "
-        "there is no GPU; of table and chart the newest",
+        help="lines of JSON; default: benchmarks/results/speed-DATE.jsonl, with -cpu without a "
+        "GPU; for table and chart: the newest file",
     )
     options = parser.parse_args()
-    if trouble := _trouble(options):
-        parser.error(trouble)
+    if problem := _problem(options):
+        parser.error(problem)
     options.results = options.results or _default(options.part)
     return options
 
 
-def _trouble(options: argparse.Namespace) -> str | None:
-    """Before minutes are spent."""
+def _problem(options: argparse.Namespace) -> str | None:
+    """Return what is wrong with the options; None if nothing is."""
     if options.seeds < 2:
-        return "of one seed there is no noise to see: --seeds 2 at least"
+        return "one seed shows no noise: use --seeds 2 or more"
     if unknown := set(options.tasks) - set(TASKS):
         return f"there is no task {', '.join(sorted(unknown))}; there are {', '.join(TASKS)}"
     if len(options.tasks) > 1 and options.part != "steady":
         return f"{options.part} takes one task at a time"
     if options.part in ON_A_GPU and DEVICE == "cpu":
-        return f"{options.part} can only be measured on a GPU: there is none here"
+        return f"{options.part} needs a GPU, and there is none here"
     if options.part in WITH_TRAINER and find_spec("accelerate") is None:
-        return "Trainer, which all is held against, needs accelerate: pip install accelerate"
+        return "Trainer, the reference, needs accelerate: pip install accelerate"
     return None
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a recorded step goes, beside what this GPU could do at best."""
+"""Profile a captured step by kind of kernel, against the best rates of this GPU."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from speed_tasks import (
     check_compiled,
     config_of,
     corpus_of,
+    error_text,
     execution,
-    in_words,
 )
 from torch.profiler import ProfilerActivity, profile
 
-from supermax.training.batches import order
-from supermax.training.captured import CapturedWay
-from supermax.training.loop import train_blind
+from supermax.training.loop import train_without_validation
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps import Execution
-from supermax.training.ways import Epoch
+from supermax.training.steps.base import Execution
+from supermax.training.steps.batches import order
+from supermax.training.steps.cuda_graphs import CudaGraphExecutor
+from supermax.training.steps.executors import Epoch
 
 STEPS = 20
 IDLE = "idle between kernels"
@@ -53,7 +53,7 @@ _TIMES = 20
 
 
 def parts(name: str, keep: Keep) -> None:
-    """The captured steps, and the compiled ones where they can be had."""
+    """Profile captured steps, and compiled ones if they are available."""
     run = f"{time.time():.0f}"
     best = {"matrix_rate": matrix_rate(), "bandwidth": bandwidth()}
     for contender, compiled in (("captured", False), ("compiled", True)):
@@ -61,30 +61,30 @@ def parts(name: str, keep: Keep) -> None:
         try:
             how = execution(captured=True, compiled=compiled)
             with tempfile.TemporaryDirectory() as folder:
-                found = _taken_apart(TASKS[name], Path(folder), how, best)
+                found = _profiled(TASKS[name], Path(folder), how, best)
             keep(line | best | found)
         except Exception as error:
-            keep(line | {"failed": in_words(error)})
+            keep(line | {"failed": error_text(error)})
 
 
-# What the GPU can do.
+# Peak rates of the GPU.
 
 
 def matrix_rate() -> float:
-    """Operations a second of a large product in bf16."""
+    """Return operations per second of a large matrix product in bf16."""
     one, other = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * _SIDE**3 / _quickest(lambda: one @ other)
+    return 2 * _SIDE**3 / _best_seconds(lambda: one @ other)
 
 
 def bandwidth() -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Return bytes per second that a large copy reads and writes."""
     source = torch.empty(_COPIED, device="cuda", dtype=torch.uint8)
     there = torch.empty_like(source)
-    return 2 * _COPIED / _quickest(lambda: there.copy_(source))
+    return 2 * _COPIED / _best_seconds(lambda: there.copy_(source))
 
 
-def _quickest(work: Callable[[], Any]) -> float:
-    """Seconds of one, in the best of several rounds."""
+def _best_seconds(work: Callable[[], Any]) -> float:
+    """Return the seconds of one call, in the best of several rounds."""
     work()
     rounds = []
     for _ in range(_ROUNDS):
@@ -97,15 +97,15 @@ def _quickest(work: Callable[[], Any]) -> float:
     return min(rounds)
 
 
-# What steps do.
+# Profile of a step.
 
 
-def _taken_apart(what: Task, folder: Path, how: Execution, best: dict[str, float]) -> Line:
+def _profiled(what: Task, folder: Path, how: Execution, best: dict[str, float]) -> Line:
     corpus = corpus_of(what)
     prepared = prepare(config_of(what), corpus, corpus, cache=folder, execution=how)
-    train_blind(prepared, 1)
-    if prepared.way.why_eager is not None:
-        raise NotAvailable(prepared.way.how)
+    train_without_validation(prepared, 1)
+    if prepared.executor.why_eager is not None:
+        raise NotAvailable(prepared.executor.how)
     check_compiled(prepared)
     batches = order(prepared.train.lengths, what.batch, prepared.seed, 0)
     steps, epoch = min(STEPS, len(batches)), Epoch(batches, [1.0] * len(batches))
@@ -132,19 +132,19 @@ def _taken_apart(what: Task, folder: Path, how: Execution, best: dict[str, float
 
 
 def _steps(prepared: Prepared, epoch: Epoch, steps: int) -> float:
-    """Seconds of one, the mean of an epoch's first."""
+    """Return the mean seconds of the first steps of an epoch."""
     prepared.model.train()
-    prepared.way.begin(epoch, 0)
+    prepared.executor.begin(epoch, 0)
     torch.cuda.synchronize()
     started = time.perf_counter()
     for update in range(steps):
-        prepared.way.take(update)
+        prepared.executor.take(update)
     torch.cuda.synchronize()
     return (time.perf_counter() - started) / steps
 
 
 def _kernels(prepared: Prepared, epoch: Epoch, steps: int) -> list[tuple[str, float, float]]:
-    """Name, start and end, in seconds."""
+    """Return name, start and end of each kernel, in seconds."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         _steps(prepared, epoch, steps)
     return [
@@ -155,7 +155,7 @@ def _kernels(prepared: Prepared, epoch: Epoch, steps: int) -> list[tuple[str, fl
 
 
 def _by_part(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, float]:
-    """Seconds a step."""
+    """Return seconds per step by kind of kernel."""
     found = dict.fromkeys(PARTS, 0.0)
     for name, start, end in kernels:
         found[part_of(name)] += (end - start) / steps
@@ -163,8 +163,7 @@ def _by_part(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, f
 
 
 def _others(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, float]:
-    """The longest kernels of each part but the matrix products, in ms a step: to see what they
-    are."""
+    """Return the longest kernels other than matrix products, in ms per step."""
     found: dict[str, float] = defaultdict(float)
     for name, start, end in kernels:
         if (part := part_of(name)) != MATRIX:
@@ -176,31 +175,30 @@ def _others(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, fl
 def _operations(
     prepared: Prepared, eager: Prepared, epoch: Epoch, steps: int
 ) -> tuple[Operations, Operations]:
-    """Of a step: with padding as it was recorded, and of the tokens alone."""
+    """Return the operations of a step: with padding as captured, and of the tokens alone."""
     all_done = all_needed = Operations(0, 0)
     by_shape: dict[tuple[int, int], Operations] = {}
     for update, batch in enumerate(epoch.batches[:steps]):
         lengths = prepared.train.lengths[batch]
-        rows, width = shape = _shape(prepared, update, len(batch), int(lengths.max()))
+        rows, length = shape = _shape(prepared, update, len(batch), int(lengths.max()))
         if shape not in by_shape:
-            by_shape[shape] = counted(eager, batch[:rows], rows, width)
+            by_shape[shape] = counted(eager, batch[:rows], rows, length)
         all_done += by_shape[shape]
-        all_needed += useful(by_shape[shape], list(lengths), rows, width)
+        all_needed += useful(by_shape[shape], list(lengths), rows, length)
     return all_done.over(steps), all_needed.over(steps)
 
 
 def _shape(prepared: Prepared, update: int, size: int, longest: int) -> tuple[int, int]:
-    """Rows and width of this update's captured step; of the padded batch where there is none."""
-    if not isinstance(prepared.way, CapturedWay):
+    """Return rows and padded length of the captured step; of the padded batch if it is eager."""
+    if not isinstance(prepared.executor, CudaGraphExecutor):
         return size, longest
-    way = prepared.way
-    found, width = next(iter(way._widths_of(update)))[-1], way._packed[-1]
-    return (size, found) if width is None else (found, width)
+    executor = prepared.executor
+    found, row_length = next(iter(executor._widths_of(update)))[-1], executor._packed[-1]
+    return (size, found) if row_length is None else (found, row_length)
 
 
 def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dict[str, float]:
-    """Milliseconds that a part takes at least, with this precision and these operations: bytes
-    over the bandwidth, or operations over the matrix rate."""
+    """Return lower bounds in milliseconds: bytes / bandwidth, or operations / matrix rate."""
     trained = [p for p in prepared.model.parameters() if p.requires_grad]
     numbers = sum(p.numel() for p in trained)
     tables = sum(
@@ -208,8 +206,8 @@ def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dic
     )
     in_products = sum(p.numel() for p in trained if p.ndim == 2) - tables
     moved = {
-        # Reads weight, gradient and both moments; writes all but the gradient. Of a matrix the
-        # gradient is a half, and so is what is written beside the weight: as many bytes.
+        # Reads weight, gradient and both moments; writes all but the gradient. The gradient of a
+        # matrix is bf16, and so is the copy written beside the weight: as many bytes.
         OPTIMIZER: 28 * numbers,
         CLIPPING: 4 * numbers - 2 * in_products,  # reads gradients for their norm
     }

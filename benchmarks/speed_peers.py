@@ -1,4 +1,4 @@
-"""The same network for the others in speed.py: Trainer's arguments, and a plain PyTorch loop.
+"""Network and data for the peers in speed.py: arguments of Trainer, and a plain PyTorch loop.
 
 Task ──Peer──▶ tokenizer, rows, new networks ──▶ Trainer, BareLoop
 """
@@ -12,29 +12,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
-from speed_tasks import CLIP, DEVICE, HALF, WARMUP, Task, config_of
+from speed_tasks import CLIP, DEVICE, MIXED, WARMUP, Task, config_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import TrainingArguments
 
-from supermax.training.batches import by_length, order
 from supermax.training.config import ScheduleConfig
 from supermax.training.data.examples import Corpus
-from supermax.training.encoders import load
-from supermax.training.encoders import prepared as prepared_config
-from supermax.training.models import Inputs, Model
-from supermax.training.schedules import make_schedule
-from supermax.training.sources import find
-from supermax.training.steps import autocast
-from supermax.training.tokenizers import special_ids, tokenizer_for
+from supermax.training.models.assembly import Inputs, Model
+from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.models.sources import find
+from supermax.training.models.tokenizers import special_ids, tokenizer_for
+from supermax.training.optim.schedules import make_schedule
+from supermax.training.steps.base import autocast
+from supermax.training.steps.batches import by_length, order
 
 EVALUATED = 64
-"""Sequences at a time."""
+"""Batch size of evaluation."""
 Row = dict[str, Any]
 
 
 class Network(torch.nn.Module):
-    """Our model, as Trainer calls one."""
+    """Model of Supermax with the interface that Trainer expects."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class Network(torch.nn.Module):
 
 
 class Peer:
-    """A task as the others see it."""
+    """Tokenizer, rows and networks of a task, for the peers."""
 
     def __init__(self, what: Task, corpus: Corpus, folder: Path) -> None:
         self.what, self.source = what, find(what.encoder)
@@ -56,10 +55,10 @@ class Peer:
         self.tokenizer = tokenizer_for(self.source, texts, folder)
 
     def network(self, dropout: float = 0.1) -> Network:
-        """A new one each time."""
+        """Return a new network with the same initial weights."""
         torch.manual_seed(1)
         made = prepared_config(self.source, dropout, dropout, **special_ids(self.tokenizer))
-        return Network(Model(config_of(self.what), [load(self.source, made)], 2))
+        return Network(Model(config_of(self.what), [load_encoder(self.source, made)], 2))
 
     def rows(self, corpus: Corpus, **more: Any) -> list[Row]:
         cut = {"truncation": True, "max_length": self.what.length, "return_token_type_ids": True}
@@ -70,7 +69,7 @@ class Peer:
 
 
 def training_arguments(what: Task, folder: Path, **more: Any) -> TrainingArguments:
-    """bf16, dynamic padding, sequences of like length together."""
+    """Return arguments for bf16, dynamic padding and grouping by length."""
     return TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=what.batch,
@@ -89,9 +88,10 @@ def training_arguments(what: Task, folder: Path, **more: Any) -> TrainingArgumen
 
 
 class BareLoop:
-    """PyTorch as a good practitioner writes it: half precision, padding to the longest of a
-    batch, like lengths together, the fused optimizer, and no word from the device but once an
-    epoch."""
+    """Plain PyTorch, written well.
+
+    bf16 autocast, dynamic padding, fused AdamW, and one CPU–GPU synchronisation per epoch.
+    """
 
     def __init__(
         self, peer: Peer, rows: list[Row], rate: float, epochs: int, dropout: float = 0.1
@@ -108,13 +108,13 @@ class BareLoop:
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, factor)
 
     def epoch(self, number: int) -> float:
-        """Train for one; gives the mean loss, for which it waits."""
+        """Train one epoch and return the mean loss, which synchronises."""
         self._network.train()
         batches = order(self._lengths, self._batch, 1, number)
         total = torch.zeros((), device=DEVICE)
         for indices in batches:
             batch = on_device(collated([self._rows[i] for i in indices], self._pad))
-            with autocast(HALF):
+            with autocast(MIXED):
                 loss = self._network(**batch)["loss"]
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self._network.parameters(), CLIP)
@@ -125,24 +125,24 @@ class BareLoop:
         return float(total) / len(batches)
 
     def score(self, rows: list[Row]) -> float:
-        """Macro F1."""
+        """Return macro F1."""
         self._network.eval()
         found = np.zeros(len(rows), dtype=np.int64)
         with torch.inference_mode():
             for indices in by_length(np.array([len(r["input_ids"]) for r in rows]), EVALUATED):
                 batch = on_device(collated([rows[i] for i in indices], self._pad))
-                with autocast(HALF):
+                with autocast(MIXED):
                     logits = self._network(**batch)["logits"]
                 found[indices] = logits.argmax(-1).cpu().numpy()
         return macro_f1([row["label"] for row in rows], found)
 
 
 def collated(rows: list[Row], pad: int) -> dict[str, Tensor]:
-    """On the host, padded to the longest."""
-    width = max(len(row["input_ids"]) for row in rows)
+    """Return a batch on the host, padded to its longest sequence."""
+    length = max(len(row["input_ids"]) for row in rows)
     fills = {"input_ids": pad, "attention_mask": 0, "token_type_ids": 0}
     batch = {
-        name: torch.tensor([row[name] + [fill] * (width - len(row[name])) for row in rows])
+        name: torch.tensor([row[name] + [fill] * (length - len(row[name])) for row in rows])
         for name, fill in fills.items()
     }
     return batch | {"labels": torch.tensor([row["label"] for row in rows])}

@@ -1,6 +1,6 @@
-"""Whether it matters how steps are taken: the metric that trials reach, over seeds, with dropout.
+"""Metric that trials reach with each step executor, over seeds, with dropout.
 
-same() ──▶ one by one, recorded, compiled, each with the same seeds ──▶ their metrics
+same() ──▶ eager, captured, compiled, each with the same seeds ──▶ their metrics
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from speed_start import Quiet
 from speed_tasks import (
+    EAGER,
     EPOCHS,
-    ONE_BY_ONE,
     TASKS,
     Keep,
     Line,
@@ -22,33 +22,33 @@ from speed_tasks import (
     check_compiled,
     config_of,
     corpus_of,
+    error_text,
     execution,
-    in_words,
     validation_of,
 )
 
 from supermax.training.data.examples import Corpus
 from supermax.training.loop import train
 from supermax.training.prepare import prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
 
-WAYS = {
-    ONE_BY_ONE: execution(captured=False),
+EXECUTORS = {
+    EAGER: execution(captured=False),
     "captured": execution(captured=True),
     "compiled": execution(captured=True, compiled=True),
 }
 RATE = 1e-4
-"""At which something is learnt in so many epochs."""
+"""Learning rate that is high enough for so few epochs."""
 
 
 def same(name: str, seeds: int, keep: Keep) -> None:
     line = {"part": "same", "run": f"{time.time():.0f}", "task": name}
     with tempfile.TemporaryDirectory() as folder:
-        for contender, how in WAYS.items():
+        for contender, how in EXECUTORS.items():
             try:
                 found = _reached(TASKS[name], how, seeds, Path(folder))
             except Exception as error:
-                found = {"failed": in_words(error)}
+                found = {"failed": error_text(error)}
             keep(line | {"contender": contender} | found)
 
 
@@ -62,8 +62,8 @@ def _reached(what: Task, how: Execution, seeds: int, folder: Path) -> Line:
         config = config_of(what, EPOCHS, rate=RATE, seed=seed)
         prepared = prepare(config, rest, held_out, cache=folder, execution=how)
         result = train(prepared, Quiet())
-        if how.captured and prepared.way.why_eager is not None:
-            raise NotAvailable(prepared.way.how)
+        if how.captured and prepared.executor.why_eager is not None:
+            raise NotAvailable(prepared.executor.how)
         check_compiled(prepared)
         values.append(result.value)
         losses.append(result.curve[-1]["train_loss"])
@@ -72,5 +72,5 @@ def _reached(what: Task, how: Execution, seeds: int, folder: Path) -> Line:
         "mean": statistics.mean(values),
         "deviation": statistics.stdev(values),
         "loss": statistics.mean(losses),
-        "how": prepared.way.how,
+        "how": prepared.executor.how,
     }

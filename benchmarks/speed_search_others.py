@@ -1,6 +1,6 @@
-"""The others' searches in speed.py: Trainer's own, Optuna around a plain loop, and the old way.
+"""Searches of the peers in speed.py: Trainer's own, Optuna with a plain loop, the fp32 baseline.
 
-All of them try the same list of learning rates and dropouts, with a new network each trial and an
+All of them run the same list of learning rates and dropouts, with a new network per trial and an
 evaluation after every epoch.
 """
 
@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.pruners import NopPruner
-from speed_old import open_study, suggested
+from speed_baseline import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
 from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
-from speed_trials import OLD_SECONDS, OLD_WORKERS, Ended, ended_of, summed_up
+from speed_trials import BASELINE_SECONDS, BASELINE_WORKERS, Finished, finished_of, summarised
 from transformers import Trainer
 
 
 def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
-    """Trainer's own search, with Optuna."""
+    """Run Trainer.hyperparameter_search with Optuna."""
     corpus = corpus_of(what)
     peer = Peer(what, corpus, folder)
     ends: list[float] = []
@@ -56,24 +56,24 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
         pruner=NopPruner(),
         compute_objective=objective,
     )
-    assert len(ends) == EPOCHS * number  # it is asked every epoch
+    assert len(ends) == EPOCHS * number  # called after every epoch
     trials = []
     for i in range(number):
         epochs = slice(i * EPOCHS, (i + 1) * EPOCHS)
-        best, at = max(values[epochs]), ends[epochs][-1]  # the best epoch's, as the others say
-        trials.append(Ended(choice(i).rate, choice(i).dropout, best, at))
-    return summed_up(trials, since, 1)
+        best, at = max(values[epochs]), ends[epochs][-1]  # best epoch, as with the others
+        trials.append(Finished(choice(i).rate, choice(i).dropout, best, at))
+    return summarised(trials, since, 1)
 
 
 def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
-    """study.optimize in one process, around a plain loop."""
+    """Run study.optimize in one process, with a plain PyTorch loop."""
     corpus = corpus_of(what)
     peer = Peer(what, corpus, folder)
     rows, some = peer.rows(corpus), peer.rows(validation_of(corpus))
 
     def objective(trial: optuna.Trial) -> float:
-        tried = suggested(trial)
-        loop = BareLoop(peer, rows, tried.rate, EPOCHS, tried.dropout)
+        chosen = suggested(trial)
+        loop = BareLoop(peer, rows, chosen.rate, EPOCHS, chosen.dropout)
         values = []
         for epoch in range(EPOCHS):
             loop.epoch(epoch)
@@ -83,40 +83,42 @@ def bare_search(what: Task, number: int, since: float, folder: Path) -> Line:
 
     study = open_study(None, number)
     study.optimize(objective, n_trials=number)
-    return summed_up(ended_of(study), since, 1)
+    return summarised(finished_of(study), since, 1)
 
 
-def old_search(what: Task, number: int, since: float, folder: Path) -> Line:
-    """Three workers that share a study in SQLite; see speed_old.py. They are warm when their
-    first trial begins, so all of their trials count. Where they do not come to the end of one in
-    time, how long it takes is reckoned from the steps they came to."""
-    storage = f"sqlite:///{folder / 'old.db'}"
+def baseline_search(what: Task, number: int, since: float, folder: Path) -> Line:
+    """Run the fp32 baseline: workers that share a study in SQLite; see speed_baseline.py.
+
+    Workers are warm when their first trial begins, so all trials count. If they do not finish in
+    time, the duration of a trial is extrapolated from the steps they made.
+    """
+    storage = f"sqlite:///{folder / 'baseline.db'}"
     study = open_study(storage, number)
     name = next(name for name, one in TASKS.items() if one == what)
-    script = str(Path(__file__).parent / "speed_old.py")
-    each = str(number // OLD_WORKERS)
-    command = [sys.executable, script, name, storage, each, str(OLD_SECONDS)]
+    script = str(Path(__file__).parent / "speed_baseline.py")
+    each = str(number // BASELINE_WORKERS)
+    command = [sys.executable, script, name, storage, each, str(BASELINE_SECONDS)]
     environment = {**os.environ, "CUDA_LAUNCH_BLOCKING": "1"}
     workers = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(OLD_WORKERS)
+        for _ in range(BASELINE_WORKERS)
     ]
-    said = [worker.communicate()[0] for worker in workers]
+    outputs = [worker.communicate()[0] for worker in workers]
     if any(worker.returncode for worker in workers):
         raise RuntimeError(f"workers ended with the codes {[w.returncode for w in workers]}")
-    came = [json.loads(words.splitlines()[-1]) for words in said]
-    rate = sum(one["steps"] / one["seconds"] for one in came)
-    per_trial = came[0]["steps_of_a_trial"] / rate
-    ended = ended_of(study)
-    if len(ended) == number:
-        return summed_up(ended, since, OLD_WORKERS, per_trial, came=came)
-    begun = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
+    progress = [json.loads(output.splitlines()[-1]) for output in outputs]
+    rate = sum(one["steps"] / one["seconds"] for one in progress)
+    per_trial = progress[0]["steps_of_a_trial"] / rate
+    finished = finished_of(study)
+    if len(finished) == number:
+        return summarised(finished, since, BASELINE_WORKERS, per_trial, came=progress)
+    first_start = min(t.datetime_start.timestamp() for t in study.trials if t.datetime_start)
     return {
-        "trials": len(ended),
+        "trials": len(finished),
         "reckoned": True,
-        "before_first": begun - since + OLD_WORKERS * per_trial,
+        "before_first": first_start - since + BASELINE_WORKERS * per_trial,
         "whole": time.time() - since,
-        "together": OLD_WORKERS,
+        "together": BASELINE_WORKERS,
         "per_trial": per_trial,
-        "came": came,
+        "came": progress,
     }

@@ -1,4 +1,4 @@
-"""Our search in speed.py: a fixed list of configurations, so many cells at a time."""
+"""Search by Supermax in speed.py: a fixed list of configurations, in several cells."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from optuna.pruners import NopPruner
 from optuna.study import Study
 from speed_tasks import EPOCHS, Cells, Line, NotAvailable, Task, choice, corpus_of, validation_of
-from speed_trials import ended_of, summed_up
+from speed_trials import finished_of, summarised
 
+from supermax.search.tuning import Tuning
 from supermax.space import loads
 from supermax.training.data.splits import Splits
-from supermax.training.steps import Execution
-from supermax.tuning import Tuning
+from supermax.training.steps.base import Execution
 
 SPACE = """
 name: list
@@ -58,8 +58,8 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
     if len(done) < number:
         raise NotAvailable(f"{len(done)} of {number} trials ended: {tuned.summary.faults}")
     results = [t.user_attrs["result"] for t in done]
-    return summed_up(
-        ended_of(tuned.study, "optim.lr", "encoder.dropout"),
+    return summarised(
+        finished_of(tuned.study, "optim.lr", "encoder.dropout"),
         since,
         cells.count,
         training=statistics.median(r["seconds"] for r in results),
@@ -74,7 +74,7 @@ def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path)
 
 @contextmanager
 def _queued(study: Study, number: int) -> Iterator[None]:
-    """The trials of the list, which the sampler then has nothing to add to."""
+    """Queue the trials of the list, so that the sampler draws nothing."""
     for i in range(number):
         tried = choice(i)
         study.enqueue_trial(

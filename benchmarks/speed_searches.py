@@ -1,4 +1,4 @@
-"""One contender's search, as a program that prints its line; see speed_trials.py."""
+"""Run the search of one contender and print its line; started by speed_trials.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from speed_tasks import TASKS, Line, NotAvailable, Task, cells_of
-from speed_trials import BARE, OLD, UNPLANNED
+from speed_trials import BARE, BASELINE, NO_CUDNN
 
-from supermax.training.attention import unplanned
+from supermax.training.models.attention import without_cudnn_attention
 
 
 def _search(contender: str, what: Task, number: int, since: float, folder: Path) -> Line:
@@ -19,16 +19,16 @@ def _search(contender: str, what: Task, number: int, since: float, folder: Path)
         from speed_search_ours import our_search
 
         return our_search(what, cells, number, since, folder)
-    from speed_search_others import bare_search, old_search, trainer_search
+    from speed_search_others import bare_search, baseline_search, trainer_search
 
-    others = {BARE: bare_search, OLD: old_search}
-    with unplanned() if contender == UNPLANNED else nullcontext():
+    others = {BARE: bare_search, BASELINE: baseline_search}
+    with without_cudnn_attention() if contender == NO_CUDNN else nullcontext():
         search = others.get(contender, trainer_search)
         return search(what, number, since, folder)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="One contender's search.")
+    parser = argparse.ArgumentParser(description="Run the search of one contender.")
     parser.add_argument("contender")
     parser.add_argument("task")
     parser.add_argument("number", type=int)

@@ -1,9 +1,9 @@
-"""What comes before and between trials: a cold process, and a warm cell.
+"""Start-up and overhead of trials: a cold process, and a warm cell.
 
     start() ──▶ cold processes ──▶ seconds to the first step
             └─▶ one cell ──▶ warm first steps, overhead of a trial
 
-As a program this is the process, cold when it starts.
+As a program this is the cold process.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from speed_tasks import (
     config_of,
     corpus_of,
     execution,
-    settled,
+    synchronize,
     validation_of,
 )
 
-from supermax.training.batches import order
 from supermax.training.data.examples import Corpus
-from supermax.training.loop import train, train_blind
+from supermax.training.loop import train, train_without_validation
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.ways import Epoch
+from supermax.training.steps.batches import order
+from supermax.training.steps.executors import Epoch
 
 WARM = 5
-"""Warm starts, of which the median counts."""
+"""Number of warm starts, of which the median counts."""
 
 
 def start(name: str, keep: Keep) -> None:
@@ -71,14 +71,14 @@ def _cold(name: str, folder: Path) -> Line:
 
 
 def first_step(prepared: Prepared) -> None:
-    """As the loop takes it, and waited for."""
+    """Make the first update as the loop does, and wait for the device."""
     size = prepared.config.train.effective_batch
     batches = order(prepared.train.lengths, size, prepared.seed, 0)
     factors = [prepared.schedule(update) for update in range(len(batches))]
     prepared.model.train()
-    prepared.way.begin(Epoch(batches, factors), 0)
-    prepared.way.take(0)
-    settled()
+    prepared.executor.begin(Epoch(batches, factors), 0)
+    prepared.executor.take(0)
+    synchronize()
 
 
 def made(what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS, **more: Any) -> Prepared:
@@ -95,8 +95,10 @@ def made(what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS, **more:
 
 
 def warm(what: Task, folder: Path) -> Line:
-    """The second trial of a process and those that come after it: made, and its first step with
-    what is recorded for it."""
+    """Return seconds to prepare later trials of a process and to make their first step.
+
+    The first step includes its capture.
+    """
     corpus = corpus_of(what)
     first_step(made(what, corpus, folder))
     prepared, stepped = [], []
@@ -116,24 +118,26 @@ def warm(what: Task, folder: Path) -> Line:
 
 
 def overhead(what: Task, folder: Path) -> Line:
-    """What of a trial is not its steps: making it, recording, evaluation, keeping the best. Of
-    the second one: a process imports what it evaluates with in its first."""
+    """Return the seconds of a trial outside its steps: preparation, capture, evaluation.
+
+    The second trial is measured: the first one imports modules for evaluation.
+    """
     corpus = corpus_of(what)
     for _ in range(2):
         tidy()
         started = time.perf_counter()
         trial = made(what, corpus, folder)
         train(trial, Quiet())
-        settled()
+        synchronize()
         whole = time.perf_counter() - started
     ends: list[float] = []
-    train_blind(trial, EPOCHS, lambda *_: ends.append(time.perf_counter()))
+    train_without_validation(trial, EPOCHS, lambda *_: ends.append(time.perf_counter()))
     steps = (ends[-1] - ends[0]) / (EPOCHS - 1) * EPOCHS
     return {"trial": whole, "steps": steps, "overhead": whole - steps}
 
 
 class Quiet:
-    """Nobody watches these trials, or stops them."""
+    """Reporter that discards reports and never stops a trial."""
 
     stop_requested = False
 
@@ -159,7 +163,7 @@ def tidy() -> None:
 
 def main() -> None:
     imported = time.time()
-    parser = argparse.ArgumentParser(description="A process until its first step; see start().")
+    parser = argparse.ArgumentParser(description="One cold process, until its first step.")
     parser.add_argument("task")
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()

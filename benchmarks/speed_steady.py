@@ -1,4 +1,4 @@
-"""Samples a second once it goes: contenders in this process, and several cells at a time."""
+"""Samples per second in the steady state: contenders in this process, and in several cells."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from speed_tasks import (
     check_compiled,
     config_of,
     corpus_of,
+    error_text,
     execution,
-    in_words,
     service,
-    settled,
+    synchronize,
 )
 from transformers import Trainer, TrainerCallback
 
-from supermax.training.attention import unplanned
-from supermax.training.loop import train_blind
+from supermax.training.loop import train_without_validation
+from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.prepare import prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
 
 MEASURED = 2
-"""Epochs, of which the first does not count."""
+"""Epochs, of which the first is a warm-up."""
 LEAST = 3.0
-"""Seconds that are measured, where epochs are short."""
+"""Minimum duration of a measurement, in seconds."""
 
 
 def ours(what: Task, folder: Path, how: Execution) -> Line:
@@ -56,17 +56,19 @@ def ours(what: Task, folder: Path, how: Execution) -> Line:
     ends: list[float] = []
     losses: list[float] = []
 
-    def told(_: int, loss: float) -> None:
+    def epoch_done(_: int, loss: float) -> None:
         ends.append(time.perf_counter())
         losses.append(loss)
 
-    train_blind(prepared, MEASURED, told)
+    train_without_validation(prepared, MEASURED, epoch_done)
     check_compiled(prepared)
     loss, first = losses[-1], ends[0] - ready
     steady = [later - before for before, later in pairwise(ends)]
     if sum(steady) < LEAST:
         ends[:] = [time.perf_counter()]
-        train_blind(prepared, math.ceil(LEAST / statistics.median(steady)), told)
+        train_without_validation(
+            prepared, math.ceil(LEAST / statistics.median(steady)), epoch_done
+        )
         steady += [later - before for before, later in pairwise(ends)]
     return {
         "samples_per_second": len(prepared.train.chosen) / statistics.median(steady),
@@ -74,8 +76,8 @@ def ours(what: Task, folder: Path, how: Execution) -> Line:
         "before": ready - started,
         "first_epoch": first,
         "loss": loss,
-        "why_eager": prepared.way.why_eager,
-        "how": prepared.way.how,
+        "why_eager": prepared.executor.why_eager,
+        "how": prepared.executor.how,
         "peak": torch.cuda.max_memory_reserved() if DEVICE == "cuda" else 0,
         "tokens": float(prepared.train.lengths.mean()),
     }
@@ -86,7 +88,7 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
         self.ends: list[float] = []
 
     def on_epoch_end(self, *_: Any, **__: Any) -> None:
-        settled()
+        synchronize()
         self.ends.append(time.perf_counter())
 
 
@@ -149,12 +151,14 @@ CONTENDERS = [*SINGLE, *TOGETHER]
 
 
 def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
-    """Trainer first, whoever else was asked for. All of them without cuDNN's attention, which
-    would be made for new widths while it is measured."""
+    """Measure contenders, Trainer always first.
+
+    None of them uses cuDNN's attention, whose kernels would be built for new lengths meanwhile.
+    """
     run, wanted = f"{time.time():.0f}", dict.fromkeys([REFERENCE, *contenders])
     if any(map(cells_of, wanted)):
         get_ready()
-    with tempfile.TemporaryDirectory() as folder, unplanned():
+    with tempfile.TemporaryDirectory() as folder, without_cudnn_attention():
         for sharing, some in groupby(wanted, _shares):
             groups = [list(alike) for _, alike in groupby(some, _alike)]
             with _service(sharing):
@@ -166,10 +170,10 @@ def steady(names: list[str], contenders: list[str], keep: Keep) -> None:
 
 @contextmanager
 def _service(sharing: bool) -> Iterator[None]:
-    """Once for all tasks: to start it and end it takes longer than to measure."""
+    """Start MPS once for all tasks: starting it takes longer than a measurement."""
     with ExitStack() as stack:
         if sharing:
-            with suppress(NotAvailable):  # each contender says so
+            with suppress(NotAvailable):  # each contender reports it
                 stack.enter_context(service())
         yield
 
@@ -180,13 +184,13 @@ def _shares(contender: str) -> bool:
 
 
 def _alike(contender: str) -> tuple[Any, ...]:
-    """The same for cells that differ in their number alone."""
+    """Return a key that is equal for cells that differ only in their number."""
     cells = cells_of(contender)
     return (cells.mps, cells.share, cells.compiled) if cells is not None else (contender,)
 
 
 def _measured(name: str, alike: list[str], folder: Path) -> Iterator[tuple[str, Line]]:
-    """Their figures, or why there are none."""
+    """Yield the figures of contenders, or why there are none."""
     gc.collect()
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
@@ -204,4 +208,4 @@ def _measured(name: str, alike: list[str], folder: Path) -> Iterator[tuple[str, 
             yield rest.pop(0), line
     except Exception as error:
         for contender in rest:
-            yield contender, {"failed": in_words(error)}
+            yield contender, {"failed": error_text(error)}

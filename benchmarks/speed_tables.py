@@ -1,6 +1,6 @@
-"""What speed.py has measured, as tables: every bar met or MISSED.
+"""Results of speed.py as tables: every threshold met or MISSED.
 
-lines ──latest()──▶ one for each part, task and contender ──▶ tables, bars
+lines ──latest()──▶ one per part, task and contender ──▶ tables, thresholds
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.table import Table
-from speed_tasks import ONE_BY_ONE, REFERENCE, TASKS, Line, cells_of
-from speed_trials import OLD, UNPLANNED
+from speed_tasks import EAGER, REFERENCE, TASKS, Line, cells_of
+from speed_trials import BASELINE, NO_CUDNN
 
-BEST_TRIALS, BEST_OVER_OLD = 10.0, 20.0
+BEST_TRIALS, BEST_OVER_BASELINE = 10.0, 20.0
 WARM, GROWTH = 1.0, 0.05
 NOISE = 2.5
-"""Standard errors by which metrics may be apart that differ by chance alone."""
+"""Standard errors within which a difference of metrics counts as chance."""
 MANY = 24
-"""Trials of which the time end to end is shown."""
+"""Number of trials whose total time is shown."""
 
 _OVER = {
     REFERENCE: ("Trainer's search", BEST_TRIALS),
-    UNPLANNED: ("Trainer's search without cuDNN", BEST_TRIALS),
-    OLD: ("the old way", BEST_OVER_OLD),
+    NO_CUDNN: ("Trainer's search without cuDNN", BEST_TRIALS),
+    BASELINE: ("the fp32 baseline", BEST_OVER_BASELINE),
 }
-"""Whose trials ours are held against, and by how much they must be quicker."""
+"""Contenders that our trials are compared with, and the required speed-up."""
+_RENAMED = {"old way": BASELINE, "one by one": EAGER}
+"""Contenders in results from before 2026-11-18, and their names now."""
 
 
 @dataclass
 class Bars:
-    """What had to be reached, and whether it was."""
+    """Thresholds, and whether they were met."""
 
     rows: list[tuple[str, str, str, bool]] = field(default_factory=list)
 
     def at_least(self, what: str, measured: float | None, bar: float) -> None:
-        """None: it failed, or there is nothing to hold it against."""
+        """Add a lower bound. `measured` None: it failed, or has no reference in the same run."""
         met = measured is not None and measured >= bar
         self.rows.append((what, _times(measured) or "no figure", f"≥ {bar:g}×", met))
 
@@ -52,9 +54,16 @@ class Bars:
         return not all(met for *_, met in self.rows)
 
 
+def renamed(line: Line) -> Line:
+    """Return the line with the current name of its contender."""
+    return {**line, "contender": _RENAMED.get(line["contender"], line["contender"])}
+
+
 def latest(lines: Iterable[Line]) -> list[Line]:
-    """Of the same part, task and contender the latest run's, in the order of tasks. (Earlier
-    results say "1 cells".)"""
+    """Return the latest run per part, task and contender, in the order of tasks.
+
+    (Earlier results say "1 cells".)
+    """
     found: dict[tuple[str, str, str], Line] = {}
     for line in lines:
         cells = cells_of(line["contender"])
@@ -67,8 +76,10 @@ def latest(lines: Iterable[Line]) -> list[Line]:
 
 
 def ratio(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
-    """Times Trainer, or whoever, within one run. Of "samples_per_second" more is better, of others
-    less."""
+    """Return the speed-up over Trainer, or another contender, within one run.
+
+    "samples_per_second" is a rate; other keys are durations. None: no figure in that run.
+    """
     there = _of_run(line, lines, key, over)
     if there is None or key not in line:
         return None
@@ -77,7 +88,7 @@ def ratio(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) ->
 
 
 def _of_run(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) -> float | None:
-    """What Trainer, or whoever, had in the run of this line."""
+    """Return the figure of Trainer, or another contender, in the run of this line."""
     for one in lines:
         same = all(one[k] == line[k] for k in ("part", "run", "task"))
         if same and one["contender"] == over and key in one:
@@ -86,17 +97,17 @@ def _of_run(line: Line, lines: Iterable[Line], key: str, over: str = REFERENCE) 
 
 
 def tables(lines: list[Line]) -> bool:
-    """Print them all. True when a bar that was measured is missed."""
+    """Print all tables. Return True if a threshold was missed."""
     console, bars, chosen = Console(width=170), Bars(), latest(lines)
     makers = {
-        "steady": _steady, "trials": _trials, "parts": _parts, "widths": _widths,
-        "attention": _attention, "start": _start, "same": _same,
+        "steady": _steady, "trials": _trials, "parts": _parts, "attention": _attention,
+        "start": _start, "same": _same,
     }  # fmt: skip
     for part, make in makers.items():
         if some := [line for line in chosen if line["part"] == part]:
             for shown in make(some, lines, bars):
                 console.print(shown)
-    shown = Table("what", "measured", "bar", "", title="bars")
+    shown = Table("what", "measured", "threshold", "", title="thresholds")
     for what, measured, bar, met in bars.rows:
         shown.add_row(what, measured, bar, "met" if met else "MISSED")
     if bars.rows:
@@ -107,7 +118,7 @@ def tables(lines: list[Line]) -> bool:
 def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
         "task", "contender", "samples/s", "× Trainer", "Trainer there", "first epoch", "loss", "",
-        title="samples a second",
+        title="samples per second",
     )  # fmt: skip
     ratios: dict[str, dict[str, float | None]] = {}
     for line in some:
@@ -138,10 +149,10 @@ def _steady(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
 
 def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     shown = Table(
-        "task", "contender", "s a trial", "× Trainer", "Trainer there", "× old", "first after",
-        "trials", f"{MANY} trials", "metric", "best", "cells", "",
+        "task", "contender", "s a trial", "× Trainer", "Trainer there", "× baseline",
+        "first after", "trials", f"{MANY} trials", "metric", "best", "cells", "",
         title="whole trials, from the start of the process",
-        caption="metric: in the middle of the trials that everybody had; best: of all its own",
+        caption="metric: median of the trials that all contenders ran; best: of all its own",
     )  # fmt: skip
     for task in dict.fromkeys(line["task"] for line in some):
         here = [line for line in some if line["task"] == task]
@@ -163,13 +174,13 @@ def _trials(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
 
 
 def _tried_by_all(some: list[Line]) -> set[tuple[float, ...]]:
-    """Learning rates and dropouts of which every contender says what it reached."""
+    """Return the learning rates and dropouts that every contender has a metric for."""
     each = [{tuple(tried) for *tried, _ in line["reached"]} for line in some if "reached" in line]
     return set.intersection(*each) if each else set()
 
 
 def _metric(line: Line, same: set[tuple[float, ...]]) -> float | None:
-    """In the middle of these trials; of all of its own where there are none."""
+    """Return the median metric of these trials; of all its own if there are none."""
     reached = [value for *tried, value in line.get("reached", []) if tuple(tried) in same]
     return statistics.median(reached) if reached else line.get("metric")
 
@@ -181,19 +192,19 @@ def _trial_cells(
         return ["failed", *[""] * 9, line["failed"][:50]]
     many = line["before_first"] + (MANY - line.get("together", 1)) * line["per_trial"]
     faults = ", ".join(f"{count} {kind}" for kind, count in line.get("faults", {}).items())
-    reckoned = "reckoned" if line.get("reckoned") else ""
+    extrapolated = "extrapolated" if line.get("reckoned") else ""
     return [
         f"{line['per_trial']:.2f}",
         _times(times[REFERENCE]),
         f"{there:.2f}" if there is not None else "",
-        _times(times[OLD]),
+        _times(times[BASELINE]),
         f"{line['before_first']:.1f} s",
         f"{line['trials']} in {line['whole']:.0f} s",
         f"{line['whole']:.0f} s" if line["trials"] == MANY else f"≈ {many:.0f} s",
         f"{metric:.3f}" if metric is not None else "",
         f"{line['best']:.3f}" if "best" in line else "",
         str(line.get("cells", "")),
-        " ".join(filter(None, [*line.get("steps", []), faults, reckoned]))[:50],
+        " ".join(filter(None, [*line.get("steps", []), faults, extrapolated]))[:50],
     ]
 
 
@@ -219,46 +230,30 @@ def _parts_of(line: Line) -> Table:
     return shown
 
 
-def _widths(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
-    """All trainings of the last run, not only its last."""
-    last = max(float(line["run"]) for line in some)
-    shown = Table("task", "steps", "process", "training", "getting ready", "ms a step, by width",
-                  title="recorded steps by width")  # fmt: skip
-    for line in lines:
-        if line["part"] == "widths" and float(line["run"]) == last:
-            title, steps = TASKS[line["task"]].title, line["contender"]
-            if "failed" in line:
-                shown.add_row(title, steps, line["process"], "", "failed", line["failed"][:60])
-                continue
-            by_width = ", ".join(f"{w}: {ms:.2f}" for w, ms in line["step_ms"].items())
-            seconds = f"{line['getting_ready']:.2f} s"
-            shown.add_row(title, steps, line["process"], str(line["training"]), seconds, by_width)
-    return [shown]
-
-
 def _attention(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
-    shown = Table("task", "kernels", "cells", "first time with a dropout", "again", "host keeps",
-                  "device keeps", "ms replayed, by width", title="attention")  # fmt: skip
+    shown = Table("task", "kernels", "cells", "first call with a dropout", "second call",
+                  "host memory kept", "device memory kept", "ms replayed, by length",
+                  title="attention")  # fmt: skip
     for line in some:
         names = TASKS[line["task"]].title, line["contender"]
         if "failed" in line:
             shown.add_row(*names, "", "failed", *[""] * 3, line["failed"][:60])
             continue
-        by_width = ", ".join(f"{w}: {ms:.2f}" for w, ms in line["replayed_ms"].items())
+        by_length = ", ".join(f"{w}: {ms:.2f}" for w, ms in line["replayed_ms"].items())
         for cells in (key.removeprefix("of ") for key in line if key.startswith("of ")):
             found = line[f"of {cells}"]
             kept = [f"{found[key] / 1e6:.1f} MB" for key in ("host_bytes", "device_bytes")]
             times = [f"{found[key]:.1f} ms" for key in ("new_ms", "again_ms")]
-            shown.add_row(*names, cells, *times, *kept, by_width)
-            names, by_width = ("", ""), ""
+            shown.add_row(*names, cells, *times, *kept, by_length)
+            names, by_length = ("", ""), ""
     return [shown]
 
 
 def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
-    shown = Table("task", "what", "", title="before and between trials")
+    shown = Table("task", "what", "", title="start-up and overhead of trials")
     for line in some:
         title = TASKS[line["task"]].title
-        shown.add_row(title, line["contender"], _start_words(line))
+        shown.add_row(title, line["contender"], _start_summary(line))
         if "failed" in line:
             continue
         if line["contender"] == "warm":
@@ -275,13 +270,13 @@ def _start(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
     return [shown]
 
 
-def _start_words(line: Line) -> str:
+def _start_summary(line: Line) -> str:
     if "failed" in line:
         return f"failed: {line['failed'][:80]}"
     if line["contender"] == "growth":
         device, host = (line[kind] for kind in ("device_memory", "host_memory"))
         few, over = line.get("beside"), line.get("over_beside")
-        beside = f" ({few['early']:.3f} and {few['late']:.3f} beside)" if few else ""
+        beside = f" (reference cell {few['early']:.3f} and {few['late']:.3f})" if few else ""
         beside += f": {over['growth']:+.1%} ± {over['error']:.1%}" if over else ""
         return (
             f"{line['seconds']['early']:.3f} s a trial early, {line['seconds']['late']:.3f} late"
@@ -295,8 +290,8 @@ def _start_words(line: Line) -> str:
 
 
 def _same(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
-    """Held against steps taken one by one in the same run."""
-    shown = Table("task", "steps", "seeds", "mean", "deviation", "difference", "loss", "",
+    """Compare each executor with eager steps in the same run."""
+    shown = Table("task", "steps", "seeds", "mean", "deviation", "difference to eager", "loss", "",
                   title="the metric reached, over seeds")  # fmt: skip
     for line in some:
         title = TASKS[line["task"]].title
@@ -305,14 +300,14 @@ def _same(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
             continue
         found = [
             one for one in some
-            if one["contender"] == ONE_BY_ONE and one["task"] == line["task"]
+            if one["contender"] == EAGER and one["task"] == line["task"]
             and one["run"] == line["run"] and "failed" not in one
         ]  # fmt: skip
         words = ""
-        if found and line["contender"] != ONE_BY_ONE:
+        if found and line["contender"] != EAGER:
             errors = _standard_errors(line["values"], found[0]["values"])
             words = f"{line['mean'] - found[0]['mean']:+.4f}, {errors:.1f} standard errors"
-            what = f"{title}: metric {line['contender']} and one by one, apart"
+            what = f"{title}: difference of the metric, {line['contender']} and eager"
             bars.at_most(what, errors, NOISE, "standard errors")
         shown.add_row(
             title, line["contender"], str(len(line["values"])), f"{line['mean']:.4f}",
@@ -322,7 +317,7 @@ def _same(some: list[Line], lines: list[Line], bars: Bars) -> list[Table]:
 
 
 def _standard_errors(here: list[float], there: list[float]) -> float:
-    """How far apart their means are, in standard errors of the difference."""
+    """Return the difference of the means in standard errors of the difference."""
     spread = statistics.variance(here) / len(here) + statistics.variance(there) / len(there)
     apart = abs(statistics.mean(here) - statistics.mean(there))
     return apart / math.sqrt(spread) if spread else math.inf if apart else 0.0

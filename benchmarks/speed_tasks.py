@@ -1,6 +1,6 @@
-"""What is trained in speed.py: tasks, their pairs and configurations, and how ours executes them.
+"""Tasks of speed.py: encoders, data, configurations and how they are executed.
 
-Task ──corpus_of(), config_of(), execution()──▶ what every contender trains
+Task ──corpus_of(), config_of(), execution()──▶ the same training for every contender
 """
 
 from __future__ import annotations
@@ -14,61 +14,64 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-# To ask whether there is a GPU must not begin to use it: a cell has yet to hear how it is shared.
+# Asking for a GPU must not initialise CUDA: a cell does not know its MPS share yet.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import torch
 
-from supermax import mps
+from supermax.engine.processes import mps
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.prepare import Prepared
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
+from supermax.training.steps.cuda_graphs import CudaGraphExecutor
 
 HERE = Path(__file__).parent
 PAIRS = 2058
 SENTENCES = (1, 2, 1, 3, 2, 1, 4, 2, 3, 8)
-"""That a text is made of: pairs of 38 tokens in the middle, with a long tail."""
+"""Sentences per text, in turn: pairs with a median of 38 tokens and a long tail."""
 RATE, WARMUP, CLIP = 2e-5, 0.1, 1.0
 RATES = [1e-5, 2e-5, 3e-5, 5e-5]
 DROPOUTS = [round(0.04 + 0.01 * i, 2) for i in range(24)]
-"""Of a search's trials, one after the other and then again."""
+"""Dropouts of the trials of a search, in turn."""
 EPOCHS = 3
-"""Of a trial."""
+"""Epochs of a trial."""
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HALF = Execution(device=DEVICE, precision="bf16" if DEVICE == "cuda" else "fp32")
-REFERENCE, ONE_BY_ONE = "Trainer", "one by one"
+MIXED = Execution(device=DEVICE, precision="bf16" if DEVICE == "cuda" else "fp32")
+REFERENCE, EAGER = "Trainer", "eager"
 
 Line = dict[str, Any]
 Keep = Callable[[Line], None]
 
 
 class NotAvailable(Exception):
-    """A contender that cannot be had here; says why."""
+    """A contender is not available here; the message says why."""
 
 
-def in_words(error: Exception) -> str:
-    """Why a contender has no figures."""
+def error_text(error: Exception) -> str:
+    """Return the reason why a contender has no figures."""
     kind = "" if isinstance(error, NotAvailable) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:300]
 
 
 @dataclass(frozen=True)
 class Task:
+    """An encoder, its data, and the speed-ups that are required of it."""
+
     encoder: str
     batch: int
     length: int
     bar: float | None = None
-    """How many times Trainer the captured steps must reach."""
+    """Required speed-up of captured steps over Trainer; None: no threshold."""
     best: float | None = None
-    """How many times Trainer the best of all contenders must reach."""
+    """Required speed-up of the best contender over Trainer; None: no threshold."""
     pairs: int = PAIRS
     whole_posts: bool = False
     called: str = ""
-    """What it is called in tables, where that is not its encoder's name."""
+    """Name in tables, if it is not the name of the encoder."""
 
     @property
     def title(self) -> str:
@@ -86,29 +89,29 @@ TASKS = {
     "deberta16": task("microsoft/deberta-v3-base", 16),
     "roberta32": task("roberta-base", 32, 256, whole_posts=True),
     "minilm16": task("sentence-transformers/all-MiniLM-L6-v2", 16),
-    # One that has learnt before, so that there is a metric to compare. MINILM: a folder of it.
+    # A pretrained encoder, so that metrics can be compared. MINILM: its folder.
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
 }
 COMPARED = [name for name in TASKS if name not in ("trained16", "tiny")]
-"""Whose samples a second are compared: encoders from their configuration, of real sizes."""
+"""Tasks of `steady`: encoders of real sizes, from their configuration."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a trial of a search tries."""
+    """Hyperparameters of a trial."""
 
     rate: float
     dropout: float
 
 
 def choice(number: int) -> Choice:
-    """Of the list that every contender tries, by the trial's number."""
+    """Return the hyperparameters of a trial by its number: the same list for every contender."""
     return Choice(RATES[number % len(RATES)], DROPOUTS[number % len(DROPOUTS)])
 
 
 def corpus_of(what: Task) -> Corpus:
-    """Labelled pairs of a criterion and a text: sentences, or whole posts."""
+    """Return labelled pairs of a criterion and a text: sentences, or whole posts."""
     made = synthetic(difficulty=0.5, seed=0)
     texts = [e.text for e in made.classes]
     examples = tuple(
@@ -125,7 +128,7 @@ def corpus_of(what: Task) -> Corpus:
 
 
 def validation_of(corpus: Corpus) -> Corpus:
-    """An eighth of the pairs: what is learnt does not matter here, only that it is looked at."""
+    """Return an eighth of the pairs: the evaluation must take its time, not be independent."""
     return Corpus("some", corpus.label_names, corpus.examples[::8])
 
 
@@ -150,21 +153,27 @@ def config_of(
 
 
 def execution(*, captured: bool, compiled: bool = False) -> Execution:
-    return replace(HALF, captured=captured, compiled=compiled)
+    return replace(MIXED, captured=captured, compiled=compiled)
 
 
 def check_compiled(prepared: Prepared) -> None:
-    """Raises NotAvailable where steps that were to be compiled are recorded without."""
-    way = prepared.way
-    wanted = prepared.execution.compiled and way.why_eager is None
-    if wanted and not way.how.startswith("compiled"):
-        raise NotAvailable(way.how)
+    """Raise NotAvailable if captured steps should be compiled and are not."""
+    executor = prepared.executor
+    if (
+        prepared.execution.compiled
+        and isinstance(executor, CudaGraphExecutor)
+        and executor.why_eager is None
+        and executor._compiled is None
+    ):
+        raise NotAvailable(executor.how)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """So many cells at a time, as a contender's name says it: "4 cells MPS compiled", or
-    "4 cells MPS 70% compiled" for another share of the GPU's processors than a run gives each."""
+    """Several cells at a time, as in the contender "4 cells MPS compiled".
+
+    "4 cells MPS 70% compiled" has another share of the multiprocessors than a run assigns.
+    """
 
     count: int
     mps: bool = False
@@ -180,35 +189,35 @@ class Cells:
 
     @property
     def share(self) -> int | None:
-        """Of the GPU's processors that each has, in percent; None where they take turns."""
+        """Share of the GPU's multiprocessors per cell, in percent; None without MPS."""
         if not self.mps:
             return None
         return self.percent or share_of_each(self.count, GpuBudget().whole)
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Raises NotAvailable where the GPU cannot be shared."""
+        """Start MPS with the share of these cells. Raise NotAvailable if that is impossible."""
         if self.share is None:
             yield
             return
-        with service(), _each_has(self.share):
+        with service(), _share_set(self.share):
             yield
 
 
 @contextmanager
 def service() -> Iterator[None]:
-    """One that is there already is used. Raises NotAvailable where there can be none."""
+    """Start MPS, or use a running one. Raise NotAvailable if that is impossible."""
     if DEVICE == "cpu":
         raise NotAvailable("there is no GPU to share")
-    said: list[str] = []
-    with mps.shared(said.append) as on:
+    messages: list[str] = []
+    with mps.shared(messages.append) as on:
         if not on:
-            raise NotAvailable(" ".join(said))
+            raise NotAvailable(" ".join(messages))
         yield
 
 
 @contextmanager
-def _each_has(percent: int) -> Iterator[None]:
+def _share_set(percent: int) -> Iterator[None]:
     before = os.environ.get(mps.SHARE)
     os.environ[mps.SHARE] = str(percent)
     try:
@@ -220,7 +229,7 @@ def _each_has(percent: int) -> Iterator[None]:
 
 
 def cells_of(contender: str) -> Cells | None:
-    """None for a contender that is none of ours in cells."""
+    """Parse the name of a contender; None if it is not "N cells …"."""
     pattern = r"([1-9]\d*) cells?( MPS( ([1-9]\d?|100)%)?)?( compiled)?"
     if (found := re.fullmatch(pattern, contender)) is None:
         return None
@@ -232,7 +241,7 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if DEVICE == "cuda" else "none"
 
 
-def settled() -> None:
-    """What the device was asked for is done."""
+def synchronize() -> None:
+    """Wait for the device."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()

@@ -1,6 +1,6 @@
-"""Whole trials in a search: each contender in a process of its own, timed from that one's start.
+"""Whole trials in a search: each contender in a separate process, timed from its start.
 
-trials() ──▶ speed_searches.py: import, search ──▶ summed_up() ──▶ its line
+trials() ──▶ speed_searches.py: import, search ──▶ summarised() ──▶ its line
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any
 from optuna.study import Study
 from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
 
-BARE, OLD = "Optuna, bare loop", "old way"
-UNPLANNED = "Trainer without cuDNN"
-"""Whose kernels of attention are made for one dropout, batch and width: it makes many of them."""
-SHORT = {"Trainer": REFERENCE, "bare": BARE, "old": OLD, UNPLANNED: UNPLANNED}
-"""How they are asked for."""
-OLD_WORKERS = 3
-OLD_SECONDS = 300.0
-"""That a worker of the old way may train; how long a trial takes is then reckoned."""
-BETWEEN = 2
-"""Trials before those that count, so that nobody's first start does."""
+BARE, BASELINE = "Optuna, bare loop", "fp32 baseline"
+NO_CUDNN = "Trainer without cuDNN"
+"""cuDNN builds its attention kernels per dropout, batch and length: a search builds many."""
+SHORT = {"Trainer": REFERENCE, "bare": BARE, "baseline": BASELINE, NO_CUDNN: NO_CUDNN}
+"""Names of contenders on the command line."""
+BASELINE_WORKERS = 3
+BASELINE_SECONDS = 300.0
+"""Time limit of a baseline worker; the duration of an unfinished trial is extrapolated."""
+UNTIMED = 2
+"""Trials before the timed ones, so that start-up is not timed."""
 
 
 def trials(name: str, contenders: Sequence[str], numbers: dict[str, int], keep: Keep) -> None:
-    """`numbers`: of trials, by contender. Trainer's search comes first, whoever was asked for."""
+    """Run the searches, Trainer's always first. `numbers`: trials by contender."""
     run = f"{time.time():.0f}"
     for contender in dict.fromkeys([REFERENCE, *contenders]):
         line = {"part": "trials", "run": run, "task": name, "contender": contender}
@@ -40,7 +40,7 @@ def trials(name: str, contenders: Sequence[str], numbers: dict[str, int], keep: 
 def contenders_of(
     words: Sequence[str], cells: Sequence[int], *, mps: bool, compiled: bool
 ) -> list[str]:
-    """By name; "cells" are ours, so many at a time, and with what was asked for on top."""
+    """Return full names; "cells" stands for each number of cells, also with MPS and compiled."""
     ours = [Cells(many) for many in cells]
     ours += [Cells(many, mps=True) for many in cells if mps and many > 1]
     ours += [Cells(many, mps and many > 1, compiled=True) for many in cells if compiled]
@@ -50,15 +50,17 @@ def contenders_of(
     return found
 
 
-def how_many(contender: str, trials: int, reference: int, old: int) -> int:
-    """Trials of a contender; whole rounds where several go at a time, and three at least, of the
-    old way one: its workers are warm before."""
+def how_many(contender: str, trials: int, reference: int, baseline: int) -> int:
+    """Return the number of trials of a contender: whole rounds of its workers, at least three.
+
+    One round is enough for the baseline, whose workers are warm before their first trial.
+    """
     if contender in SHORT.values():
-        each, wanted = (OLD_WORKERS, old) if contender == OLD else (1, reference)
+        each, wanted = (BASELINE_WORKERS, baseline) if contender == BASELINE else (1, reference)
     else:
         cells = cells_of(contender)
         each, wanted = cells.count if cells else 1, trials
-    least = 3 * each if contender != OLD else each
+    least = 3 * each if contender != BASELINE else each
     return -(-max(wanted, least) // each) * each
 
 
@@ -69,15 +71,15 @@ def _searched(name: str, contender: str, number: int) -> Line:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith('{"trials"')]
     if done.returncode or not lines:
-        said = [line for line in done.stderr.splitlines() if line.strip()] or ["nothing was said"]
-        return {"failed": said[-1][:300]}
+        errors = [line for line in done.stderr.splitlines() if line.strip()] or ["no message"]
+        return {"failed": errors[-1][:300]}
     found: Line = json.loads(lines[-1])
     return found
 
 
 @dataclass(frozen=True)
-class Ended:
-    """A trial that has: what it tried, the metric it reached, and when."""
+class Finished:
+    """A finished trial: its hyperparameters, its metric, and the time of its end."""
 
     rate: float
     dropout: float
@@ -85,30 +87,29 @@ class Ended:
     at: float
 
 
-def ended_of(study: Study, rate: str = "rate", dropout: str = "dropout") -> list[Ended]:
-    """Those of a study that came to their end. `rate`, `dropout`: what it calls these."""
+def finished_of(study: Study, rate: str = "rate", dropout: str = "dropout") -> list[Finished]:
+    """Return the completed trials of a study. `rate`, `dropout`: its names for these."""
     return [
-        Ended(t.params[rate], t.params[dropout], t.value, t.datetime_complete.timestamp())
+        Finished(t.params[rate], t.params[dropout], t.value, t.datetime_complete.timestamp())
         for t in study.trials
         if t.state.name == "COMPLETE" and t.value is not None and t.datetime_complete
     ]
 
 
-def summed_up(
-    trials: Sequence[Ended],
+def summarised(
+    trials: Sequence[Finished],
     since: float,
     together: int,
     per_trial: float | None = None,
     **more: Any,
 ) -> Line:
-    """`per_trial`: seconds from one's end to the next's, where they are not to be had from when
-    these ended."""
+    """Return the line of a search. `per_trial`: seconds; None: from the ends of trials."""
     ends = sorted(trial.at for trial in trials)
     return {
         "trials": len(ends),
         "whole": time.time() - since,
         "before_first": ends[0] - since,
-        "per_trial": _apart(ends, together) if per_trial is None else per_trial,
+        "per_trial": _interval(ends, together) if per_trial is None else per_trial,
         "metric": statistics.median(trial.value for trial in trials),
         "best": max(trial.value for trial in trials),
         "together": together,
@@ -117,7 +118,7 @@ def summed_up(
     }
 
 
-def _apart(ends: Sequence[float], together: int) -> float:
-    """With several at a time, their first round does not count."""
-    before = max(BETWEEN, together)
+def _interval(ends: Sequence[float], together: int) -> float:
+    """Return seconds between ends of trials; the first round of all cells does not count."""
+    before = max(UNTIMED, together)
     return (ends[-1] - ends[before - 1]) / (len(ends) - before)

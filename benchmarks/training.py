@@ -1,12 +1,12 @@
-"""What a training step costs on the CPU, beside Hugging Face Trainer in the same run.
+"""Measure training throughput on the CPU against Hugging Face Trainer in the same run.
 
     make bench                       everything
     python benchmarks/training.py --scale 0.3
 
 Contenders train the same encoder, from the same configuration, on the same texts, with the same
-effective batch, optimizer, schedule and clipping. Each runs in a process of its own, in turn,
-three times over, and finds what it kept on disk the time before, as in a search; the middle rate
-and the middle peak of resident memory count. What comes before the first step is not timed.
+effective batch, optimizer, schedule and clipping. Each runs in a separate process, in turn, three
+times, with the disk cache of its last run, as in a search. The table has the median rate and the
+median peak of resident memory. Work before the first step is not timed.
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ from torch.nn.functional import cross_entropy
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
-from supermax.training.encoders import load
-from supermax.training.encoders import prepared as prepared_config
-from supermax.training.loop import train_blind
-from supermax.training.models import Inputs, Model
+from supermax.training.loop import train_without_validation
+from supermax.training.models.assembly import Inputs, Model
+from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.models.sources import find
+from supermax.training.models.tokenizers import special_ids, tokenizer_for
 from supermax.training.prepare import prepare
-from supermax.training.sources import find
-from supermax.training.steps import Execution
-from supermax.training.tokenizers import special_ids, tokenizer_for
+from supermax.training.steps.base import Execution
 
 ROUNDS = 3
-NOISE = 0.01  # what the resident memory of one and the same run differs by
+NOISE = 0.01  # variation of the resident memory between identical runs
 EFFECTIVE_BATCH, RATE, WARMUP = 16, 5e-4, 0.1
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: texts as the criteria agent has them (short sentences), or whole posts with
-    their long tail."""
+    """An encoder and its texts: short sentences as for the criteria agent, or whole posts."""
 
     encoder: str
     kind: str
     many: int
     length: int
     bar: float | None
-    """How much faster than Trainer as it comes it must be. That pads to the longest of a random
-    batch, which costs little where texts are of like length: there is no bar for those."""
+    """Required speed-up over Trainer with defaults; None: no threshold.
+
+    Trainer pads to the longest sequence of a random batch, which costs little if texts have
+    similar lengths: such tasks have no threshold.
+    """
 
     @property
     def title(self) -> str:
@@ -70,7 +71,7 @@ TASKS = {
 
 
 def corpus_of(task: Task) -> Corpus:
-    """Labelled pairs of a criterion and a text."""
+    """Return labelled pairs of a criterion and a text."""
     made = synthetic(difficulty=0.5, seed=0)
     if task.kind == "sentences":
         examples = made.classes[: task.many]
@@ -97,12 +98,12 @@ def ours(task: Task, folder: Path) -> dict[str, float]:
     prepared = prepare(config_of(task), corpus, corpus, cache=folder, execution=Execution())
     losses: list[float] = []
     started = time.perf_counter()
-    train_blind(prepared, 1, lambda _, loss: losses.append(loss))
+    train_without_validation(prepared, 1, lambda _, loss: losses.append(loss))
     return {"seconds": time.perf_counter() - started, "loss": losses[-1]}
 
 
 def trainer(task: Task, folder: Path, *, grouped: bool) -> dict[str, float]:
-    """The same network with the same first weights, in Trainer as its documentation shows it."""
+    """Train the same network, from the same initial weights, with Trainer as documented."""
     from transformers import Trainer, TrainingArguments
 
     corpus = corpus_of(task)
@@ -110,7 +111,7 @@ def trainer(task: Task, folder: Path, *, grouped: bool) -> dict[str, float]:
     texts = [text for e in corpus.examples for text in (e.question, e.text) if text]
     tokenizer = tokenizer_for(source, texts, folder)
     torch.manual_seed(1)
-    encoder = load(source, prepared_config(source, None, None, **special_ids(tokenizer)))
+    encoder = load_encoder(source, prepared_config(source, None, None, **special_ids(tokenizer)))
 
     class Network(torch.nn.Module):
         def __init__(self) -> None:
@@ -144,12 +145,12 @@ def trainer(task: Task, folder: Path, *, grouped: bool) -> dict[str, float]:
 CONTENDERS = {
     "ours": ours,
     "grouped": lambda *how: trainer(*how, grouped=True),
-    "as it comes": lambda *how: trainer(*how, grouped=False),
+    "defaults": lambda *how: trainer(*how, grouped=False),
 }
 
 
 def measured(contender: str, task: Task, folder: str) -> dict[str, float]:
-    """One contender in a process of its own."""
+    """Run one contender in a separate process and return its figures."""
     command = [
         sys.executable,
         __file__,
@@ -170,11 +171,11 @@ def bench(task: Task, folder: str, scale: float) -> list[Line]:
     for _ in range(ROUNDS):
         for name, runs in seen.items():
             runs.append(measured(name, task, f"{folder}/{name}"))
-    rates = {name: task.many / middle(runs, "seconds") for name, runs in seen.items()}
-    peaks = {name: middle(runs, "peak") / 1e6 for name, runs in seen.items()}
-    losses = {name: middle(runs, "loss") for name, runs in seen.items()}
+    rates = {name: task.many / median(runs, "seconds") for name, runs in seen.items()}
+    peaks = {name: median(runs, "peak") / 1e6 for name, runs in seen.items()}
+    losses = {name: median(runs, "loss") for name, runs in seen.items()}
     lines = []
-    for name, bar in (("grouped", 1.0), ("as it comes", task.bar)):
+    for name, bar in (("grouped", 1.0), ("defaults", task.bar)):
         ratio = rates["ours"] / rates[name]
         lines.append(
             Line(
@@ -182,11 +183,11 @@ def bench(task: Task, folder: str, scale: float) -> list[Line]:
                 f"{rates['ours']:.1f} (loss {losses['ours']:.3f})",
                 f"{rates[name]:.1f} (loss {losses[name]:.3f})",
                 ratio,
-                "(no bar)" if bar is None else f"at least {bar:g}×",
+                "(no threshold)" if bar is None else f"at least {bar:g}×",
                 bar is None or ratio >= bar,
             )
         )
-    least = min(peaks["grouped"], peaks["as it comes"])
+    least = min(peaks["grouped"], peaks["defaults"])
     ratio = peaks["ours"] / least
     lines.append(
         Line(
@@ -201,12 +202,12 @@ def bench(task: Task, folder: str, scale: float) -> list[Line]:
     return lines
 
 
-def middle(runs: list[dict[str, float]], what: str) -> float:
+def median(runs: list[dict[str, float]], what: str) -> float:
     return statistics.median(run[what] for run in runs)
 
 
 def _with(name: str) -> str:
-    return "with length grouping" if name == "grouped" else name
+    return "with length grouping" if name == "grouped" else "with defaults"
 
 
 def run_contender(name: str, task: str, folder: str) -> None:
@@ -222,7 +223,7 @@ if __name__ == "__main__":
     sys.exit(
         main(
             "training",
-            "Training on the CPU, beside Hugging Face Trainer",
+            "Training on the CPU, compared with Hugging Face Trainer",
             {name: partial(bench, task) for name, task in TASKS.items()},
             __doc__,
             peer="Trainer",

@@ -1,4 +1,4 @@
-"""An objective that goes on where it was: killed, crashed or interrupted, it loses no epoch.
+"""An objective that resumes from its checkpoint after a kill, a crash or an interruption.
 
 Run it, press Ctrl-C or kill -9 it, and run it again. The first attempt of every third trial
 crashes on purpose.
@@ -28,14 +28,14 @@ def objective(trial: Any) -> float:
     if saved.exists():  # a second attempt
         state = json.loads(saved.read_text())
         weights, epoch, loss = np.array(state["weights"]), state["epoch"], state["loss"]
-        print(f"attempt {trial.attempt} goes on after epoch {epoch}")
+        print(f"attempt {trial.attempt} resumes after epoch {epoch}")
     while epoch < EPOCHS:
         error = data @ weights - target
         weights = weights - rate * data.T @ error / len(data)
         epoch, loss = epoch + 1, float(np.mean(error**2))
         state = {"weights": weights.tolist(), "epoch": epoch, "loss": loss}
         saved.with_suffix(".new").write_text(json.dumps(state))
-        saved.with_suffix(".new").replace(saved)  # all of it or nothing
+        saved.with_suffix(".new").replace(saved)  # atomic
         trial.report(loss, epoch)
         if trial.number % 3 == 0 and trial.attempt == 1 and epoch == EPOCHS // 2:
             os.kill(os.getpid(), signal.SIGSEGV)

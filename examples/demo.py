@@ -1,5 +1,5 @@
-"""All four agents searched on made-up data with a tiny encoder, beside a TF-IDF baseline; then the
-best criteria model is trained again with other seeds, exported, and asked once.
+"""Search all four agents on synthetic data with a tiny encoder, beside a TF-IDF baseline. Then
+refit the best criteria model with two seeds, export it, and predict one example.
 
     python examples/demo.py [folder]
 """
@@ -15,14 +15,14 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
-from supermax.training.baseline import baseline, trivial
+from supermax.search.tuning import Tuned, Tuning
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
-from supermax.training.export import load_exported
-from supermax.training.predict import predict_examples
-from supermax.training.refit import refit
-from supermax.training.steps import Execution
-from supermax.tuning import Tuned, Tuning
+from supermax.training.deploy.export import load_exported
+from supermax.training.deploy.predict import predict_examples
+from supermax.training.deploy.refit import refit
+from supermax.training.eval.baseline import baseline, trivial
+from supermax.training.steps.base import Execution
 
 TRIALS = {"criteria": 6, "evidence": 6, "share": 4, "joint": 4}
 SHOWN = {
@@ -37,10 +37,10 @@ console = Console()
 def main(folder: Path) -> None:
     started = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    corpus = made_up()
-    shows = sum(example.label == 1 for example in corpus.classes)
+    corpus = synthetic_posts()
+    positives = sum(example.label == 1 for example in corpus.classes)
     console.print(
-        f"Made-up data: {len(corpus.classes)} sentences, of which {shows} show their criterion; "
+        f"Synthetic data: {len(corpus.classes)} sentences ({positives} show their criterion) and "
         f"{len(corpus.spans)} posts to find evidence in. The encoder is tiny and not pretrained."
     )
     tuned = {agent: search(agent, corpus, folder) for agent in TRIALS}
@@ -51,12 +51,12 @@ def main(folder: Path) -> None:
     }
     for agent, one in tuned.items():
         leaderboard(agent, one, references)
-    use(tuned["criteria"], folder)
+    refit_and_predict(tuned["criteria"], folder)
     console.print(f"All in {time.monotonic() - started:.0f} s; files in {folder}")
 
 
-def made_up() -> Corpus:
-    """Short posts, so that a CPU trains on them in seconds."""
+def synthetic_posts() -> Corpus:
+    """Return short posts, on which a CPU trains in seconds."""
     return synthetic(posts=900, difficulty=0.05, seed=2, max_words=24)
 
 
@@ -80,8 +80,8 @@ def leaderboard(agent: str, tuned: Tuned, references: dict[str, dict[str, float]
     console.print(table)
 
 
-def use(tuned: Tuned, folder: Path) -> None:
-    """From the best trial to a folder that can be used elsewhere."""
+def refit_and_predict(tuned: Tuned, folder: Path) -> None:
+    """Refit the best trial, export the model to a folder, and predict one example with it."""
     best = tuned.winner()
     exported = folder / "criteria-model"
     result = refit(
@@ -95,13 +95,13 @@ def use(tuned: Tuned, folder: Path) -> None:
     )
     f1 = result.metrics["macro_f1"]
     console.print(
-        f"Trial {best['trial']} trained again with 2 seeds, on the untouched test split: macro-F1 "
+        f"Refit of trial {best['trial']} with 2 seeds, evaluated on the test split: macro-F1 "
         f"{f1.mean:.3f} (95 % interval {f1.low:.3f} to {f1.high:.3f}). Exported to {exported}"
     )
     asked = next(example for example in tuned.splits.test.classes if example.label == 1)
     (answer,) = predict_examples(load_exported(exported), [asked])
     shares = ", ".join(f"{name} {share:.0%}" for name, share in answer.probabilities.items())
-    console.print(f"It reads '{asked.text}' and is asked '{asked.question}' Its answer: {shares}")
+    console.print(f"Text: '{asked.text}' Question: '{asked.question}' Its answer: {shares}")
 
 
 if __name__ == "__main__":

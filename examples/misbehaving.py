@@ -1,7 +1,7 @@
-"""A search over an objective that misbehaves on purpose, and comes through all the same.
+"""A search over an objective that fails on purpose, in every way, and still finishes.
 
-The objective is Branin's function. Now and then a trial crashes, leaves, hangs, runs out of
-memory, raises or returns something that is no number; the search goes on.
+The objective is Branin's function. Some trials crash, exit, hang, run out of memory, raise or
+return NaN; the search continues.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def crash() -> None:
     ctypes.string_at(0)
 
 
-def leave() -> None:
-    """End the process without a word."""
+def exit_process() -> None:
+    """End the process without a result."""
     os._exit(3)
 
 
@@ -38,22 +38,22 @@ def hang() -> None:
         time.sleep(1.0)
 
 
-def use_up_memory() -> None:
-    """Ask for 16 GiB where the kernel allows 4."""
+def exhaust_memory() -> None:
+    """Allocate 16 GiB under a limit of 4 GiB."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, hard))
     try:
-        hoard = [bytes(1 << 28) for _ in range(64)]
-        hoard.append(bytes(1 << 62))  # for systems that do not enforce the limit
+        blocks = [bytes(1 << 28) for _ in range(64)]
+        blocks.append(bytes(1 << 62))  # for systems that do not enforce the limit
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def stumble() -> None:
+def raise_error() -> None:
     raise ValueError("these parameters do not go together")
 
 
-MISCHIEF = {5: crash, 10: leave, 15: hang, 20: use_up_memory, 25: stumble}
+FAULTS = {5: crash, 10: exit_process, 15: hang, 20: exhaust_memory, 25: raise_error}
 PERIOD = 26
 
 
@@ -66,9 +66,9 @@ def objective(trial: optuna.Trial) -> float:
     x = trial.suggest_float("x", -5.0, 10.0)
     y = trial.suggest_float("y", 0.0, 15.0)
     offset = {"none": 0.0, "some": 5.0}[trial.suggest_categorical("offset", ["none", "some"])]
-    if mischief := MISCHIEF.get(trial.number % PERIOD):
-        mischief()
-    if x < -2.0 and y < 4.0:  # a corner of the space where the computation breaks down
+    if fault := FAULTS.get(trial.number % PERIOD):
+        fault()
+    if x < -2.0 and y < 4.0:  # the computation diverges in this corner of the space
         return math.nan
     return branin(x, y) + offset
 

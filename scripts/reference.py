@@ -17,10 +17,10 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import supermax
-from supermax.cli import app
-from supermax.settings.model import Settings, keys
-from supermax.settings.resolving import ENVIRONMENT
+from supermax.search.settings.model import Settings, keys
+from supermax.search.settings.resolving import ENVIRONMENT
 from supermax.space.presets import presets
+from supermax.ui.cli import app
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 HEAD = "<!-- Made by scripts/reference.py (make reference): change the code, not this file. -->"

@@ -1,4 +1,4 @@
-"""What every test of the engine gets: a study on disk, short pauses, and proof of cleanliness."""
+"""Fixtures: a study on disk, short pauses, and a check that no process is left."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ import optuna
 import psutil
 import pytest
 
-from supermax.engine import crew, policy, watch
-from supermax.engine.standby import TAG
+from supermax.engine.processes import pool
+from supermax.engine.processes.prestart import TAG
+from supermax.engine.run import deadlines, policy
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then
@@ -30,7 +31,7 @@ _TRACKER = "from multiprocessing.resource_tracker import main"  # it stays as lo
 
 
 def _start_children_with_default_signals() -> None:
-    """Undo what `nohup make test &` and its like hand down: signals ignored or blocked.
+    """Reset signals that the parent ignores or blocks, as `nohup make test &` does.
 
     A child inherits what is ignored, but not a handler. So this run goes on ignoring a hang-up
     and so on, and the programs that tests start are stopped by it.
@@ -58,17 +59,17 @@ if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this fil
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that are right for a night are too long for a test."""
-    monkeypatch.setattr(watch, "_TERM_GRACE", 0.3)
-    monkeypatch.setattr(watch, "_STOP_GRACE", 1.0)
-    monkeypatch.setattr(crew, "_LINGER", 1.0)
+    """Shorten the pauses of retries and shutdown."""
+    monkeypatch.setattr(deadlines, "_TERM_GRACE", 0.3)
+    monkeypatch.setattr(deadlines, "_STOP_GRACE", 1.0)
+    monkeypatch.setattr(pool, "_LINGER", 1.0)
     monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
     monkeypatch.setattr(policy, "_LONGEST_FREE_BACK_OFF", 0.01)
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_running() -> Iterator[None]:
-    """A process that outlives the test that started it fails that test, not a later one."""
+    """Fail a test whose processes outlive it."""
     before = set(session_processes())
 
     def left() -> dict[int, str]:
@@ -83,7 +84,7 @@ def nothing_left_running() -> Iterator[None]:
 
 
 def _kill(pids: Iterable[int]) -> bool:
-    """Kill these processes; return whether there were any."""
+    """Kill these processes. Return True if there were any."""
     pids = list(pids)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -92,8 +93,8 @@ def _kill(pids: Iterable[int]) -> bool:
 
 
 def _forget(killed: Iterable[int]) -> None:
-    """Close what belongs to these processes: left to the garbage collector, it would warn of them
-    in a later test."""
+    """Close the resources of these processes, which the garbage collector would report in a later
+    test."""
     for thing in gc.get_objects():
         if isinstance(thing, subprocess.Popen) and thing.pid in killed:
             thing.wait()

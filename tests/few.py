@@ -1,4 +1,4 @@
-"""Some of many cases for the quick tests; all of them with 'make slow'."""
+"""Subset of many test cases for quick runs; 'make slow' runs all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 
 def a_few(cases: Sequence[Any], every: int = 3) -> list[Any]:
-    """Cases, of which all but every so many are slow. Where a few of a kind stand together, it is
-    not always the same one of them."""
+    """Return the cases, with all but every so many marked slow. In groups of similar cases, the
+    position of the quick one varies."""
     chosen = [(place + place // every) % every == 0 for place in range(len(cases))]
     return [
         pytest.param(

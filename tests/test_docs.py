@@ -1,7 +1,8 @@
-"""The tutorial, the how-to pages, the reference and the notebook, held to what they say."""
+"""Tutorial, how-to pages, reference and notebook: their commands and code run."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,24 @@ import pytest
 import typer
 
 import supermax
-from supermax.cli import app
-from supermax.search import data_of
-from supermax.settings import resolve
+from supermax.engine.processes.supervisor import (
+    BUG,
+    ENVIRONMENT,
+    HALTED,
+    INTERRUPTED,
+    PAUSED,
+    REACHED,
+    USER,
+)
+from supermax.search.search import data_of
+from supermax.search.settings import resolve
 from supermax.space.presets import presets
 from supermax.space.reading import load
-from supermax.supervise import BUG, ENVIRONMENT, HALTED, INTERRUPTED, PAUSED, REACHED, USER
-from tests.cli.helping import sm
+from supermax.ui.cli import app
+from tests import ROOT
+from tests.ui.cli.helping import sm
 
-ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "supermax"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
@@ -37,7 +48,7 @@ def shell_lines(text: str) -> list[str]:
 
 
 def in_order(page: Path, folder: Path) -> None:
-    """Every shell line of a page, one after the other."""
+    """Run every shell line of a page in order."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     shutil.copy(ROOT / "examples" / "notes.csv", folder)
     for line in shell_lines(page.read_text()):
@@ -100,10 +111,74 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-def test_every_page_is_in_the_readmes_list() -> None:
-    listed = (ROOT / "README.md").read_text().partition("## More")[2]
-    for page in (ROOT / "docs").glob("*.md"):
-        assert f"(docs/{page.name})" in listed
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().partition("nav:")[2]
+    pages = re.findall(r"[\w./-]+\.md", nav)
+    files = {path.relative_to(ROOT / "docs").as_posix() for path in PAGES if "docs" in path.parts}
+    assert sorted(pages) == sorted({*files, "index.md", "CONTRIBUTING.md"})
+
+
+@pytest.mark.skipif(find_spec("material") is None, reason="'make docs' installs MkDocs Material")
+def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").exists()
+
+
+def test_the_readme_is_short_and_so_is_the_page_on_structure() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+    assert len((ROOT / "docs" / "structure.md").read_text().splitlines()) <= 130
+
+
+def test_the_page_on_structure_is_true() -> None:
+    """Every package is in the tree; every file and name that answers a question exists."""
+    text = (ROOT / "docs" / "structure.md").read_text()
+    tree = text.partition("src/supermax/")[2].partition("tests/")[0]
+    shown = re.findall(r"^ +(\w+)/ ", tree, re.MULTILINE)
+    packages = [path.parent.name for path in SOURCE.rglob("*/__init__.py")]
+    assert sorted(shown) == sorted({*packages, "catalog"} - {"figures", "ui"})
+    answers = text.partition("## Where to find what")[2]
+    for file, names in re.findall(r"`([\w/]+\.py)`(?:: ((?:`\w[\w.]*`(?:, )?)+))?", answers):
+        found = [SOURCE / file, *SOURCE.rglob(file)]
+        code = "".join(path.read_text() for path in found if path.exists())
+        assert code, file
+        for name in re.findall(r"`([\w.]+)`", names):
+            assert re.search(rf"\b{name.split('.')[-1]}\b", code), f"{file}: {name}"
+
+
+def test_every_private_name_of_another_library_is_listed() -> None:
+    text = (ROOT / "docs" / "upgrading.md").read_text()
+    for path in SOURCE.rglob("*.py"):
+        for name in private_names(ast.parse(path.read_text())):
+            assert re.search(rf"\b{name}\b", text), f"{path.relative_to(SOURCE)}: {name}"
+
+
+def private_names(tree: ast.Module) -> set[str]:
+    """Return private attributes, imports and modules that a module uses and does not define."""
+    used, own = set(), {"_exit"}  # os._exit is public
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                own.add(name)
+            case ast.Attribute(value=ast.Name("self" | "cls"), attr=name):
+                own.add(name)
+            case ast.Attribute(attr=name):
+                used.add(name)
+            case ast.ImportFrom(module=str(module), names=names):
+                if not module.startswith("supermax"):
+                    used.update(module.split("."), (alias.name for alias in names))
+            case ast.Import(names=names):
+                used.update(part for alias in names for part in alias.name.split("."))
+    return {name for name in used - own if re.match(r"_[a-zA-Z]", name)}
+
+
+def test_every_test_that_watches_a_private_name_exists() -> None:
+    text = (ROOT / "docs" / "upgrading.md").read_text()
+    watching = re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    assert len(watching) > 30
+    for file, name in watching:
+        assert f"def {name}(" in (ROOT / "tests" / file).read_text(), f"{file}::{name}"
 
 
 def test_the_reference_is_what_the_code_says(
@@ -141,7 +216,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert (done.returncode, said) == (0, [])  # other units of this machine are not ours
 
 
-def test_the_yaml_of_the_pages_is_sound(tmp_path: Path) -> None:
+def test_the_yaml_of_the_pages_is_valid(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "change-the-space.md").read_text()
     settings, space = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "settings.yaml").write_text(settings)
@@ -160,7 +235,7 @@ def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
-    """Cell by cell, in a process of its own; the last line of a cell is shown, as there."""
+    """Run cell by cell in a separate process; the last line of a cell is displayed."""
     cells = json.loads((ROOT / "examples" / "search.ipynb").read_text())["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert all(not cell.get("outputs") for cell in cells)

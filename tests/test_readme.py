@@ -1,25 +1,32 @@
-"""What the README shows, run."""
+"""Programs and commands of the README and of the pages beside it, run."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import optuna
 import pytest
 
 import supermax
-from supermax.agents.measures import COSTS
+from supermax.search.tuning import Tuning
+from supermax.tasks.measures import COSTS
 from supermax.training.data.columns import Columns
-from supermax.training.metrics import METRICS
-from supermax.tuning import Tuning
+from supermax.training.eval.metrics import METRICS
+from tests import ROOT
 
-ROOT = Path(__file__).parent.parent
-BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+def programs(page: str) -> list[str]:
+    """Return the Python blocks of a page, in order."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
 STAND_INS = """
 import json, optuna
 
@@ -69,19 +76,22 @@ def run(program: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_the_promise_keeps_its_word(tmp_path: Path) -> None:
-    assert "n_trials=5000" in BLOCKS[0]
-    few = BLOCKS[0].replace("n_trials=5000", "n_trials=20") + "\nprint(summary.finished)"
+def test_the_first_example_runs_and_resumes(tmp_path: Path) -> None:
+    (block,) = programs("README.md")
+    assert "n_trials=5000" in block
+    few = block.replace("n_trials=5000", "n_trials=20") + "\nprint(summary.finished)"
     assert run(few, tmp_path).strip() == "20"
     assert run(few, tmp_path).strip() == "20"  # the same command again: nothing left to do
 
 
-def test_the_checkpoint_example_goes_on_where_it_was(tmp_path: Path) -> None:
-    run(STAND_INS + BLOCKS[1] + CRASHES, tmp_path)
+def test_the_checkpoint_example_resumes(tmp_path: Path) -> None:
+    checkpoints, _ = programs("docs/optimize.md")
+    run(STAND_INS + checkpoints + CRASHES, tmp_path)
 
 
-def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
-    few = BLOCKS[2].replace("n_trials=100", "n_trials=12") + "\nprint(len(study.trials))"
+def test_the_space_of_the_page_on_optimize_is_searched(tmp_path: Path) -> None:
+    _, block = programs("docs/optimize.md")
+    few = block.replace("n_trials=100", "n_trials=12") + "\nprint(len(study.trials))"
     assert run(few, tmp_path).split()[-1] == "12"
     changed = few.replace("[base, large]", "[base, large, huge]").replace("=12", "=14")
     said = run(changed, tmp_path)
@@ -91,19 +101,30 @@ def test_the_space_of_the_readme_is_searched(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_agents_of_the_readme_are_searched(tmp_path: Path) -> None:
+def test_the_search_from_python_runs_to_a_prediction(tmp_path: Path) -> None:
+    search, predict = programs("docs/howto/from-python.md")
     shutil.copy(ROOT / "examples" / "notes.csv", tmp_path)
     supermax_init = [sys.executable, "-m", "supermax", "init", "notes.csv"]
     subprocess.run(supermax_init, cwd=tmp_path, check=True, capture_output=True)
-    few = BLOCKS[3].replace("trials=4", "trials=2, epochs=1")
-    said = run(few + BLOCKS[4].replace("[1, 2]", "[1]"), tmp_path).strip()
+    few = search.replace("trials=4", "trials=2, epochs=1")
+    said = run(few + predict.replace("[1, 2]", "[1]"), tmp_path).strip()
     *_, interval, labels = said.splitlines()
     assert "Estimate" in interval
     assert set(ast.literal_eval(labels)) <= {"no", "yes"}
     assert (tmp_path / "history.html").exists()
 
 
-def test_the_space_file_of_the_documentation_is_sound() -> None:
+def test_the_page_on_optimize_knows_every_option_and_every_addition_to_a_trial() -> None:
+    text = (ROOT / "docs" / "optimize.md").read_text()
+    options = list(inspect.signature(supermax.optimize).parameters)
+    listed = re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
+    assert listed == options[2:]  # after the study and the objective
+    own = {name for name in vars(supermax.Trial) if not name.startswith("_")}
+    for name in own - set(dir(optuna.Trial)):
+        assert f"`trial.{name}" in text, name
+
+
+def test_the_space_file_of_the_documentation_is_valid() -> None:
     text = (ROOT / "docs" / "space.md").read_text()
     (yaml,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     assert supermax.space.loads(yaml).name == "criteria"
@@ -128,7 +149,7 @@ def test_the_demo_goes_from_data_to_a_prediction(tmp_path: Path) -> None:
     assert "95 % interval" in said
 
 
-def test_a_search_that_misbehaves_comes_through() -> None:
+def test_a_search_with_faulty_trials_finishes() -> None:
     script = ROOT / "examples" / "misbehaving.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -141,7 +162,7 @@ def test_the_checkpoint_program_runs_to_its_end(tmp_path: Path) -> None:
     program = (ROOT / "examples" / "checkpoints.py").read_text()
     assert "15 finished trials" in run(program, tmp_path)
     logs = [log.read_text() for log in tmp_path.rglob("log.txt")]
-    assert any("attempt 2 goes on after epoch 10" in log for log in logs)
+    assert any("attempt 2 resumes after epoch 10" in log for log in logs)
 
 
 def test_every_target_the_readme_names_exists() -> None:
@@ -159,7 +180,7 @@ def test_every_target_the_readme_names_exists() -> None:
             assert f"supermax tune {agent} --preset {preset}" in done.stdout
 
 
-def test_the_python_space_of_the_documentation_is_sound() -> None:
+def test_the_python_space_of_the_documentation_is_valid() -> None:
     blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "space.md").read_text(), re.DOTALL
     )
@@ -169,7 +190,7 @@ def test_the_python_space_of_the_documentation_is_sound() -> None:
     assert isinstance(names["space"], supermax.Space)
 
 
-def test_the_documentation_of_agents_knows_all_there_is(tmp_path: Path) -> None:
+def test_the_documentation_of_agents_is_complete(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "agents.md").read_text()
     fields = {f.name for f in dataclasses.fields(Tuning)} - {"execution", "tell"}
     columns = {f.name for f in dataclasses.fields(Columns)}

@@ -1,13 +1,13 @@
-"""Supermax: hyperparameter search that runs for days without a person.
+"""Supermax: fault-tolerant hyperparameter search that runs unattended for days.
 
-Layers, each importing only what stands below it:
+Packages, each importing only those to its right:
 
-    cli ─▶ tuning ─▶ agents ─▶ training ─▶ errors, naming, words
-      │      └─────▶ run ───▶ display ─▶ engine ─▶ errors, naming, words
-      └────────────▶ study ─▶ space, engine ─────▶ errors, naming, words
+    ui.cli ─▶ search ─▶ tasks ─▶ training, memory, space ─▶ errors, _util
+        │        └────▶ run ──▶ ui.display ─▶ engine ─────▶ errors, _util
+        └─────────────▶ results ─▶ studies ─▶ engine, space
 
-The engine never imports torch. Everything is imported when it is asked for: a keeper and its cells
-load what a trial needs, and nothing of what a coordinator does.
+The engine never imports torch. The names of this package are imported on first use, so that the
+fork server and its cells load what a trial needs, but not the coordinator.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ if sys.platform == "win32":
         "and signals that Windows does not have."
     )
 
+from supermax._util import moved
 from supermax.errors import (
     EnvironmentFault,
     Infeasible,
@@ -30,16 +31,18 @@ from supermax.errors import (
     UserError,
 )
 
+moved.install()
+
 if TYPE_CHECKING:
     from supermax import space
-    from supermax.api import Study
-    from supermax.engine.remote_trial import RemoteTrial as Trial
-    from supermax.engine.remote_trial import TrialInterrupted
-    from supermax.engine.repeat import retry
+    from supermax.engine.processes.remote_trial import RemoteTrial as Trial
+    from supermax.engine.processes.remote_trial import TrialInterrupted
+    from supermax.engine.run.retry import retry
     from supermax.engine.summary import Summary
     from supermax.run import optimize
     from supermax.space import Space
-    from supermax.study import open_study
+    from supermax.studies import open_study
+    from supermax.study import Study
 
 __version__ = "0.1.0"
 __all__ = [
@@ -58,23 +61,23 @@ __all__ = [
     "retry",
     "space",
 ]
-_LATER = {
+_LAZY_IMPORTS = {
     "Space": "supermax.space:Space",
-    "Study": "supermax.api:Study",
+    "Study": "supermax.study:Study",
     "Summary": "supermax.engine.summary:Summary",
-    "Trial": "supermax.engine.remote_trial:RemoteTrial",
-    "TrialInterrupted": "supermax.engine.remote_trial:TrialInterrupted",
-    "open_study": "supermax.study:open_study",
+    "Trial": "supermax.engine.processes.remote_trial:RemoteTrial",
+    "TrialInterrupted": "supermax.engine.processes.remote_trial:TrialInterrupted",
+    "open_study": "supermax.studies:open_study",
     "optimize": "supermax.run:optimize",
-    "retry": "supermax.engine.repeat:retry",
+    "retry": "supermax.engine.run.retry:retry",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name == "space":
         return importlib.import_module("supermax.space")
-    if name in _LATER:
-        module, attribute = _LATER[name].split(":")
+    if name in _LAZY_IMPORTS:
+        module, attribute = _LAZY_IMPORTS[name].split(":")
         found = globals()[name] = getattr(importlib.import_module(module), attribute)
         return found
     raise AttributeError(f"module 'supermax' has no attribute {name!r}")

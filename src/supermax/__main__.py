@@ -1,7 +1,8 @@
-"""`supermax` and `python -m supermax`: the command line, and signals that come before it is there.
+"""Entry point of `supermax` and `python -m supermax`: handle signals, then import the command
+line.
 
-The rest takes a second or two to import. Until then nothing is open that would have to be put
-away, so a signal ends the program on the spot, with a sentence and an exit code.
+Importing the command line takes a second or two. Until then there is nothing to clean up, so a
+signal ends the program at once, with a message and an exit code.
 """
 
 from __future__ import annotations
@@ -13,72 +14,81 @@ import sys
 from types import FrameType
 from typing import Any, NoReturn
 
-_ENVIRONMENT = 3  # as in supervise.py, which is not imported yet
+_ENVIRONMENT_FAULT = 3  # exit code; also in supervise.py, which is not imported yet
 
 
 def main() -> None:
-    """Whatever is pressed, closed or gone: never a traceback."""
+    """Run the command line. A signal, a closed stream or a missing folder gives no traceback."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        _heed(signum, _end)
-    _drop_working_directory(_check_folder())
-    from supermax.importing import cache_bytecode, drop_damaged
+        _set_handler(signum, _exit_now)
+    _drop_working_directory(_working_directory())
+    from supermax._util.importing import cache_bytecode, drop_damaged
 
     cache_bytecode()
     try:
-        from supermax.cli import main as run
+        from supermax.ui.cli import main as run
 
-        _heed(signal.SIGINT, _interrupt)
-        _heed(signal.SIGTERM, signal.SIG_DFL)  # which does not wait for the next line of Python
+        _set_handler(signal.SIGINT, _interrupt)
+        _set_handler(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # immediate: a Python handler waits for bytecode
         run()
     except EOFError as error:
         if not drop_damaged(error):
             raise
-        _say("Cached bytecode was damaged and is deleted now. Give the same command again.")
-        sys.exit(_ENVIRONMENT)
+        _print_error(
+            "Cached bytecode was damaged and has been deleted. Run the same command again."
+        )
+        sys.exit(_ENVIRONMENT_FAULT)
     finally:
-        _heed(signal.SIGINT, _end)
-        _heed(signal.SIGHUP, signal.SIG_IGN)  # it ends anyway
+        _set_handler(signal.SIGINT, _exit_now)
+        _set_handler(signal.SIGHUP, signal.SIG_IGN)  # the program is ending anyway
 
 
-def _heed(signum: int, handler: Any) -> None:
-    """What is ignored, under nohup or behind a shell's &, stays so."""
+def _set_handler(signum: int, handler: Any) -> None:
+    """Install a signal handler, unless the signal is ignored (nohup, a shell's &)."""
     if signal.getsignal(signum) is not signal.SIG_IGN:
         signal.signal(signum, handler)
 
 
-def _end(signum: int, _: FrameType | None) -> NoReturn:
-    """At once. A terminal that was closed counts as TERM."""
+def _exit_now(signum: int, _: FrameType | None) -> NoReturn:
+    """Exit at once with 128 + the signal's number; SIGHUP (a closed terminal) exits as SIGTERM."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # one more would say it again
+        signal.signal(each, signal.SIG_IGN)  # a second one would print the message again
     interrupted = signum == signal.SIGINT
-    _say("Interrupted." if interrupted else "Ended.")
+    _print_error("Interrupted." if interrupted else "Ended.")
     os._exit(128 + (signal.SIGINT if interrupted else signal.SIGTERM))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
-    """The first Ctrl-C lets a command put things away; one more ends that too."""
-    signal.signal(signum, _end)
+    """Raise KeyboardInterrupt, so that the command can clean up; a second Ctrl-C exits at once."""
+    signal.signal(signum, _exit_now)
     signal.default_int_handler(signum, frame)
 
 
-def _check_folder() -> str:
+def _working_directory() -> str:
+    """Return the working directory; exit with a message where it was deleted."""
     try:
         return os.getcwd()  # noqa: PTH109 (pathlib is not imported yet)
     except OSError as error:
-        _say(f"The working directory is gone ({error.strerror}). Change to another: cd ~")
-        sys.exit(_ENVIRONMENT)
+        _print_error(
+            f"The working directory is gone ({error.strerror}). Change to another one: cd ~"
+        )
+        sys.exit(_ENVIRONMENT_FAULT)
 
 
 def _drop_working_directory(folder: str) -> None:
-    """Remove the working directory from the module search path, where `python -m` puts it first: a
-    csv.py beside the data would be imported instead of Python's own. What is imported before this
-    line (signal, typing) can still be shadowed; `python -P -m supermax` prevents that, too."""
+    """Remove the working directory from the module search path, where `python -m` puts it first.
+
+    Otherwise a csv.py beside the data would be imported instead of Python's own. Modules imported
+    before this call (signal, typing) can still be shadowed; `python -P -m supermax` prevents that.
+    """
     if not sys.flags.safe_path and sys.path[0] in ("", folder):
         del sys.path[0]
 
 
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody is there to read it
+def _print_error(text: str) -> None:
+    with contextlib.suppress(OSError):  # standard error is closed
         os.write(2, f"{text}\n".encode())
 
 

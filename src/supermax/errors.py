@@ -1,35 +1,35 @@
-"""Errors named by whose fault they are.
+"""Exceptions, named by whose fault they are.
 
-Every message is a plain sentence: what happened, why, what to do next. The command line prints
-the message alone; a program can catch the class.
+Every message says what happened, why, and what to do next. The command line prints the message
+without a traceback; a program can catch the class.
 """
 
 from __future__ import annotations
 
-from supermax.words import masked_addresses
+from supermax._util.text import masked_addresses
 
 
 class SupermaxError(Exception):
-    """Everything Supermax raises on purpose. Its text shows no password of an address."""
+    """Base class of the errors that Supermax raises. Passwords in URLs are masked in its text."""
 
     def __str__(self) -> str:
         return masked_addresses(super().__str__())
 
 
 class UserError(SupermaxError):
-    """Something the caller asked for cannot be done as asked; nothing was changed."""
+    """Invalid request of the caller. Nothing was changed."""
 
 
 class EnvironmentFault(SupermaxError):
-    """The machine, its disk or the study's storage does not allow the run to go on."""
+    """Fault of the machine, its disk or the study's storage that prevents the run."""
 
 
 class Infeasible(SupermaxError):
-    """For objectives: this configuration cannot be run, and trying again would not help.
+    """Raised by an objective: this configuration cannot be run, and a retry would not help.
 
-    The trial is pruned, and the sampler told a constraint that is violated `by` so much: a share
-    (0.5: half as much again as there is room for) where one is known, so that it learns which way
-    to go.
+    The trial is pruned and reported to the sampler with a constraint violation of `by`: the share
+    by which the limit is exceeded (0.5: 1.5 times what fits), where it is known, so that the
+    sampler learns in which direction feasible configurations lie.
     """
 
     def __init__(self, reason: str, by: float = 1.0) -> None:
@@ -38,4 +38,4 @@ class Infeasible(SupermaxError):
 
 
 class RunHalted(UserError):
-    """The run stopped because every trial fails in the same way; the message shows how."""
+    """Run stopped because every trial fails in the same way, which the message shows."""

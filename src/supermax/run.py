@@ -1,4 +1,4 @@
-"""`supermax.optimize`: the engine with a display, behind one function."""
+"""`supermax.optimize`: run an objective on the engine, with a progress display."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import optuna
 
-from supermax.display import display_for
-from supermax.display.gauges import Gauges
-from supermax.display.status import StatusFile
-from supermax.engine.coordinator import Options
 from supermax.engine.events import Listener
-from supermax.engine.optimize import run
-from supermax.engine.provision import Planner
+from supermax.engine.run.options import RunOptions
+from supermax.engine.run.provision import Planner
+from supermax.engine.run.session import run
 from supermax.engine.summary import Summary
 from supermax.errors import SupermaxError, UserError
+from supermax.ui.display import display_for
+from supermax.ui.display.gauges import Gauges
+from supermax.ui.display.status import StatusFile
 
 
 def optimize(
@@ -38,49 +38,49 @@ def optimize(
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
 ) -> Summary:
-    """Run an Optuna objective crash-proof, each trial in a process of its own.
+    """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
     Args:
-        study: The study to work on. SQLite and journal files, servers and in-memory studies all
-            work; an in-memory study survives whatever happens to a trial, not the end of this
-            program.
-        objective: An ordinary Optuna objective. Beyond Optuna's trial it finds
-            ``trial.checkpoint_dir`` (a folder that all attempts of the trial see),
+        study: The study to optimize. SQLite and journal files, database servers and in-memory
+            storages all work; an in-memory study survives a crash of a trial, but not the end of
+            this program.
+        objective: An ordinary Optuna objective. In addition to Optuna's API, its trial has
+            ``trial.checkpoint_dir`` (a folder shared by all attempts of the trial),
             ``trial.attempt``, ``trial.stop_requested``, ``trial.note(epoch=3, …)`` (shown in
-            the live view, not stored) and ``trial.plan`` (how the `planner` wants this attempt
-            executed; None without one).
-        n_trials: How many finished trials the study shall hold in all; calling again goes on to
-            that number. None: go on until `timeout`, Ctrl-C or ``study.stop()``.
-        timeout: Seconds after which no new trial starts and running ones stop at their next
-            report; they go on the next time. They count from when the first process is ready for
-            a trial, so that loading what the objective imports costs no trial its time.
-        deadline: Moment, as ``time.monotonic()`` counts, at which the run pauses in the same way,
-            however far it has come: a budget of wall time. ``supermax tune --timeout`` sets it.
-        workers: Trials at a time.
-        reuse_cells: Let a healthy process serve many trials. Faster for short trials and for
-            those that use joblib's processes (``n_jobs=-1``), which are then kept; what a trial
-            does to its process reaches the next.
-        trial_timeout: Seconds one attempt at a trial may take; then it is pruned, with a
-            constraint that the sampler learns from.
-        stall_timeout: Seconds a trial may be silent once it has reported; then it is tried again.
-        retries: How often a trial is run again after a fault of the machine.
-        devices: GPUs to spread the trials over, as CUDA_VISIBLE_DEVICES knows them.
-        run_dir: Where logs, outcomes and checkpoints go. Default: a folder beside the study's
+            the live view, not stored) and ``trial.plan`` (the execution plan that the `planner`
+            made for this attempt; None without a planner).
+        n_trials: Total number of finished trials of the study; calling again continues to that
+            number. None: continue until `timeout`, Ctrl-C or ``study.stop()``.
+        timeout: Seconds after which no new trial starts and running trials stop at their next
+            report; the next call resumes them. The clock starts when the first process is ready
+            for a trial, so that the imports of the objective do not count.
+        deadline: Time, on the clock of ``time.monotonic()``, at which the run pauses in the same
+            way, imports included. ``supermax tune --timeout`` sets it.
+        workers: Number of trials that run in parallel.
+        reuse_cells: Run many trials in one process, as long as it is healthy. Faster for short
+            trials and for those that use joblib's processes (``n_jobs=-1``), which are then kept;
+            side effects of a trial on its process reach the next trial.
+        trial_timeout: Seconds that one attempt of a trial may take; then the trial is pruned and
+            reported to the sampler with a violated constraint.
+        stall_timeout: Seconds without a report, after the first one, before a trial is retried.
+        retries: Number of times a trial is run again after a fault of the machine.
+        devices: GPUs over which trials are distributed, as in CUDA_VISIBLE_DEVICES.
+        run_dir: Folder of logs, outcomes and checkpoints. Default: a folder beside the study's
             file, or in the user's data folder.
         callbacks: Optuna callbacks, called with the study and each finished trial.
         progress: None: a live view on a terminal, plain lines elsewhere. False: nothing. A
             function: called with each event of the run instead.
-        planner: Knows what a trial needs of a device's memory before it starts (see
-            supermax.engine.provision). None: as many trials run as there are workers.
+        planner: Estimates the device memory of a trial before it starts (see
+            supermax.engine.run.provision). None: `workers` trials run in parallel.
 
     Returns:
-        A summary: trials by state, faults by kind, retries, cells used, seconds.
+        Trials by state, faults by kind, retries, cells used, seconds.
 
     Raises:
-        UserError: The call, or the objective, cannot work as it is.
-        EnvironmentFault: The machine or the storage does not allow the run to go on.
+        UserError: The arguments or the objective are invalid.
+        EnvironmentFault: The machine or the storage prevents the run.
     """
-    options = Options(
+    options = RunOptions(
         n_trials=n_trials,
         timeout=timeout,
         deadline=deadline,
@@ -90,7 +90,7 @@ def optimize(
         stall_timeout=stall_timeout,
         retries=retries,
         devices=devices if devices is not None else (),
-        callbacks=_listed(callbacks),
+        callbacks=_as_list(callbacks),
         planner=planner,
     )
     gauges = Gauges()
@@ -99,19 +99,20 @@ def optimize(
             raise UserError(
                 f"progress must be None, True, False or a function, but is {progress!r}."
             )
-        shown = (
+        display = (
             nullcontext(progress) if callable(progress) else display_for(progress, gauges=gauges)
         )
-        with StatusFile(gauges) as status, shown as listener:
+        with StatusFile(gauges) as status, display as listener:
             return run(study, objective, options, run_dir=run_dir, listeners=[listener, status])
     except SupermaxError as error:
-        raise error.with_traceback(None) from None  # the sentence, not our insides
+        raise error.with_traceback(None) from None  # the message alone
     except KeyboardInterrupt:
         raise KeyboardInterrupt("The run was ended at once. Call again to go on.") from None
 
 
-def _listed(callbacks: Any) -> Any:
-    """A generator is used up by looking at it; what is no iterable is left for the check."""
+def _as_list(callbacks: Any) -> Any:
+    """Return callbacks as a list, since a generator can be read only once. Return a value that is
+    not iterable as it is: the options are checked later."""
     if callbacks is None:
         return ()
     return list(callbacks) if isinstance(callbacks, Iterable) else callbacks

@@ -21,7 +21,7 @@ def value_of(x: float, choice: str, depth: int) -> float:
 
 
 def short_trial(trial: Any) -> float:
-    """A few reports, a little work, and a value that follows from the parameters alone."""
+    """Report a few times and return a value that depends on the parameters alone."""
     x = trial.suggest_float("x", -10, 10)
     choice = trial.suggest_categorical("choice", ["a", "bb", "ccc"])
     depth = trial.suggest_int("depth", 1, 4)
@@ -40,7 +40,7 @@ def chaos(url: str, n_trials: str) -> None:
 
 
 def staged(url: str, marks: str, n_trials: str, name: str = "staged") -> None:
-    """Every trial says in `marks` which step it reached, and waits there for a go-ahead file."""
+    """Run trials that mark each step in the folder `marks`, and wait there for a file `go`."""
     folder = Path(marks)
 
     def objective(trial: Any) -> float:

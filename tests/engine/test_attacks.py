@@ -1,4 +1,4 @@
-"""Trials, callers and machines that do what nobody should: each was found to do harm once."""
+"""Regression tests for hostile trials, callers and machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 import supermax
-from supermax.engine import events, kernel
+from supermax._util import system
+from supermax.engine import events
 from tests.conftest import engine_processes, eventually
 from tests.few import a_few
 
@@ -44,12 +45,12 @@ GARBAGE = [b"[1]\n", b"5\n", b"{}\n", b'{"":"Suggest"}\n', b"\xff\xfe\n", b'{"":
 FALSE = [
     b'{"":"Report","step":"one","value":"two"}\n',
     b'{"":"Finished","outcome":{},"unclean":null}\n',
-    b'{"":"Look","what":"delete_study","args":[0]}\n',
+    b'{"":"ReadStudy","what":"delete_study","args":[0]}\n',
 ]
 
 
 @pytest.mark.parametrize("line", a_few(GARBAGE + FALSE), ids=repr)
-def test_what_a_cell_sends_harms_its_own_trial_alone(study: optuna.Study, line: bytes) -> None:
+def test_invalid_messages_fail_their_own_trial_alone(study: optuna.Study, line: bytes) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0:
             os.write(trial._link.channel.fileno(), line)
@@ -74,7 +75,7 @@ def test_a_cell_holds_no_other_cells_connection(study: optuna.Study) -> None:
     assert {trial.value for trial in study.trials} == {1.0}
 
 
-def test_a_trial_that_removes_its_folder_loses_its_log_and_no_more(study: optuna.Study) -> None:
+def test_trial_that_removes_its_folder_loses_only_its_log(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0:
             shutil.rmtree(trial.checkpoint_dir.parent)
@@ -111,7 +112,7 @@ def test_an_exception_that_cannot_be_printed_keeps_its_name(study: optuna.Study)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_streams_that_are_no_files_do_no_harm(study: optuna.Study, reuse: bool) -> None:
+def test_streams_that_are_not_files_are_handled(study: optuna.Study, reuse: bool) -> None:
     def objective(trial: Any) -> float:
         sys.stdout = sys.stderr = None  # type: ignore[assignment]
         return 1.0
@@ -120,7 +121,7 @@ def test_streams_that_are_no_files_do_no_harm(study: optuna.Study, reuse: bool) 
     assert states(study) == [COMPLETE] * 3
 
 
-def test_a_thread_that_outlives_its_trial_cannot_speak_for_the_next(study: optuna.Study) -> None:
+def test_thread_that_outlives_its_trial_cannot_send_for_the_next(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         def chatter() -> None:
             while True:
@@ -136,7 +137,7 @@ def test_a_thread_that_outlives_its_trial_cannot_speak_for_the_next(study: optun
         assert trial.user_attrs.get("late", trial.number) == trial.number
 
 
-def test_a_trial_that_somebody_else_finishes_is_let_go(url: str, study: optuna.Study) -> None:
+def test_trial_finished_by_another_program_is_abandoned(url: str, study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         for step in range(10_000 if trial.number == 0 else 1):
             trial.report(0.0, step)
@@ -154,9 +155,7 @@ def test_a_trial_that_somebody_else_finishes_is_let_go(url: str, study: optuna.S
 
 
 @pytest.mark.parametrize("step", [10**30, 2**63])
-def test_a_step_that_no_database_holds_does_not_brick_the_study(
-    study: optuna.Study, step: int
-) -> None:
+def test_step_out_of_range_does_not_break_the_study(study: optuna.Study, step: int) -> None:
     def objective(trial: Any) -> float:
         trial.report(0.0, step if trial.number == 0 else 1)
         return 1.0
@@ -172,8 +171,8 @@ class SlowPruner(optuna.pruners.BasePruner):
         return False
 
 
-def test_slow_company_does_not_make_a_trial_look_stalled(url: str) -> None:
-    """Neither a pruner it waits for nor a callback that keeps the coordinator from listening."""
+def test_slow_pruners_and_callbacks_do_not_cause_a_stall(url: str) -> None:
+    """Neither a slow pruner nor a slow callback of the coordinator counts as a stall."""
     study = optuna.create_study(storage=url, pruner=SlowPruner())
 
     def objective(trial: Any) -> float:
@@ -208,7 +207,7 @@ def in_a_module(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_helpers_that_a_module_starts_live_as_long_as_the_cells(tmp_path: Path) -> None:
+def test_processes_started_by_a_module_live_as_long_as_the_cells(tmp_path: Path) -> None:
     done = in_a_module(
         tmp_path,
         """
@@ -224,7 +223,7 @@ def test_helpers_that_a_module_starts_live_as_long_as_the_cells(tmp_path: Path) 
     assert done.stdout.strip() == str(["COMPLETE"] * 3), done.stderr
 
 
-def test_a_run_at_import_does_not_beget_runs_without_end(tmp_path: Path) -> None:
+def test_run_started_at_import_does_not_recurse(tmp_path: Path) -> None:
     done = in_a_module(
         tmp_path,
         """
@@ -241,7 +240,7 @@ def test_a_run_at_import_does_not_beget_runs_without_end(tmp_path: Path) -> None
 
 
 def test_a_child_of_the_program_does_not_keep_a_dead_run_alive(tmp_path: Path, url: str) -> None:
-    """It holds copies of all that the coordinator had open."""
+    """The child inherits all descriptors of the coordinator."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -324,18 +323,20 @@ def test_the_same_study_by_another_path_is_refused(tmp_path: Path, url: str) -> 
     assert [trial.value for trial in study.trials] == [1.0] * 3
 
 
-def test_another_folders_running_trials_are_foreign(study: optuna.Study, tmp_path: Path) -> None:
-    """As those of another machine on a shared study are."""
+def test_running_trials_of_another_run_folder_are_foreign(
+    study: optuna.Study, tmp_path: Path
+) -> None:
+    """Like those of another machine on a shared study."""
     trial_of_theirs = study.ask()
     study._storage.set_trial_system_attr(trial_of_theirs._trial_id, "supermax:claim", "theirs")
     run(study, lambda trial: 1.0, 2)
     assert study.trials[0].state is TrialState.RUNNING
 
 
-def test_a_stopped_keeper_is_replaced(study: optuna.Study) -> None:
+def test_a_stopped_fork_server_is_replaced(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0 and trial.attempt == 1:
-            os.kill(os.getppid(), signal.SIGSTOP)  # the keeper
+            os.kill(os.getppid(), signal.SIGSTOP)  # the fork server
             threading.Event().wait()
         return 1.0
 
@@ -344,7 +345,7 @@ def test_a_stopped_keeper_is_replaced(study: optuna.Study) -> None:
 
 
 class KilledWhileLoading:
-    """Kills the process that makes cells from a trial, and the next one while it loads."""
+    """Objective that kills the fork server from a trial, and the next one while it loads."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -363,10 +364,10 @@ class KilledWhileLoading:
         return 1.0
 
 
-def test_a_keeper_that_is_killed_while_it_loads_again_is_replaced(
+def test_a_fork_server_that_is_killed_while_it_loads_again_is_replaced(
     study: optuna.Study, tmp_path: Path
 ) -> None:
-    """Once the objective has been loaded, that it can be is known."""
+    """Once the objective was loaded, failures to load are attributed to the machine."""
     run(study, KilledWhileLoading(tmp_path), 3)
     assert (tmp_path / "load").exists()
     assert states(study) == [COMPLETE] * 3
@@ -396,4 +397,4 @@ def test_the_ledger_is_readable_json(study: optuna.Study) -> None:
     summary = run(study, lambda trial: 1.0, 1)
     lines = (summary.run_dir / "trials" / "00000" / "ledger.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["launch"] == 1
-    assert kernel.oom_kills() >= 0
+    assert system.oom_kills() >= 0

@@ -1,4 +1,4 @@
-"""Numbers and attributes on their way from an objective to the study."""
+"""Results and attributes: from an objective to the study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run(study: optuna.Study, objective: Any, n_trials: int, **options: Any) -> s
 
 
 class Model:
-    """Stands for a trained model: no JSON."""
+    """Stand-in for a trained model, which is not JSON."""
 
     def __init__(self, weights: list[float]) -> None:
         self.weights = weights
@@ -77,10 +77,10 @@ def test_attributes_come_back_as_they_were_set(study: optuna.Study, value: objec
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("act", ["huge step", "attribute 'supermax'", "key that is no text"])
-def test_what_the_storage_refuses_is_that_trials_trouble_alone(
+def test_value_rejected_by_the_storage_fails_its_trial_alone(
     study: optuna.Study, act: str
 ) -> None:
-    """Under Optuna it would be raised in the objective; the run must not end with it."""
+    """Optuna raises it in the objective; the run must not end with it."""
 
     def objective(trial: Trial) -> float:
         if trial.number == 0 and act == "huge step":
@@ -108,7 +108,7 @@ def test_cross_validation_scores_end_up_in_the_study(study: optuna.Study) -> Non
         assert trial.system_attrs["terminator:cv_scores"] == [0.5, 0.25, 0.75]
 
 
-def test_a_model_of_a_class_that_only_the_cell_knows_is_that_trials_trouble(
+def test_attribute_of_a_class_only_the_cell_knows_fails_its_trial(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "only_in_cells.py").write_text("class Net: pass\n")
@@ -150,7 +150,7 @@ def test_numpy_numbers_are_numbers(study: optuna.Study) -> None:
 
 
 @pytest.mark.parametrize("result", [[0.5], (0.5,), "0.5", True], ids=repr)
-def test_results_that_optuna_takes_are_taken(study: optuna.Study, result: Any) -> None:
+def test_results_accepted_by_optuna_are_accepted(study: optuna.Study, result: Any) -> None:
     run(study, lambda _: result, 1)
     assert study.trials[0].value == float(
         result[0] if isinstance(result, (list, tuple)) else result

@@ -1,4 +1,4 @@
-"""A killer sends SIGKILL to random processes of a run; the study must not show it."""
+"""Random SIGKILLs to processes of a run must not affect the study."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from supermax.engine.standby import TAG
+from supermax.engine.processes.prestart import TAG
+from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import value_of
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 def start(url: str, n_trials: int) -> subprocess.Popen[bytes]:
@@ -31,7 +30,7 @@ def start(url: str, n_trials: int) -> subprocess.Popen[bytes]:
 
 
 def kin() -> list[psutil.Process]:
-    """The keeper and the cells, and what an earlier run left of them."""
+    """Return the fork server and the cells, and those left by an earlier run."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -57,16 +56,15 @@ def finished(url: str) -> int:
 def run_under_fire(
     url: str, n_trials: int, seed: int, longest: float, mercy: tuple[int, ...] = (0, 0, 1, 2, 5)
 ) -> dict[str, int]:
-    """Run to the target while processes are killed at random; start the coordinator again
-    whenever it dies. Returns how many of each were killed.
+    """Run to the target while processes are killed at random, and restart the coordinator whenever
+    it dies. Return the number of kills by role.
 
-    Between two kills as many trials get through as the dice pick from `mercy`, on a slow machine
-    too: a run that is never let do anything proves nothing. Of several kills in a row, with no
-    trial between them, the last is followed by one: after five cells that do not come up, a run
-    ends and says so, as it should.
+    Between two kills a random number of trials from `mercy` finishes, also on a slow machine.
+    After several kills in a row without a trial one finishes: a run ends after five cells in a row
+    that do not start.
     """
     dice = random.Random(seed)
-    killed = {"coordinator": 0, "cell or keeper": 0}
+    killed = {"coordinator": 0, "cell or fork server": 0}
     deadline = time.monotonic() + longest
     program = start(url, n_trials)
     target, in_a_row = 1, 0
@@ -89,7 +87,7 @@ def run_under_fire(
             else:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     dice.choice(others).kill()
-                    killed["cell or keeper"] += 1
+                    killed["cell or fork server"] += 1
             pardoned = dice.choice(mercy)
             in_a_row = in_a_row + 1 if pardoned == 0 else 0
             if in_a_row == IN_A_ROW:
@@ -115,23 +113,23 @@ def check_nothing_shows(url: str, n_trials: int) -> None:
 @pytest.mark.parametrize(
     ("n_trials", "least"), [(45, (1, 4)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
 )
-def test_every_trial_is_there_once_with_its_value(
+def test_every_trial_is_stored_once_with_its_value(
     url: str, n_trials: int, least: tuple[int, int]
 ) -> None:
     killed = run_under_fire(url, n_trials, seed=7, longest=400)
     assert killed["coordinator"] >= least[0]
-    assert killed["cell or keeper"] >= least[1]
+    assert killed["cell or fork server"] >= least[1]
     check_nothing_shows(url, n_trials)
 
 
 @pytest.mark.chaos_long
 @pytest.mark.parametrize("seed", range(4))
-def test_every_trial_is_there_once_after_a_long_fight(url: str, seed: int) -> None:
+def test_every_trial_is_stored_once_after_many_kills(url: str, seed: int) -> None:
     run_under_fire(url, n_trials=1000, seed=seed, longest=1800, mercy=(0, 1, 5, 10, 20))
     check_nothing_shows(url, 1000)
 
 
-def test_killing_the_coordinator_ends_everything(tmp_path: Path, url: str) -> None:
+def test_killing_the_coordinator_ends_all_processes(tmp_path: Path, url: str) -> None:
     program = start(url, 100_000)
     try:
         assert eventually(lambda: len(kin()) >= 3)

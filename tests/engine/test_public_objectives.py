@@ -1,4 +1,4 @@
-"""Objectives as they are published, unchanged: models, training loops, branches, callbacks."""
+"""Published objectives, unchanged: models, training loops, branches, callbacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
-from supermax.engine.pickling import pickle_objective
+from supermax.engine.processes.pickling import pickle_objective
 from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -63,7 +63,7 @@ def test_scikit_learn_with_a_conditional_choice_of_model(study: optuna.Study) ->
 
 
 def train(torch: Any, trial: Trial) -> float:
-    """The loop of Optuna's own examples: each epoch is reported and may be the last."""
+    """Train like Optuna's examples: report each epoch, and prune."""
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 64).unsqueeze(1)
     units = trial.suggest_int("units", 4, 16)
@@ -92,7 +92,7 @@ def train_within(trial: Trial) -> float:
 
 
 def check_training(study: optuna.Study, objective: Any, **options: Any) -> None:
-    """A good configuration first, then a bad one, which is pruned."""
+    """Run a good configuration, then a bad one, which must be pruned."""
     study.enqueue_trial({"units": 8, "lr": 0.3})
     study.enqueue_trial({"units": 8, "lr": 1e-5})
     run(study, objective, 2, **options)
@@ -232,7 +232,7 @@ def test_a_script_whose_objective_uses_its_globals(tmp_path: Path, url: str) -> 
 
 
 def with_a_callback(*, used: bool) -> Callable[[Trial], float]:
-    """As in the LightGBM and XGBoost examples of Optuna; sent by value, as a script's is."""
+    """Objective like Optuna's LightGBM and XGBoost examples; pickled by value, like a script's."""
 
     def objective(trial: Trial) -> float:
         if not used:
@@ -268,7 +268,7 @@ def test_optuna_integration_that_is_not_installed(study: optuna.Study) -> None:
 
 
 class Facade:
-    """Stands in for a module without being one, as some packages do."""
+    """Object in sys.modules that is not a module, as some packages have."""
 
     __name__ = "facade"
     answer = 42
@@ -296,7 +296,7 @@ def test_modules_of_any_class_go_by_name(
 
 
 @pytest.mark.parametrize("name", ["nowhere_to_be_found", "nowhere.to.be_found"])
-def test_a_lazy_module_that_leads_nowhere_is_named(study: optuna.Study, name: str) -> None:
+def test_lazy_module_that_cannot_be_imported_is_named(study: optuna.Study, name: str) -> None:
     nowhere = LazyImport(name)
     with pytest.raises(supermax.UserError, match="the variable 'nowhere' is a _LazyImport"):
         run(study, lambda trial: nowhere, 1)
@@ -331,7 +331,7 @@ def test_a_callback_that_stops_the_study(study: optuna.Study) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_callback_that_raises_leaves_a_sound_study(study: optuna.Study, workers: int) -> None:
+def test_callback_that_raises_leaves_a_valid_study(study: optuna.Study, workers: int) -> None:
     def give_up(_: optuna.Study, trial: FrozenTrial) -> None:
         raise ZeroDivisionError(f"callback after {trial.number}")
 
@@ -350,7 +350,7 @@ def test_a_callback_that_raises_leaves_a_sound_study(study: optuna.Study, worker
 def test_an_objective_reads_the_arguments_of_its_program(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As argparse does when it is called without any."""
+    """Like argparse without explicit arguments."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--depth", "7"])
     run(study, lambda _: float(sys.argv[sys.argv.index("--depth") + 1]), 1)
     assert study.best_value == 7

@@ -1,4 +1,4 @@
-"""What an objective finds on its trial and on its study, and what it may do to them."""
+"""Trial and study as an objective sees them, and the writes that are permitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import Trial, TrialState
 
 import supermax
-from supermax.testing import VILLAINS
+from supermax.testing import FAILURES
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -26,7 +26,7 @@ def fault(study: optuna.Study, number: int = 0) -> str:
 # The study, seen from inside.
 
 
-def test_a_global_study_is_a_view_of_itself(study: optuna.Study) -> None:
+def test_global_study_is_a_read_only_view_in_a_trial(study: optuna.Study) -> None:
     study.set_user_attr("dataset", "iris")
 
     def objective(trial: Trial) -> float:
@@ -64,7 +64,7 @@ WRITES = {
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
-def test_writing_to_the_study_is_refused_in_words(study: optuna.Study) -> None:
+def test_writing_to_the_study_is_refused_with_a_message(study: optuna.Study) -> None:
     def objective(trial: Trial) -> float:
         said = {}
         for name, write in WRITES.items():
@@ -84,7 +84,7 @@ def test_writing_to_the_study_is_refused_in_words(study: optuna.Study) -> None:
     assert study.user_attrs == {}
 
 
-def test_the_trials_study_answers_what_optuna_answers(url: str) -> None:
+def test_study_of_a_trial_returns_what_optuna_returns(url: str) -> None:
     study = optuna.create_study(storage=url, study_name="named", direction="maximize")
     study.set_user_attr("a", 1)
 
@@ -176,7 +176,7 @@ def test_the_trial_is_optunas_trial(study: optuna.Study) -> None:
     assert trial.value == 0.5
 
 
-def test_relative_params_are_what_is_suggested(url: str) -> None:
+def test_relative_params_match_the_suggested_values(url: str) -> None:
     sampler = TPESampler(seed=0, multivariate=True, n_startup_trials=2)
     study = optuna.create_study(storage=url, sampler=sampler)
 
@@ -205,14 +205,14 @@ def test_deprecated_suggestions_still_work(study: optuna.Study) -> None:
         assert trial.distributions["b"].log
 
 
-def test_a_second_attempt_finds_what_the_first_one_saved(study: optuna.Study) -> None:
+def test_second_attempt_finds_the_checkpoint_of_the_first(study: optuna.Study) -> None:
     def objective(trial: Trial) -> float:
         saved = trial.checkpoint_dir / "epoch"
         found = saved.read_text() if saved.exists() else None
         trial.set_user_attr("found", [trial.attempt, found])
         if trial.attempt == 1:
             saved.write_text("3")
-            VILLAINS["SIGSEGV"]()
+            FAILURES["SIGSEGV"]()
         return trial.suggest_float("x", 0, 1)
 
     summary = run(study, objective, 2)

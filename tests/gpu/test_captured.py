@@ -1,4 +1,4 @@
-"""Recorded steps on a real GPU, held against steps one by one: families, agents, optimizers."""
+"""CUDA graphs on a real GPU compared with eager steps: model types, agents, optimizers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
 from tests.gpu.test_training import FAMILIES
 from tests.training.corpora import Quiet, Stopped, config, corpus
 from tests.training.draws import drawn
-from tests.training.test_captured import AGENTS, OPTIMIZERS, SILENT, many_widths
+from tests.training.steps.test_cuda_graphs import AGENTS, OPTIMIZERS, SILENT, many_widths
 
 pytestmark = [
     pytest.mark.gpu,
@@ -27,12 +27,12 @@ HALF = Execution(device="cuda", precision="bf16")
 
 
 def both(cache: Path, wanted: Any, execution: Execution = HALF) -> list[Result]:
-    """One by one, and recorded."""
+    """Return the results of eager and captured training."""
     found = []
     for captured in (False, True):
         prepared = made(cache, wanted, replace(execution, captured=captured))
         found.append(train(prepared, Quiet()))
-        assert (prepared.way.why_eager is None) == captured, prepared.way.why_eager
+        assert (prepared.executor.why_eager is None) == captured, prepared.executor.why_eager
     return found
 
 
@@ -77,7 +77,7 @@ def test_every_optimizer_trains_the_same(
 
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_a_space_comes_to_is_recorded_and_trains_the_same(
+def test_sampled_configurations_train_the_same_when_captured(
     tmp_path: Path, agent: str, seed: int
 ) -> None:
     """Heads, losses, schedules, poolings, fusions, layers that are frozen or learn more slowly."""
@@ -87,10 +87,10 @@ def test_whatever_a_space_comes_to_is_recorded_and_trains_the_same(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_width_is_recorded_right(
+def test_every_shape_is_captured_correctly(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the first is rehearsed."""
+    """Only the first has a warm-up."""
     many_widths(monkeypatch)
     wanted = config(
         "evidence", encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
@@ -102,10 +102,10 @@ def test_every_width_is_recorded_right(
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_after_a_recording_that_failed_training_goes_on(
+def test_training_continues_after_a_failed_capture(
     tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A word to the host invalidates what is being recorded; dropout must be drawn as ever."""
+    """A synchronisation invalidates the capture; dropout must still work afterwards."""
     many_widths(monkeypatch)
     wanted = config(
         "evidence", encoder={"dropout": 0.1, "attention_dropout": 0.1},
@@ -124,11 +124,11 @@ def test_after_a_recording_that_failed_training_goes_on(
 
     prepared.step.micro = asks  # type: ignore[method-assign]
     result = train(prepared, Quiet())
-    assert prepared.way.how.startswith("one by one: it cannot be recorded")
+    assert prepared.executor.how.startswith("eager: CUDA graph capture failed")
     assert losses(result)[-1] < losses(result)[0]
 
 
-def test_dropout_is_drawn_anew_in_every_replay(tmp_path: Path) -> None:
+def test_every_replay_draws_new_dropout_masks(tmp_path: Path) -> None:
     """With a rate of 0 nothing but dropout can make the losses of the same batches differ."""
     still: dict[str, Any] = {"optim": {"lr": 1e-12}, "train": {"epochs": 3}}
     noisy = config(encoder={"dropout": 0.3, "attention_dropout": 0.3}, **still)
@@ -139,16 +139,16 @@ def test_dropout_is_drawn_anew_in_every_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_state_moves_between_ways_and_devices(tmp_path: Path, optimizer: str) -> None:
+def test_state_moves_between_executors_and_devices(tmp_path: Path, optimizer: str) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 4})
     whole = losses(train(made(tmp_path, wanted), Quiet()))
-    ways = [HALF, replace(HALF, captured=False), Execution(), HALF]
-    for execution in ways[:-1]:
+    executors = [HALF, replace(HALF, captured=False), Execution(), HALF]
+    for execution in executors[:-1]:
         with pytest.raises(Stopped):
             train(made(tmp_path, wanted, execution), Quiet(4), folder)
-    rest = losses(train(made(tmp_path, wanted, ways[-1]), Quiet(), folder))
+    rest = losses(train(made(tmp_path, wanted, executors[-1]), Quiet(), folder))
     assert rest == pytest.approx(whole, rel=0.05)
 
 
@@ -163,24 +163,24 @@ def test_every_family_trains_the_same_compiled(tmp_path: Path, family: str) -> N
     for compiled in (False, True):
         prepared = made(tmp_path, wanted, replace(HALF, compiled=compiled))
         found.append(losses(train(prepared, Quiet())))
-        assert prepared.way.how == ("compiled and recorded" if compiled else "recorded")
+        assert prepared.executor.how == ("compiled, CUDA graphs" if compiled else "CUDA graphs")
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
 @COMPILES
-def test_compiled_dropout_is_drawn_anew_as_well(tmp_path: Path) -> None:
+def test_every_replay_draws_new_dropout_masks_when_compiled(tmp_path: Path) -> None:
     still: dict[str, Any] = {"optim": {"lr": 1e-12}, "train": {"epochs": 3}}
     noisy = config(encoder={"dropout": 0.3, "attention_dropout": 0.3}, **still)
     prepared = made(tmp_path, noisy, replace(HALF, compiled=True))
     found = losses(train(prepared, Quiet()))
-    assert prepared.way.how == "compiled and recorded"
+    assert prepared.executor.how == "compiled, CUDA graphs"
     assert len(set(found)) == 3
 
 
 @COMPILES
 @pytest.mark.parametrize("family", FAMILIES)
-def test_other_dropouts_are_served_by_what_was_compiled(tmp_path: Path, family: str) -> None:
-    """And train as they should: what was compiled for some trains without as well."""
+def test_compiled_layers_serve_other_dropout_rates(tmp_path: Path, family: str) -> None:
+    """And they train correctly, also without dropout."""
     from torch._dynamo.utils import counters
 
     torch.compiler.reset()
@@ -195,19 +195,17 @@ def test_other_dropouts_are_served_by_what_was_compiled(tmp_path: Path, family: 
         compiled = how.startswith("compiled")
         prepared = made(tmp_path, wanted, replace(HALF, compiled=compiled))
         result = train(prepared, Quiet())
-        assert prepared.way.how == how
+        assert prepared.executor.how == how
         graphs.append(counters["stats"]["unique_graphs"])
         return losses(result)
 
-    found = [trained(dropout, "compiled and recorded") for dropout in (0.1, 0.25, 1e-9)]
+    found = [trained(dropout, "compiled, CUDA graphs") for dropout in (0.1, 0.25, 1e-9)]
     assert 0 < graphs[0] == graphs[-1]
-    assert found[-1] == pytest.approx(trained(0.0, "recorded"), rel=0.02)
+    assert found[-1] == pytest.approx(trained(0.0, "CUDA graphs"), rel=0.02)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_attention_has_no_kernels_that_are_made_for_a_trial(
-    tmp_path: Path, dropout: float
-) -> None:
+def test_cudnn_attention_is_not_used(tmp_path: Path, dropout: float) -> None:
     prepared = made(tmp_path, config(encoder={"attention_dropout": dropout}))
     device = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=device, acc_events=True) as seen:
@@ -217,7 +215,7 @@ def test_attention_has_no_kernels_that_are_made_for_a_trial(
     assert not [name for name in names if "cudnn" in name]
 
 
-def test_nothing_is_left_of_recordings(tmp_path: Path) -> None:
+def test_graphs_are_freed(tmp_path: Path) -> None:
     wanted = config(train={"epochs": 1})
     used = []
     for _ in range(4):

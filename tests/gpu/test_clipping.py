@@ -1,7 +1,7 @@
 """Clipping inside the optimizer's step beside `clip_grad_norm_` and a plain AdamW, on a real GPU.
 
-Both ways of ours divide gradients while the optimizer reads them: torch's fused AdamW by its
-`grad_scale`, our kernel by itself. A hundred steps, with gradients that jump by powers of ten.
+Both steps divide gradients while they read them: torch's fused AdamW by its `grad_scale`, the
+Triton kernel by its scale. A hundred steps, with gradients that jump by powers of ten.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from supermax.training.config import OptimConfig
-from supermax.training.fused import fused
-from supermax.training.halves import Halves
-from supermax.training.optimizers import make_optimizer
-from supermax.training.steps import EagerStep, Execution
+from supermax.training.optim.bf16_weights import Bf16Copies
+from supermax.training.optim.fused_adamw import fused
+from supermax.training.optim.optimizers import make_optimizer
+from supermax.training.steps.base import EagerStep, Execution
 from tests.training.corpora import config
-from tests.training.test_fused import Net, optimizer_of
+from tests.training.optim.test_fused_adamw import Net, optimizer_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,7 +35,7 @@ def gradients(net: Net, step: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 
 def plain_adamw(net: Net) -> torch.optim.AdamW:
-    """No kernel for several tensors, no scale: one operation after the other."""
+    """Return AdamW without multi-tensor kernels and without grad_scale."""
     twin = optimizer_of(net)
     groups = [
         {**group, "lr": float(group["lr"]), "capturable": False} for group in twin.param_groups
@@ -52,18 +52,18 @@ def test_the_kernel_clips_as_torch_does() -> None:
     theirs, ours = Net(), Net()
     ours.load_state_dict(theirs.state_dict())
     reference, by_us = plain_adamw(theirs), optimizer_of(ours)
-    halves = Halves(ours, 1)
-    halves.refresh()
-    made = fused(by_us, halves)
+    copies = Bf16Copies(ours, 1)
+    copies.refresh()
+    made = fused(by_us, copies)
     assert made is not None
-    made.find_place()
+    made.allocate_buffers()
     for step in range(STEPS):
         found = gradients(theirs, step, torch.bfloat16)
         for one, other, gradient in zip(
             theirs.parameters(), ours.parameters(), found, strict=True
         ):
             one.grad = gradient.float()
-            half = halves.of.get(other)
+            half = copies.of.get(other)
             if half is not None:
                 half.whole.grad = gradient
             else:
@@ -72,7 +72,7 @@ def test_the_kernel_clips_as_torch_does() -> None:
         reference.step()
         made(CLIP)
         by_us.zero_grad()
-        halves.forget()
+        copies.clear_gradients()
         compare(theirs, ours, step)
 
 

@@ -62,7 +62,7 @@ def device_assert() -> None:
     torch.cuda.synchronize()
 
 
-def test_an_out_of_memory_is_named_and_told_as_a_constraint(study: optuna.Study) -> None:
+def test_out_of_memory_is_reported_as_a_constraint(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0:
             out_of_memory()

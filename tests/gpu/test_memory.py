@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 import supermax
-from supermax.records import read
+from supermax.results.records import read_record
 from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
 
 __all__ = ["cuda"]  # a fixture
@@ -36,7 +36,7 @@ def fragmented() -> None:
     assert kept
 
 
-def test_fragmentation_is_told_apart_and_cured_by_a_fresh_cell(study: optuna.Study) -> None:
+def test_fragmentation_is_recognised_and_cured_by_a_new_cell(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:False"
         if trial.attempt == 1:
@@ -44,13 +44,13 @@ def test_fragmentation_is_told_apart_and_cured_by_a_fresh_cell(study: optuna.Stu
         return train(trial)
 
     supermax.optimize(study, objective, n_trials=1, retries=1, progress=False)
-    (trial,) = read(study).trials
+    (trial,) = read_record(study).trials
     assert trial.state == "COMPLETE"
     (fault,) = trial.faults
     assert (fault.kind, fault.culprit) == ("fragmented device memory", "machine")
 
 
-def test_three_others_train_on_beside_all_faults_of_memory(study: optuna.Study) -> None:
+def test_other_trials_train_on_beside_memory_faults(study: optuna.Study) -> None:
     crimes = {0: device_assert, 1: out_of_memory, 2: fragmented}
 
     def objective(trial: Any) -> float:
@@ -80,7 +80,7 @@ def test_a_leak_of_device_memory_replaces_the_cell(study: optuna.Study) -> None:
 
     summary = supermax.optimize(study, objective, n_trials=4, reuse_cells=True, progress=False)
     assert summary.cells == 2
-    left = [line for line in read(study).trials[1].folder.records() if "unclean" in line]
+    left = [line for line in read_record(study).trials[1].folder.records() if "unclean" in line]
     assert left[0]["unclean"].startswith("1,0")
     assert "MiB of device memory" in left[0]["unclean"]
 
@@ -88,10 +88,10 @@ def test_a_leak_of_device_memory_replaces_the_cell(study: optuna.Study) -> None:
 SEARCH = """
 import sys
 from pathlib import Path
-from supermax.records import read
+from supermax.results.records import read_record
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
-from supermax.tuning import Tuning
+from supermax.search.tuning import Tuning
 
 SPACE = '''
 name: one
@@ -118,7 +118,7 @@ def main(memory):
         whole = result.get("micro_batch") == 64 and not result.get("checkpointing")
         print(trial.state.name, int(whole), kept["attempts"], kept.get("device_reserved"),
               *kept["reserved"].values())
-    for trial in read(tuned.study).trials:
+    for trial in read_record(tuned.study).trials:
         print(trial.number, trial.result.get("steps"), trial.result.get("micro_batch"))
         print(*trial.faults, sep="\\n")
 

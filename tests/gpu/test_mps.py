@@ -15,8 +15,8 @@ import pytest
 from optuna.trial import TrialState
 
 import supermax
-from supermax import mps
-from supermax.records import read
+from supermax.engine.processes import mps
+from supermax.results.records import read_record
 from tests.conftest import eventually
 from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
 
@@ -66,7 +66,7 @@ def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
             study, objective, n_trials=12, workers=4, retries=1, reuse_cells=True, progress=False
         )
     assert {t.state for t in study.trials if t.number not in CRIMES} == {TrialState.COMPLETE}
-    good = [trial for trial in read(study).trials if trial.number not in CRIMES]
+    good = [trial for trial in read_record(study).trials if trial.number not in CRIMES]
     assert [(trial.number, [str(fault) for fault in trial.faults]) for trial in good] == [
         (trial.number, []) for trial in good
     ]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from supermax.agents.objective import here
-from supermax.training import architectures
-from supermax.training.limits import hold_to
+from supermax.tasks.objective import local_execution
 from supermax.training.loop import train
-from supermax.training.optimizers import unavailable
+from supermax.training.models import architectures
+from supermax.training.optim.optimizers import unavailable
 from supermax.training.prepare import prepare
-from supermax.training.steps import Execution, best_precision
+from supermax.training.steps.base import Execution, best_precision
+from supermax.training.steps.memory_limits import hold_to
 from tests.training.corpora import Quiet, Stopped, config, corpus
 
 pytestmark = [
@@ -34,7 +34,9 @@ def test_every_agent_trains_in_bf16(tmp_path: Path, agent: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_trains_with_and_without_recomputing(tmp_path: Path, family: str) -> None:
+def test_every_family_trains_with_and_without_activation_checkpointing(
+    tmp_path: Path, family: str
+) -> None:
     for saving in (False, True):
         execution = replace(GPU, checkpoint_activations=saving, micro_batch=5)
         wanted = config(encoder={"name": family}, train={"epochs": 1})
@@ -45,7 +47,7 @@ def test_every_family_trains_with_and_without_recomputing(tmp_path: Path, family
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_computed_again_is_dropped_again(tmp_path: Path, family: str) -> None:
+def test_activation_checkpointing_repeats_dropout_masks(tmp_path: Path, family: str) -> None:
     losses = []
     for saving in (False, True):
         execution = replace(GPU, checkpoint_activations=saving, captured=False)
@@ -122,7 +124,7 @@ def test_full_size_encoders_train(tmp_path: Path, name: str) -> None:
 
 
 def test_the_device_is_found() -> None:
-    found = here(Execution(device="auto", precision="auto"))
+    found = local_execution(Execution(device="auto", precision="auto"))
     assert found.device == "cuda"
     assert found.precision == best_precision("cuda") == "bf16"
 

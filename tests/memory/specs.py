@@ -1,13 +1,13 @@
-"""Encoders and trials of all shapes, for tests of memory."""
+"""Hypothesis strategies of encoders and trials, for tests of memory."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from supermax.memory.facts import Encoder, Spec
+from supermax.memory.facts import EncoderSizes, Spec
 
 MIB, GIB = 1 << 20, 1 << 30
-BERT_LARGE = Encoder(
+BERT_LARGE = EncoderSizes(
     name="bert-large",
     family="bert",
     fingerprint="bert-large",
@@ -24,13 +24,13 @@ families = st.sampled_from(["bert", "roberta", "electra", "distilbert", "modernb
 
 
 @st.composite
-def encoders(draw: st.DrawFn) -> Encoder:
+def encoders(draw: st.DrawFn) -> EncoderSizes:
     heads = draw(st.sampled_from([2, 4, 12, 16]))
     hidden = 64 * heads
     inner = draw(st.sampled_from([2, 4])) * hidden
     matrices = 4 * hidden * hidden + 2 * hidden * inner
     relative = draw(st.booleans())
-    return Encoder(
+    return EncoderSizes(
         name="made up",
         family="deberta-v2" if relative else draw(families),
         fingerprint=draw(st.sampled_from("abc")),

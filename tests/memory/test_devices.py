@@ -1,4 +1,4 @@
-"""What a device has for this run: less what others use, and never more than it was told."""
+"""Memory budgets of devices: without what other processes use, and within the limit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from supermax import doctor
 from supermax.memory import devices
 from supermax.memory.budgets import GpuBudget, HostBudget, host_budget
-from supermax.memory.devices import Gpu, Nvml, by_program, machine_memory, named
+from supermax.memory.devices import Gpu, Nvml, from_nvidia_smi, machine_memory, named
+from supermax.search import doctor
 from tests.memory.specs import GIB, MIB
 
 CARD = Gpu(0, "a card", 10 * GIB, 80 * GIB, uuid="GPU-abc", processes={5: 4 * GIB, 6: 6 * GIB})
@@ -24,7 +24,7 @@ def budget(*cards: Gpu, limit: int | None = None) -> GpuBudget:
     return GpuBudget(limit, lambda: cards)
 
 
-def test_others_are_left_their_memory() -> None:
+def test_memory_of_other_processes_is_subtracted() -> None:
     assert budget(CARD).available("0", {5}, 8 * GIB) == 74 * GIB - 256 * MIB
     assert budget(CARD).available("0", {5, 6}, 20 * GIB) == 80 * GIB - 256 * MIB
     assert budget(CARD, limit=24 * GIB).available("0", {5}, 8 * GIB) == 24 * GIB
@@ -32,8 +32,8 @@ def test_others_are_left_their_memory() -> None:
     assert budget(crowded, limit=24 * GIB).available("0", set(), 0) == 10 * GIB - 256 * MIB
 
 
-def test_where_processes_are_not_told_apart_what_was_promised_counts_as_ours() -> None:
-    """In a container the numbers of processes mean nothing to the driver."""
+def test_without_memory_by_process_the_reserved_memory_counts_as_ours() -> None:
+    """In a container, the driver does not know its process numbers."""
     assert budget(CARD).available("0", {999}, 8 * GIB) == 78 * GIB - 256 * MIB
     assert budget(CARD).available("0", set(), 0) == 70 * GIB - 256 * MIB
 
@@ -50,7 +50,7 @@ def test_cards_are_found_by_number_and_name(monkeypatch: pytest.MonkeyPatch) -> 
     assert budget(CARD, other).whole == 80 * GIB - 256 * MIB
 
 
-def test_a_reading_holds_for_a_moment() -> None:
+def test_readings_are_cached_for_a_second() -> None:
     now, reads = [0.0], []
 
     def read() -> tuple[Gpu, ...]:
@@ -65,7 +65,7 @@ def test_a_reading_holds_for_a_moment() -> None:
     assert reads == [0.0, 2.0]
 
 
-def test_the_driver_s_program_tells_the_same(
+def test_nvidia_smi_reports_the_same_as_nvml(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -75,12 +75,12 @@ def test_the_driver_s_program_tells_the_same(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     card = Gpu(0, "NVIDIA H200", 1024 * MIB, 143771 * MIB, uuid="GPU-abc", driver="580.9")
-    assert by_program() == (card,)
+    assert from_nvidia_smi() == (card,)
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    assert by_program() == ()
+    assert from_nvidia_smi() == ()
 
 
-def test_a_driver_that_says_nothing_for_once_changes_nothing(
+def test_one_failed_reading_keeps_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, answers = [0.0], [(CARD,), (), (CARD,)]
@@ -92,13 +92,13 @@ def test_a_driver_that_says_nothing_for_once_changes_nothing(
     program.write_text("no program at all")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert by_program() == ()
+    assert from_nvidia_smi() == ()
     program.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
-    monkeypatch.setattr(devices, "_PATIENCE", 0.2)
-    assert by_program() == ()
+    monkeypatch.setattr(devices, "_SMI_TIMEOUT", 0.2)
+    assert from_nvidia_smi() == ()
 
 
-def test_nvidia_s_library_is_asked_again_when_it_had_answered_before() -> None:
+def test_nvml_is_tried_again_if_it_has_worked_before() -> None:
     class Library:
         broken = False
 
@@ -124,8 +124,8 @@ def test_nvidia_s_library_is_asked_again_when_it_had_answered_before() -> None:
     assert len(asked) == 3
 
 
-def test_what_others_had_before_stays_theirs() -> None:
-    """Where the driver does not say whose memory it is."""
+def test_memory_used_before_the_run_counts_as_other_processes() -> None:
+    """Without memory by process."""
     used = [30 * GIB]
     some = GpuBudget(
         None, lambda: (Gpu(0, "a card", used[0], 80 * GIB),), iter(range(99)).__next__
@@ -135,7 +135,7 @@ def test_what_others_had_before_stays_theirs() -> None:
     assert some.available("0", {7}, 20 * GIB) == 50 * GIB - 256 * MIB
 
 
-def test_a_limit_that_somebody_set_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rlimit_data_bounds_the_host_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (3 * GIB, 4 * GIB))
     assert HostBudget().whole == 3 * GIB - 512 * MIB
     assert HostBudget(GIB).whole == GIB
@@ -145,12 +145,12 @@ def test_a_limit_that_somebody_set_is_heeded(monkeypatch: pytest.MonkeyPatch) ->
     assert HostBudget(10**15).whole == total
 
 
-def test_a_cpu_has_most_of_what_is_free() -> None:
+def test_the_host_budget_is_most_of_the_free_memory() -> None:
     assert host_budget() > 0
     assert HostBudget(3 * GIB).available(None, set(), 0) == 3 * GIB
 
 
-def test_the_doctor_says_who_else_is_there() -> None:
+def test_the_doctor_lists_other_processes_on_the_gpu() -> None:
     with subprocess.Popen(["sleep", "60"]) as someone:
         there = {os.getpid(): GIB, someone.pid: 4 * GIB, GONE: 6 * GIB}
         card = Gpu(0, "a card", 11 * GIB, 80 * GIB, processes=there, driver="580.9")
@@ -167,7 +167,7 @@ def test_the_doctor_says_who_else_is_there() -> None:
     assert next(doctor._gpu(crowded, "13.0")).state == doctor.WARNING
 
 
-def test_the_doctor_says_what_would_be_faster(
+def test_the_doctor_reports_mps_and_compilation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -175,21 +175,21 @@ def test_the_doctor_says_what_would_be_faster(
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(doctor, "find_spec", lambda _: object())
     (tmp_path / "Python.h").touch()
-    turns, missing = doctor._faster()
+    turns, missing = doctor._acceleration()
     assert turns.text == "cells take turns on a GPU: there is no nvidia-cuda-mps-control"
     assert missing.state == doctor.WARNING
     assert missing.text.endswith("there is no C compiler (gcc or clang)")
     for name in ("nvidia-cuda-mps-control", "clang"):
         (tmp_path / name).touch(mode=0o755)
-    shared, compiles = doctor._faster()
+    shared, compiles = doctor._acceleration()
     assert shared.text == "several cells can share a GPU: mps: true, or --mps"
     assert (compiles.state, compiles.text) == (
         doctor.GOOD,
         "layers and updates can be compiled",
     )
     monkeypatch.setenv("CC", "/nowhere/cc")
-    assert [one.state for one in doctor._faster()] == [doctor.GOOD, doctor.WARNING]
+    assert [one.state for one in doctor._acceleration()] == [doctor.GOOD, doctor.WARNING]
     monkeypatch.delenv("CC")
     (tmp_path / "Python.h").unlink()
     monkeypatch.setattr(doctor, "find_spec", lambda _: None)
-    assert [*doctor._faster()][1].text.endswith("there is no Python.h, and no Triton")
+    assert [*doctor._acceleration()][1].text.endswith("there is no Python.h, and no Triton")

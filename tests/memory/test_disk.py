@@ -1,4 +1,4 @@
-"""Disk space is counted as what can be there at once, and never as less."""
+"""Disk space of a run: an upper bound of what can be there at once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ trials = st.lists(
 
 @settings(max_examples=60)
 @given(specs())
-def test_no_plan_needs_less_memory_than_a_footprint_has(spec: Spec) -> None:
+def test_no_plan_needs_less_memory_than_its_footprint(spec: Spec) -> None:
     assert all(footprint(spec).memory <= need(spec, split).total for split in splits(spec))
 
 
 def most(trials: list[Footprint], workers: int, memory: int) -> int:
-    """Bytes of states in the worst mix, by trying all of them."""
+    """Return the bytes of states in the worst mix, by brute force."""
     if not workers or not trials:
         return 0
     first, *others = trials
@@ -40,7 +40,9 @@ def most(trials: list[Footprint], workers: int, memory: int) -> int:
 
 
 @given(trials, st.integers(1, 6), st.integers(1, 120))
-def test_no_mix_of_trials_takes_more(trials: list[Footprint], workers: int, memory: int) -> None:
+def test_no_mix_of_trials_exceeds_the_bound(
+    trials: list[Footprint], workers: int, memory: int
+) -> None:
     demand = Demand(trials, workers, memory, top=1)
     assert most(trials, workers, memory) <= demand.states
     assert demand.states <= replace(demand, memory=None).states
@@ -56,7 +58,7 @@ def test_no_mix_of_trials_takes_more(trials: list[Footprint], workers: int, memo
     st.none() | st.integers(1, 30),
     st.integers(0, 400),
 )
-def test_what_is_allowed_fits(
+def test_the_allowance_fits_the_disk(
     trials: list[Footprint],
     workers: int,
     memory: int | None,

@@ -1,4 +1,4 @@
-"""The itemised estimate: exact where it can be, and never less for more work."""
+"""Memory estimates: exact for parameters, monotone in batch and length, close to measurements."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax.agents import shapes
-from supermax.agents.specs import spec_of
-from supermax.memory.estimate import STATE, UNRECORDED, Correction, Split, need
+from supermax.memory.estimate import STATE, UNCAPTURED, Correction, Split, need
 from supermax.memory.facts import Spec
-from supermax.training import architectures
+from supermax.tasks import shapes
+from supermax.tasks.specs import spec_of
 from supermax.training.config import read_config
-from supermax.training.encoders import load, prepared
-from supermax.training.models import Model, count
-from supermax.training.sources import find
-from supermax.training.steps import Execution
-from supermax.training.updates import RECORDED_OPTIMIZERS
+from supermax.training.models import architectures
+from supermax.training.models.assembly import Model, count
+from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.models.sources import find
+from supermax.training.steps.base import Execution
+from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
 from tests.memory.specs import BERT_LARGE, GIB, specs
 
 TINY = sorted(set(architectures.TINY) - {"tiny"})
@@ -37,7 +37,7 @@ def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) ->
         {"agent": agent, "encoder": {"name": family, "frozen_layers": frozen}, "head": head}
     )
     sources = [find(family)] * (2 if agent == "joint" else 1)
-    encoders = [load(source, prepared(source, None, None)) for source in sources]
+    encoders = [load_encoder(source, prepared_config(source, None, None)) for source in sources]
     model = Model(wanted, encoders, classes=3)
     spec = spec_of(wanted, sources, Execution(), classes=3)
     assert spec.numbers == count(model)
@@ -47,7 +47,7 @@ def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) ->
     assert found.gradients == 4 * spec.trained
 
 
-def test_an_encoder_s_sizes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_an_encoder_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(shapes, "_known", {})
     first = shapes.encoder_of(find("tiny-deberta"))
@@ -63,8 +63,10 @@ def test_an_encoder_s_sizes_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @given(specs(), st.booleans(), st.integers(1, 64))
-def test_more_at_a_time_never_needs_less(spec: Spec, checkpointing: bool, micro: int) -> None:
-    """As long as micro-batches add up: a single one has no gradients when it begins."""
+def test_larger_micro_batches_and_lengths_never_need_less(
+    spec: Spec, checkpointing: bool, micro: int
+) -> None:
+    """With accumulated gradients; a single micro-batch has none when it begins."""
     spec = replace(spec, effective_batch=1000)
     small, large = (need(spec, Split(size, checkpointing)) for size in (micro, micro + 1))
     assert small.total <= large.total
@@ -73,7 +75,7 @@ def test_more_at_a_time_never_needs_less(spec: Spec, checkpointing: bool, micro:
 
 
 @given(specs(), st.integers(1, 64))
-def test_checkpointing_and_freezing_keep_less(spec: Spec, micro: int) -> None:
+def test_checkpointing_and_freezing_save_fewer_activations(spec: Spec, micro: int) -> None:
     spec = replace(spec, frozen=0)
     plain, again = need(spec, Split(micro)), need(spec, Split(micro, checkpointing=True))
     if min(e.layers for e in spec.encoders) > 4:
@@ -85,7 +87,7 @@ def test_checkpointing_and_freezing_keep_less(spec: Spec, micro: int) -> None:
 
 
 @given(specs(), st.integers(1, 64), st.floats(0.5, 2), st.floats(1, 2))
-def test_items_add_up_and_corrections_only_touch_what_varies(
+def test_items_add_up_and_corrections_scale_the_inexact_part_alone(
     spec: Spec, micro: int, scale: float, worse: float
 ) -> None:
     plain = need(spec, Split(micro))
@@ -97,19 +99,19 @@ def test_items_add_up_and_corrections_only_touch_what_varies(
     assert all(size >= 0 for name, size in found.items().items() if name != "other_moments")
 
 
-def test_what_waits_for_an_update_stands_beside_activations() -> None:
-    """Where the update is recorded too, gradients take the place of activations as these go."""
+def test_gradients_of_an_uncaptured_update_are_allocated_beside_activations() -> None:
+    """If the update is captured too, gradients reuse the memory of freed activations."""
     spec = Spec((BERT_LARGE,), effective_batch=16, length=256, captured=True)
     found = {
         name: need(replace(spec, optimizer=name), Split(16)) for name in ("adamw", "adamw_8bit")
     }
     more = found["adamw_8bit"].other_moments - found["adamw"].other_moments
     assert more == pytest.approx(4 * spec.trained, rel=0.1)
-    assert set(UNRECORDED) == set(STATE) - set(RECORDED_OPTIMIZERS)
+    assert set(UNCAPTURED) == set(STATE) - set(CAPTURABLE_OPTIMIZERS)
 
 
-def test_known_figures() -> None:
-    """Measured on a GPU by others: bert-large 48 × 480, one batch an update, 29.15 GB."""
+def test_a_published_measurement_is_met() -> None:
+    """bert-large with 48 sequences of 480 tokens, one batch per update: 29.15 GB on a GPU."""
     spec = Spec((BERT_LARGE,), effective_batch=48, length=480)
     found = need(spec, Split(48))
     assert found.allocated - found.saved == pytest.approx(29.15e9, rel=0.05)
@@ -119,14 +121,14 @@ def test_known_figures() -> None:
 PROBE = """
 import gc, sys, torch
 from dataclasses import replace
-from supermax.agents.specs import spec_of
-from supermax.engine import kernel
+from supermax.tasks.specs import spec_of
+from supermax._util import system
 from supermax.memory.estimate import Split, need
-from supermax.training import architectures
+from supermax.training.models import architectures
 from supermax.training.config import read_config
-from supermax.training.probing import probe
-from supermax.training.sources import find
-from supermax.training.steps import Execution
+from supermax.training.memory_probe import probe
+from supermax.training.models.sources import find
+from supermax.training.steps.base import Execution
 
 torch.set_num_threads(1)
 kind, small = architectures.TINY[sys.argv[1]]
@@ -140,14 +142,14 @@ def config(name, batch):
 
 probe(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # what libraries take for themselves
 gc.collect()
-before = kernel.resident_size()
+before = system.resident_size()
 for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False)):
     wanted = config("middling", 4 * batch)
-    kernel.forget_peak_rss()
+    system.reset_peak_rss()
     probe(wanted, Execution(micro_batch=batch, checkpoint_activations=again), length, updates=2)
     spec = replace(spec_of(wanted, [find("middling")], Execution()), length=length)
     found = need(spec, Split(batch, again, evaluated=0))
-    print((found.allocated - found.saved) / (kernel.peak_rss() - before))
+    print((found.allocated - found.saved) / (system.peak_rss() - before))
 """
 
 
@@ -159,8 +161,8 @@ for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False))
         pytest.param("tiny-deberta", marks=pytest.mark.slow),
     ],
 )
-def test_estimates_meet_what_is_measured_on_a_cpu(family: str) -> None:
-    # What is freed is given back at once: what glibc keeps of it is slack, and not meant here.
+def test_estimates_match_memory_measured_on_a_cpu(family: str) -> None:
+    # Freed memory is returned at once: what glibc would keep of it is slack, not tested here.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     done = subprocess.run(
         [sys.executable, "-c", PROBE, family],

@@ -1,4 +1,4 @@
-"""Plans keep the effective batch, fit, and get no worse with more memory."""
+"""Plans: they keep the effective batch, fit the budget, and get no worse with more memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supermax.agents.fits import share
-from supermax.agents.provisioning import failed_of, how_of
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
 from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
-from supermax.memory.speed import Pace
+from supermax.memory.speed import StepSpeed
+from supermax.tasks.fits import share
+from supermax.tasks.provisioning import failed_of, how_of
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
 budgets = st.integers(1, 200_000).map(lambda mib: mib * MIB)
 LARGE = Spec((BERT_LARGE,), effective_batch=192, length=480)
 paces = st.lists(
-    st.builds(Pace, st.integers(1, 100_000), st.booleans(), st.floats(1e-4, 10.0)), max_size=6
+    st.builds(StepSpeed, st.integers(1, 100_000), st.booleans(), st.floats(1e-4, 10.0)), max_size=6
 )
 
 
@@ -40,9 +40,9 @@ def test_a_plan_fits_and_keeps_the_effective_batch(spec: Spec, budget: int) -> N
 @settings(max_examples=60, deadline=None)
 @given(specs(), budgets, budgets, paces)
 def test_more_memory_never_makes_a_plan_worse(
-    spec: Spec, one: int, other: int, measured: list[Pace]
+    spec: Spec, one: int, other: int, measured: list[StepSpeed]
 ) -> None:
-    """However strange what was measured is."""
+    """For arbitrary measured step times."""
     less, more = (plan(spec, budget, measured=measured) for budget in sorted((one, other)))
     if isinstance(less, NoPlan):
         return
@@ -54,7 +54,7 @@ def test_more_memory_never_makes_a_plan_worse(
 
 @settings(max_examples=60, deadline=None)
 @given(specs(), paces)
-def test_what_fits_as_it_is_is_never_split(spec: Spec, measured: list[Pace]) -> None:
+def test_a_batch_that_fits_whole_is_never_split(spec: Spec, measured: list[StepSpeed]) -> None:
     whole = need(spec, next(iter(splits(spec)))).total
     found = plan(spec, whole, measured=measured)
     assert isinstance(found, Plan)
@@ -64,7 +64,7 @@ def test_what_fits_as_it_is_is_never_split(spec: Spec, measured: list[Pace]) -> 
 
 @settings(max_examples=40, deadline=None)
 @given(specs(), budgets, st.data())
-def test_what_ran_out_of_memory_is_never_planned_again(
+def test_a_split_that_ran_out_of_memory_is_never_planned_again(
     spec: Spec, budget: int, data: st.DataObject
 ) -> None:
     failed: list[Failed] = []
@@ -90,45 +90,48 @@ def test_a_split_has_its_reason(spec: Spec, budget: int) -> None:
         return
     whole = need(spec, next(iter(splits(spec)))).total
     assert bool(found.why) == (not found.whole)
-    assert found.why.startswith("as it is it would need") == (whole > budget)
+    assert found.why.startswith("the whole batch would need") == (whole > budget)
 
 
 @settings(max_examples=60, deadline=None)
 @given(specs(), budgets)
-def test_what_failed_is_known_again_from_the_ledger(spec: Spec, budget: int) -> None:
+def test_failed_splits_are_restored_from_the_ledger(spec: Spec, budget: int) -> None:
     for found in (plan(spec, budget), plan(spec, least(spec))):
         if isinstance(found, Plan):
             assert failed_of(how_of(found)) == Failed(found.split, found.need.reserved)
 
 
-def test_reasons_are_said() -> None:
-    assert plan(LARGE, 24 * GIB).why == "as it is it would need 103 GiB, and there are 24.0 GiB"  # type: ignore[union-attr]
+def test_a_split_states_its_reason() -> None:
+    split = plan(LARGE, 24 * GIB)
+    assert isinstance(split, Plan)
+    assert split.why == "the whole batch would need 103 GiB, and 24.0 GiB are available"
     whole = plan(LARGE, 200 * GIB)
     assert isinstance(whole, Plan)
     assert whole.why == ""
     close = plan(LARGE, whole.need.total - 1)
-    assert close.why == "as it is it would need a little more, and there are 103 GiB"  # type: ignore[union-attr]
+    assert isinstance(close, Plan)
+    assert close.why == "the whole batch would need a little more, and 103 GiB are available"
     failed = [Failed(whole.split, whole.need.reserved)]
     again = plan(LARGE, 120 * GIB, failed=failed)
     assert isinstance(again, Plan)
-    assert again.why == "memory was too short before"
+    assert again.why == "an earlier attempt ran out of memory"
 
 
 @given(st.integers(1, 600))
-def test_every_number_of_parts_is_looked_at_once(batch: int) -> None:
+def test_every_size_of_equal_parts_is_tried_once(batch: int) -> None:
     sizes = [split.micro_batch for split in splits(replace(LARGE, effective_batch=batch))]
     equal = list(dict.fromkeys(-(-batch // times) for times in range(1, batch + 1)))
     assert sizes == 2 * equal
 
 
-def test_a_huge_batch_is_planned_at_once() -> None:
+def test_a_huge_batch_is_planned_quickly() -> None:
     few = list(splits(replace(LARGE, effective_batch=10**9)))
     assert len(few) < 130_000
 
 
 @settings(max_examples=100, deadline=None)
 @given(specs(), budgets)
-def test_what_is_said_of_a_space_is_what_is_planned(spec: Spec, budget: int) -> None:
+def test_the_share_of_a_space_that_fits_agrees_with_plans(spec: Spec, budget: int) -> None:
     for size in {budget, least(spec), least(spec) - 1}:
         found, said = plan(spec, size), share([spec], size)
         assert said.all == 1
@@ -137,7 +140,7 @@ def test_what_is_said_of_a_space_is_what_is_planned(spec: Spec, budget: int) -> 
         assert said.smallest == (found.smallest if isinstance(found, NoPlan) else least(spec))
 
 
-def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
+def test_smaller_micro_batches_are_preferred_to_checkpointing_if_faster() -> None:
     found = plan(LARGE, 24 * GIB)
     assert isinstance(found, Plan)
     assert not found.split.checkpointing
@@ -145,7 +148,7 @@ def test_a_split_is_preferred_to_computing_again_where_that_is_faster() -> None:
     assert str(found) == f"{found.micro_batches} micro-batches of {found.split.micro_batch}"
 
 
-def test_a_plan_says_that_its_last_micro_batch_is_smaller() -> None:
+def test_the_text_of_a_plan_names_its_smaller_last_micro_batch() -> None:
     made = plan(LARGE, 200 * GIB)
     assert isinstance(made, Plan)
     for size, words in (
@@ -156,7 +159,7 @@ def test_a_plan_says_that_its_last_micro_batch_is_smaller() -> None:
     ):
         assert str(replace(made, split=split_into(LARGE, size))) == words
     again = replace(made, split=split_into(LARGE, 22, checkpointing=True))
-    assert str(again) == "8 micro-batches of 22 and one of 16, activations computed again"
+    assert str(again) == "8 micro-batches of 22 and one of 16, activation checkpointing"
 
 
 def test_the_whole_batch_is_taken_where_it_fits() -> None:
@@ -166,14 +169,14 @@ def test_the_whole_batch_is_taken_where_it_fits() -> None:
     assert str(found) == "192 sequences at once"
 
 
-def test_what_does_not_fit_at_all_says_what_would_do() -> None:
+def test_no_plan_names_the_smallest_sufficient_memory() -> None:
     found = plan(LARGE, 4 * GIB)
     assert isinstance(found, NoPlan)
     assert "bert-large at 480 tokens needs 6." in str(found)
     assert 0.4 < found.over < 1.2
 
 
-def test_the_host_keeps_the_best_weights_where_the_device_has_no_room() -> None:
+def test_best_weights_are_offloaded_to_the_host_if_memory_is_short() -> None:
     smallest = plan(LARGE, 1)
     assert isinstance(smallest, NoPlan)
     tight = plan(LARGE, smallest.smallest)
@@ -184,8 +187,8 @@ def test_the_host_keeps_the_best_weights_where_the_device_has_no_room() -> None:
     assert not roomy.split.best_on_host
 
 
-def test_more_frozen_layers_than_an_encoder_has_are_all_it_has() -> None:
-    """Of two encoders of different depth, that is."""
+def test_more_frozen_layers_than_an_encoder_has_freeze_all() -> None:
+    """With two encoders of different depth."""
     small = replace(BERT_LARGE, by_layer=BERT_LARGE.by_layer[:6])
     both = replace(LARGE, encoders=(small, BERT_LARGE), frozen=12)
     assert [both.active(encoder) for encoder in both.encoders] == [0, 12]
@@ -196,7 +199,7 @@ def test_more_frozen_layers_than_an_encoder_has_are_all_it_has() -> None:
         assert all(pair[key] >= one[key] for key in ("half_copies", "activations", "attention"))
 
 
-def test_large_data_counts_where_it_lies_on_the_device() -> None:
+def test_the_data_set_counts_where_it_is_on_the_device() -> None:
     recorded = replace(LARGE, captured=True)
     large = replace(recorded, data=100_000_000)
     for split in splits(recorded):
@@ -206,33 +209,37 @@ def test_large_data_counts_where_it_lies_on_the_device() -> None:
     assert need(one_by_one, split_into(LARGE, 8)).total == need(LARGE, split_into(LARGE, 8)).total
 
 
-def test_measured_speeds_decide() -> None:
-    """Few large steps that recompute, or many small ones: what was seen to be quicker."""
+def test_measured_step_times_decide() -> None:
+    """Between few large steps with activation checkpointing and many small ones."""
     small = replace(LARGE, effective_batch=64)
     for again, seconds in ((True, 2.0), (False, 0.01)):
-        paces = [Pace(16 * 480, False, seconds), Pace(64 * 480, True, 0.3)]
+        paces = [StepSpeed(16 * 480, False, seconds), StepSpeed(64 * 480, True, 0.3)]
         found = plan(small, 12 * GIB, measured=paces)
         assert isinstance(found, Plan)
         assert found.split.checkpointing is again
         assert found.seconds < 0.4
 
 
-def test_a_slow_measurement_of_a_size_does_not_make_it_smaller() -> None:
-    """More at once takes no longer than one part after the other."""
+def test_a_slow_measurement_does_not_reduce_the_micro_batch() -> None:
+    """A larger micro-batch takes no longer than its parts one after the other."""
     unknown = plan(LARGE, 24 * GIB)
     assert isinstance(unknown, Plan)
     size = unknown.split.micro_batch
-    slow = [Pace(size * 480, False, 9.0), Pace(2 * 480, False, 0.01)]
+    slow = [StepSpeed(size * 480, False, 9.0), StepSpeed(2 * 480, False, 0.01)]
     found = plan(LARGE, 24 * GIB, measured=slow)
     assert isinstance(found, Plan)
     assert found.split.micro_batch == size
     assert found.seconds <= 1.0
 
 
-def test_a_slow_start_does_not_count_against_a_split() -> None:
-    """The first trial of a process loads what all others have; a neighbour slows one down."""
+def test_the_fastest_measurement_of_a_split_counts() -> None:
+    """The first trial of a process is slower, and so is one beside another process."""
     small = replace(LARGE, effective_batch=64)
-    paces = [Pace(16 * 480, False, 2.0), Pace(64 * 480, True, 0.3), Pace(16 * 475, False, 0.01)]
+    paces = [
+        StepSpeed(16 * 480, False, 2.0),
+        StepSpeed(64 * 480, True, 0.3),
+        StepSpeed(16 * 475, False, 0.01),
+    ]
     found = plan(small, 12 * GIB, measured=paces)
     assert isinstance(found, Plan)
     assert not found.split.checkpointing

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from supermax.memory.estimate import Correction, need
 from supermax.memory.facts import Spec
-from supermax.memory.learning import Known
+from supermax.memory.measurements import Known
 from supermax.memory.planner import Plan, plan
-from supermax.memory.probes import LONGEST, STEPS, probes
-from supermax.memory.speed import Pace, micro_seconds
+from supermax.memory.probes import MAX_SECONDS, STEPS, probes
+from supermax.memory.speed import StepSpeed, micro_seconds
 from tests.memory.specs import BERT_LARGE, GIB, specs
 from tests.memory.test_planner import budgets
 
@@ -29,7 +29,7 @@ def test_no_probe_needs_more_than_the_plan_nor_takes_long(
     tried = probes(found, Known(correction, measurements=measurements))
     assert len(set(tried)) == len(tried) <= 2
     assert all(need(spec, split, correction).total <= found.need.total for split in tried)
-    assert sum(STEPS * micro_seconds(spec, split) for split in tried) <= LONGEST
+    assert sum(STEPS * micro_seconds(spec, split) for split in tried) <= MAX_SECONDS
 
 
 def tried(gib: int, known: Known) -> list[tuple[int, bool]]:
@@ -38,20 +38,20 @@ def tried(gib: int, known: Known) -> list[tuple[int, bool]]:
     return [(split.micro_batch, split.checkpointing) for split in probes(found, known)]
 
 
-def test_what_fits_as_it_is_is_probed_alone() -> None:
+def test_a_whole_batch_is_the_only_probe() -> None:
     assert tried(200, Known()) == [(192, False)]
     assert tried(200, Known(measurements=1)) == []
 
 
-def test_where_a_batch_is_split_the_other_way_is_probed_until_it_is_known() -> None:
+def test_a_split_batch_is_probed_with_and_without_checkpointing_until_measured() -> None:
     for gib in (12, 20):
         (size, way), (other, another) = tried(gib, Known())
         assert another is not way
         assert (other > size) is another  # activations that are not kept leave room for more
-        one_way = (Pace(size * 480, way, 0.1),)
-        assert tried(gib, Known(paces=one_way, measurements=1)) == [(other, another)]
-        both = (*one_way, Pace(other * 480, another, 0.2))
-        assert tried(gib, Known(paces=both, measurements=2)) == []
+        one_way = (StepSpeed(size * 480, way, 0.1),)
+        assert tried(gib, Known(speeds=one_way, measurements=1)) == [(other, another)]
+        both = (*one_way, StepSpeed(other * 480, another, 0.2))
+        assert tried(gib, Known(speeds=both, measurements=2)) == []
 
 
 def test_a_long_step_is_not_probed() -> None:

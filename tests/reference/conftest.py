@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Use one thread: tests run side by side."""
+    """Use one thread: tests run in parallel."""
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""Each agent beside a plain loop of PyTorch and transformers.
+"""Agents compared with a plain loop of PyTorch and transformers.
 
-Both begin with the same weights and see the same examples in the same order. The plain side pads,
+Both start with the same weights and see the same examples in the same order. The plain side pads,
 takes every effective batch at once and averages; Supermax packs sequences and splits batches. In
-float64 the two differ by rounding alone, which proves that packing, micro-batches, normalisation
-of losses, clipping, schedule and evaluation are those of the plain loop.
+float64 the two differ only by rounding, which proves that packing, micro-batches, normalisation of
+losses, clipping, schedule and evaluation are those of the plain loop.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import BertModel, get_linear_schedule_with_warmup
 
-from supermax.training.batches import collate, order, packed, split
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.evaluate import Evaluation, evaluate
+from supermax.training.eval.evaluate import Evaluation
 from supermax.training.loop import train
-from supermax.training.models import Model
+from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
+from supermax.training.steps.batches import collate, micro_batches, order, packed
+from tests import ROOT
 from tests.training.corpora import Quiet, config, corpus
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 import parity_plain as plain
 
 
@@ -82,7 +83,7 @@ def twin(agent: str, model: Model, folder: Path) -> nn.Module:
 
 
 def parts_of(agent: str, made: Any, model: Model) -> list[tuple[nn.Module, nn.Module]]:
-    """Return which parts of the two models correspond."""
+    """Return pairs of corresponding modules of the two models."""
     first: Any = model.encoders[0].model
     if agent == "criteria":
         return [(made.encoder, first), (made.classes, model.class_head[-1])]
@@ -235,7 +236,7 @@ def prepared_for(
 
 
 class Watching(Quiet):
-    """Keeps the loss of every update, and weights and predictions after every epoch."""
+    """Reporter that keeps the loss of every update, and weights and predictions of every epoch."""
 
     def __init__(self, prepared: Prepared) -> None:
         super().__init__()
@@ -243,26 +244,26 @@ class Watching(Quiet):
         self.weights: list[dict[str, Tensor]] = []
         self.predictions: list[Evaluation] = []
         self._prepared = prepared
-        way = prepared.way
-        take = way.take
+        executor = prepared.executor
+        take = executor.take
 
         def watched(update: int) -> None:
-            before = way.loss()
+            before = executor.loss()
             take(update)
-            self.losses.append(way.loss() - before)
+            self.losses.append(executor.loss() - before)
 
-        way.take = watched  # type: ignore[method-assign]
+        executor.take = watched  # type: ignore[method-assign]
 
     def report(self, value: float, epoch: int) -> None:
         state = self._prepared.model.state_dict()
         self.weights.append({name: weight.clone() for name, weight in state.items()})
-        self.predictions.append(evaluate(self._prepared))
+        self.predictions.append(self._prepared.evaluate())
 
 
 def assert_alike(
     evaluations: list[Evaluation], model: nn.Module, agent: str, tokenizer: Any
 ) -> None:
-    """The predictions for the held-out texts are the plain model's."""
+    """Check that the predictions for the held-out texts are the plain model's."""
     classes, windows = features_of(agent, HELD_OUT, tokenizer)
     if classes:
         logits = torch.stack([o[0] for o in plain_outputs(model, classes)])
@@ -322,13 +323,13 @@ def test_training_and_evaluation_as_in_a_plain_loop(
 
 @pytest.mark.parametrize("agent", ["criteria", "evidence"])
 def test_sequences_of_these_batches_are_packed(tmp_path: Path, agent: str) -> None:
-    """Otherwise the comparison above would say nothing of packing."""
+    """Without packed sequences, the comparison above would not cover packing."""
     one = prepared_for(agent, tmp_path)
     views = one.train.views
     for size in (BATCH, MICRO):
         some = [
             packed(collate(views, one.pads, part), views, part, [True]).inputs[0].packing
             for batch in order(one.train.lengths, BATCH, 1, 0)
-            for part in split(batch, size)
+            for part in micro_batches(batch, size)
         ]
         assert any(packing is not None for packing in some)

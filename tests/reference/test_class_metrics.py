@@ -1,4 +1,4 @@
-"""Metrics of classes beside scikit-learn's, and the calibration error as it is defined."""
+"""Class metrics compared with scikit-learn, and the calibration error with its definition."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from sklearn.exceptions import UndefinedMetricWarning
 
-from supermax.training.metrics import class_metrics
+from supermax.training.eval.metrics import class_metrics
 
 
 @st.composite
 def judged(draw: st.DrawFn) -> tuple[Any, Any]:
-    """Labels and probabilities; few different values, so that there are ties."""
+    """Return labels and probabilities with few distinct values, so that there are ties."""
     classes, rows = draw(st.integers(2, 4)), draw(st.integers(1, 25))
     labels = draw(st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows))
     weights = draw(
@@ -54,7 +54,7 @@ def test_as_in_scikit_learn(case: tuple[Any, Any]) -> None:
 
 
 def one_versus_rest(labels: Any, p: Any, measure: Any) -> float:
-    """The mean over the classes for which scikit-learn has a value."""
+    """Return the mean over the classes for which scikit-learn has a value."""
     values = []
     for c in [1] if p.shape[1] == 2 else range(p.shape[1]):
         positive = labels == c

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from supermax.training.config import LossConfig
-from supermax.training.losses import (
+from supermax.training.optim.losses import (
     class_loss,
     class_normaliser,
     class_weights,
@@ -50,7 +50,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Logits from tiny to huge, labels of which some are ignored, and the classes' counts."""
+    """Return logits from tiny to huge, labels of which some are ignored, and class counts."""
     classes, rows = draw(st.integers(2, 5)), draw(st.integers(1, 9))
     scale = draw(st.sampled_from([1e-3, 1.0, 30.0]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
@@ -68,7 +68,7 @@ def assert_same(
     theirs: Callable[[Tensor], Tensor],
     within: float = 1e-10,
 ) -> None:
-    """Values and gradients agree, as shares of the largest."""
+    """Check that values and gradients agree, relative to the largest."""
     found = []
     for loss in (ours, theirs):
         leaf = logits.clone().requires_grad_()
@@ -80,7 +80,7 @@ def assert_same(
 
 
 def ours_of(case: Case, loss: LossConfig, weights: Tensor | None = None) -> Any:
-    """Return the loss of an effective batch as a training step has it."""
+    """Return the loss of an effective batch as a training step computes it."""
 
     def value(logits: Tensor) -> Tensor:
         terms = class_loss(logits, case.labels, loss, weights)
@@ -90,7 +90,7 @@ def ours_of(case: Case, loss: LossConfig, weights: Tensor | None = None) -> Any:
 
 
 def weights_of(case: Case, loss: LossConfig) -> tuple[Tensor | None, Tensor | None]:
-    """Return the weights of classes, as they are and in float64."""
+    """Return the class weights as they are, and in float64."""
     weights = class_weights(case.counts, loss)
     return weights, None if weights is None else weights.double()
 
@@ -101,7 +101,7 @@ def weights_of(case: Case, loss: LossConfig) -> tuple[Tensor | None, Tensor | No
 @few
 @given(counts=st.lists(st.integers(1, 100_000), min_size=2, max_size=6))
 def test_weighted_is_the_inverse_frequency(counts: list[int]) -> None:
-    """As in scikit-learn's class_weight="balanced", up to a factor."""
+    """Equal to scikit-learn's class_weight="balanced", up to a factor."""
     weights = class_weights(counts, config("cross_entropy", "weighted"))
     assert weights is not None
     balanced = [sum(counts) / (len(counts) * n) for n in counts]
@@ -114,8 +114,8 @@ def test_weighted_is_the_inverse_frequency(counts: list[int]) -> None:
     beta=st.sampled_from([0.9, 0.99, 0.999, 0.9999]),
 )
 def test_effective_number_as_in_cui_et_al(counts: list[int], beta: float) -> None:
-    """Up to a factor, of which the loss is free: the paper lets the weights of C classes add up
-    to C; here their mean over the training examples is 1."""
+    """Equal up to a factor, which cancels in the loss: in the paper the weights of C classes add
+    up to C; here their mean over the training examples is 1."""
     weights = class_weights(counts, config("focal", "effective_number", balance_beta=beta))
     assert weights is not None
     paper = torch.tensor([(1 - beta) / (1 - beta**n) for n in counts], dtype=torch.float64)
@@ -160,9 +160,9 @@ def test_label_smoothing_is_torchs(case: Case, smoothing: float) -> None:
 def test_label_smoothing_with_weights_differs_from_torchs(
     case: Case, smoothing: float, balance: str
 ) -> None:
-    """Here an example's whole term has the weight of its class. Torch gives each class's share of
-    the smoothed target the weight of that class, so the weights act on the smoothing, too. The
-    part without smoothing, and the divisor, are the same."""
+    """Here the class weight multiplies an example's whole term. PyTorch multiplies each class's
+    share of the smoothed target by the weight of that class, so weights also act on the
+    smoothing. The part without smoothing, and the divisor, are the same."""
     loss = config("label_smoothing", balance, smoothing=smoothing)
     weights, wide = weights_of(case, loss)
     assert weights is not None
@@ -247,7 +247,7 @@ class SpanCase:
 
 @st.composite
 def span_cases(draw: st.DrawFn) -> SpanCase:
-    """Rows of several lengths, padded to the longest; some are not asked for a span."""
+    """Return rows of several lengths, padded to the longest; some are not for spans."""
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     shape = (2, len(lengths), max(lengths))
@@ -263,8 +263,8 @@ def span_cases(draw: st.DrawFn) -> SpanCase:
 
 
 def spans_by_hand(case: SpanCase, term: Callable[[Tensor, int], Tensor]) -> Any:
-    """Return the loss of a batch, row by row and without padding: the mean over the rows that are
-    asked of the mean of the start's and the end's term."""
+    """Return the loss of a batch, row by row and without padding: over the rows with spans, the
+    mean of the start's and the end's term."""
 
     def value(both: Tensor) -> Tensor:
         total, asked = both.sum() * 0, 0
@@ -304,8 +304,8 @@ def focal(gamma: float) -> Callable[[Tensor, int], Tensor]:
 @few
 @given(case=span_cases())
 def test_span_cross_entropy_is_torchs_without_padding(case: SpanCase) -> None:
-    """BertForQuestionAnswering lets padding have probability; here it has none, so the loss of a
-    row does not depend on the rows beside it."""
+    """BertForQuestionAnswering gives padding some probability; here it has none, so the loss of a
+    row does not depend on the other rows of its batch."""
     both = torch.stack([case.starts, case.ends])
     expected = spans_by_hand(case, smoothed(0.0))
     assert_same(both, ours_of_spans(case, config("cross_entropy")), expected)

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from supermax.training.config import OptimConfig, read_config
-from supermax.training.optimizers import make_optimizer, unavailable
-from supermax.training.schedules import apply
-from supermax.training.steps import EagerStep, Execution
+from supermax.training.optim.optimizers import make_optimizer, unavailable
+from supermax.training.optim.schedules import apply
+from supermax.training.steps.base import EagerStep, Execution
 
 MISSING = unavailable("cpu")
 BETAS, EPS, RATE, DECAY = (0.85, 0.97), 1e-8, 1e-3, 0.1
@@ -128,7 +128,7 @@ def gradients(updates: int, size: float) -> Iterator[dict[str, Tensor]]:
 
 
 def factor(update: int) -> float:
-    """Return the factor of the rate: from 0 up and down again, and anew after 60 updates."""
+    """Return the learning rate factor: up from 0, down again, and restarted after 60 updates."""
     return min(update % 60 / 4, 1.5 - update % 60 / 40)
 
 
@@ -164,7 +164,7 @@ def made(name: str) -> Made:
 
 
 def rate_and_decay(name: str) -> tuple[float, float]:
-    """Return those of a parameter."""
+    """Return learning rate and weight decay of a parameter."""
     return (RATE, DECAY) if SHAPES[name][1:] else (RATE / 2, 0.0)
 
 
@@ -191,8 +191,8 @@ def expected(rule: str, updates: int, size: float, clip: float | None = None) ->
 
 
 def assert_close(one: Made, wanted: dict[str, Tensor], updates: int) -> None:
-    """Up to rounding: of the moves, and of the weights after every update, which adds up as a
-    random walk does."""
+    """Check equality up to rounding: of the updates, and of the weights after every update, which
+    adds up like a random walk."""
     for name, first in Weights().named_parameters():
         moved = (wanted[name] - first).abs().max().item()
         bound = 2e-5 * moved + 4 * updates**0.5 * 2**-24 * first.abs().max().item()
@@ -206,7 +206,7 @@ def assert_close(one: Made, wanted: dict[str, Tensor], updates: int) -> None:
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5])
 @pytest.mark.parametrize("name", named("adamw", "lion", "adafactor"))
 def test_updates_as_in_the_paper(name: str, size: float) -> None:
-    """Whatever the scale of the gradients: those of fine-tuning are about 1e-4."""
+    """The scale of the gradients varies; those of fine-tuning are about 1e-4."""
     one = made(name)
     run(one, UPDATES, size)
     assert_close(one, expected(name, UPDATES, size), UPDATES)
@@ -214,7 +214,7 @@ def test_updates_as_in_the_paper(name: str, size: float) -> None:
 
 @pytest.mark.parametrize("name", named("adafactor"))
 def test_adafactor_is_that_of_transformers(name: str) -> None:
-    """With absolute steps; a second reference, which shares no formula with the first."""
+    """A second reference, with absolute steps, that shares no formula with the first."""
     from transformers.optimization import Adafactor
 
     one, other = made(name), Weights()
@@ -314,7 +314,7 @@ def test_clipping_as_in_torch(name: str) -> None:
 
 
 def test_clipping_beside_clip_grad_norm_to_the_last_digits() -> None:
-    """Of float32: torch's AdamW without fusing, after clip_grad_norm_."""
+    """PyTorch's unfused AdamW after clip_grad_norm_ agrees to the last digits of float32."""
     one, other, clip = made("adamw"), Weights(), 0.05
     config = read_config({"encoder": {"name": "tiny"}, "train": {"clip": clip}})
     step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Learning rates of every update beside the schedules of transformers and of torch."""
+"""Learning rates of every update, compared with the schedules of transformers and PyTorch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from transformers import optimization as theirs
 
 from supermax.training.config import ScheduleConfig
-from supermax.training.schedules import apply, make_schedule
+from supermax.training.optim.schedules import apply, make_schedule
 
 BASES = (1e-3, 2e-5)
 
 
 def optimizer() -> torch.optim.Optimizer:
-    """Return one with two groups, each with its own rate."""
+    """Return an optimizer with two groups, each with its own learning rate."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in BASES]
     return torch.optim.SGD(groups)
 
@@ -27,7 +27,7 @@ def rates_of(sgd: torch.optim.Optimizer) -> list[float]:
 
 
 def walked(scheduler: Any, updates: int) -> list[list[float]]:
-    """Return the rates that a plain loop steps with."""
+    """Return the learning rates of a plain loop."""
     rates = []
     for _ in range(updates):
         rates.append(rates_of(scheduler.optimizer))
@@ -38,7 +38,7 @@ def walked(scheduler: Any, updates: int) -> list[list[float]]:
 
 
 def ours(config: ScheduleConfig, updates: int) -> list[list[float]]:
-    """Return the rates that a trial steps with."""
+    """Return the learning rates of a trial."""
     sgd, factor, rates = optimizer(), make_schedule(config, updates), []
     for update in range(updates):
         apply(sgd, BASES, factor(update))
@@ -80,8 +80,8 @@ def of_transformers(config: ScheduleConfig, warmup: int, updates: int) -> Any:
 def test_as_in_transformers(
     name: str, warmup: float, updates: int, cycles: int, power: float
 ) -> None:
-    """The share of the warm-up is rounded to updates, of which one at least is left after it; the
-    Trainer of transformers rounds up."""
+    """The warm-up is rounded to updates, and at least one update is left after it; the Trainer of
+    transformers rounds up."""
     config = ScheduleConfig.model_validate(
         {"name": name, "warmup": warmup, "cycles": cycles, "power": power}
     )
@@ -95,8 +95,8 @@ def test_as_in_transformers(
 @example(warmup=0.25, updates=17)
 @example(warmup=0.9, updates=30)
 def test_one_cycle_as_in_torch(warmup: float, updates: int) -> None:
-    """From two updates of warm-up on: with fewer, torch has no update that leads up to the peak,
-    or divides by 0, and a trial still has one."""
+    """From two warm-up updates on: with fewer, PyTorch has no update before the peak, or divides
+    by 0, and a trial still has one."""
     assume(warmup * updates >= 2)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(
         optimizer(), max_lr=list(BASES), total_steps=updates, pct_start=warmup

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from supermax.training.metrics import Span, span_metrics
+from supermax.training.eval.metrics import Span, span_metrics
 
 ARTICLES = {"a", "an", "the"}
 SPACELESS = ("CJK", "KANGXI", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -28,7 +28,7 @@ Case = tuple[str, list[str]]
 
 
 def normalised(answer: str) -> list[str]:
-    """Tokens of an answer: lower case, punctuation deleted, articles blanked, split."""
+    """Return the tokens of an answer: lower case, without punctuation and articles, split."""
     kept = "".join(c for c in answer.lower() if c not in set(string.punctuation))
     words = ("".join(run) for _, run in groupby(kept, key=str.isalnum))
     return "".join(" " if word in ARTICLES else word for word in words).split()
@@ -39,7 +39,7 @@ def is_spaceless(character: str) -> bool:
 
 
 def segmented(answer: str) -> list[str]:
-    """As `normalised`; in words with characters of scripts without spaces, each of them alone."""
+    """Return tokens like `normalised`, each character of a script without spaces by itself."""
     found = []
     for word in normalised(answer):
         if not any(map(is_spaceless, word)):
@@ -125,7 +125,7 @@ def cases(answers: st.SearchStrategy[str]) -> st.SearchStrategy[list[Case]]:
 @example([("a b", ["...", "b"])])
 @example([("x x y", ["x y y"])])
 @example([("", [""]), ("x", [""])])
-def test_texts_with_spaces_are_judged_as_in_squad(found: list[Case]) -> None:
+def test_texts_with_spaces_are_scored_as_in_squad(found: list[Case]) -> None:
     ours, theirs = measured(found), reference(found)
     assert ours["token_f1"] == pytest.approx(theirs["token_f1"])
     assert ours["exact_match"] == pytest.approx(theirs["exact_match"])
@@ -134,7 +134,7 @@ def test_texts_with_spaces_are_judged_as_in_squad(found: list[Case]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(cases(spaceless | phrases))
 @example([("彼は「Apple」を", ["彼は Apple を"])])
-def test_scripts_without_spaces_are_judged_by_characters(found: list[Case]) -> None:
+def test_scripts_without_spaces_are_scored_by_characters(found: list[Case]) -> None:
     ours, theirs = measured(found), reference(found)
     assert ours["token_f1"] == pytest.approx(theirs["token_f1"])
     assert ours["exact_match"] == pytest.approx(theirs["exact_match"])
@@ -152,7 +152,7 @@ def test_has_answer_f1_is_over_the_questions_with_an_answer(found: list[Case]) -
 
 
 def test_by_hand() -> None:
-    """So that both are right, and not only alike."""
+    """Checked by hand, so that both are right, and not only equal."""
     found = [
         ("the Denver Broncos!", ["Broncos", "Denver Broncos"]),  # 1, 1
         ("in Santa Clara, California", ["Santa Clara"]),  # 0, and 2 * (1/2 * 1) / (1/2 + 1)

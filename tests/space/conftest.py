@@ -1,4 +1,4 @@
-"""Every kind of storage a study can live in."""
+"""Fixture with every kind of storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spaces as hypothesis draws them: conditions, branches, constraints, every kind of domain."""
+"""Hypothesis strategies of spaces: conditions, branches, constraints, every kind of domain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def domains(draw: st.DrawFn, default: bool | None = None) -> dict[str, Any]:
 
 
 def compared(draw: st.DrawFn, name: str, domain: dict[str, Any]) -> str:
-    """A condition on a parameter that is sometimes true."""
+    """Return a condition on a parameter that is sometimes true."""
     if "choices" in domain:
         some = draw(st.lists(st.sampled_from(domain["choices"]), min_size=1, max_size=2))
         return f"{name} in [{', '.join(map(repr, some))}]"

@@ -1,4 +1,4 @@
-"""The spaces of the package: what the agents search, presets, narrowing by name."""
+"""Spaces of the package, presets, and narrowing by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from supermax import UserError
-from supermax.naming import AGENTS
+from supermax._util.attributes import AGENTS
 from supermax.space import flatten, load, sampler_for, shipped
 from supermax.space.presets import preset, presets
 
@@ -24,7 +24,7 @@ SEVEN = [
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_space_is_sound_and_its_defaults_are_feasible(name: str) -> None:
+def test_every_shipped_space_is_valid_and_its_defaults_are_feasible(name: str) -> None:
     space = load(name)
     defaults = space.defaults()
     assert defaults is not None
@@ -68,7 +68,7 @@ def test_classic_keeps_the_pair_and_its_condition() -> None:
     assert where == 0
 
 
-def test_evidence_has_what_only_spans_need() -> None:
+def test_evidence_has_the_parameters_of_spans() -> None:
     criteria, evidence = load("criteria"), load("evidence")
     spans = {"text.doc_stride", "no_answer.policy", "decode.n_best", "decode.max_answer",
              "train.negative_ratio"}  # fmt: skip
@@ -80,7 +80,7 @@ def test_evidence_has_what_only_spans_need() -> None:
     assert "evidence_encoder.name" in load("joint").parameters
 
 
-def test_presets_have_the_numbers_people_know() -> None:
+def test_presets_have_documented_trials_and_epochs() -> None:
     known = presets()
     assert [known["max"]["trials"][a] for a in AGENTS] == [800, 1200, 600, 600]
     assert [known["supermax"]["trials"][a] for a in AGENTS] == [5000, 8000, 3000, 3000]
@@ -124,6 +124,6 @@ def test_models_are_narrowed_by_flag_and_environment() -> None:
         ({"agent": "criteria", "narrow": {"optim.lrr": 1}}, "did you mean 'optim.lr'"),
     ],
 )
-def test_wrong_names_are_told(arguments: dict[str, Any], words: str) -> None:
+def test_unknown_names_are_reported(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         preset(**arguments)

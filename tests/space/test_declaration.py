@@ -1,4 +1,4 @@
-"""A space is plain data: conditions, branches, constraints; YAML, JSON and Python are one."""
+"""Declaration of spaces in YAML, JSON and Python: conditions, branches, constraints, mistakes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_round_trips(space: Space) -> None:
     assert hash(Space.from_json(space.to_json())) == hash(space)
 
 
-def test_yaml_and_python_are_one() -> None:
+def test_yaml_and_python_give_equal_spaces() -> None:
     python = Space(
         name="small",
         version=3,
@@ -83,14 +83,14 @@ def test_yaml_and_python_are_one() -> None:
     assert python != loads(SMALL.replace("1000", "999"))
 
 
-def test_numbers_are_numbers_and_words_are_words() -> None:
+def test_types_of_yaml_scalars() -> None:
     space = loads("parameters: {a: {choices: [5e-6, 1e3, 010, yes, on, 2_000, 2026-01-01, 0x1f]}}")
     assert space.parameters["a"].branches[0].data()["choices"] == [
         5e-6, 1000.0, 10, "yes", "on", 2000, "2026-01-01", "0x1f",
     ]  # fmt: skip
 
 
-def test_sample_gives_a_nested_configuration_without_what_is_not_active() -> None:
+def test_sample_gives_a_nested_configuration_without_inactive_parameters() -> None:
     space = loads(
         "parameters:\n"
         "  loss.name: {choices: [ce, focal]}\n"
@@ -106,7 +106,7 @@ def test_sample_gives_a_nested_configuration_without_what_is_not_active() -> Non
     assert nest(flatten(other)) == other
 
 
-def test_the_first_branch_that_holds_counts() -> None:
+def test_the_first_branch_whose_condition_holds_is_active() -> None:
     space = loads(SMALL)
     assert space.active("train.batch_size", {"encoder.name": "bert-large"}) == 0
     assert space.active("train.batch_size", {"encoder.name": "bert-base"}) == 1
@@ -118,7 +118,7 @@ def fits_at_home(config: dict[str, Any]) -> bool:
     return bool(config["x"] < 0.5)
 
 
-def test_a_python_function_is_a_constraint_and_travels_by_its_name() -> None:
+def test_a_python_function_is_a_constraint_and_is_stored_by_name() -> None:
     space = Space(
         parameters={"x": Float(low=0, high=1)},
         constraints=[Constraint(name="home", reason="-", python=fits_at_home)],
@@ -135,12 +135,12 @@ def test_a_python_function_is_a_constraint_and_travels_by_its_name() -> None:
         Constraint(name="no", reason="-", python=lambda config: True)
 
 
-def test_a_function_that_fails_has_not_agreed_and_one_that_is_gone_is_named() -> None:
+def test_a_failing_function_rejects_and_a_missing_one_is_named() -> None:
     space = Space(
         parameters={"x": Float(low=0, high=1)},
         constraints=[{"name": "c", "reason": "-", "python": "operator:not_there"}],
     )
-    with pytest.raises(UserError, match="'c' cannot be asked"):
+    with pytest.raises(UserError, match="'c' cannot be evaluated"):
         space.broken({"x": 0.1})
     bad = Space(
         parameters={"x": Float(low=0, high=1)},
@@ -205,7 +205,7 @@ def test_every_mistake_is_reported_at_once_with_its_line(tmp_path: Path) -> None
         16: ["needs a mapping"],
         17: ["needs quotes: 'bert-base'"],
         18: ["cannot stand inside 'optim'"],
-        20: ["stands twice"],
+        20: ["is given twice"],
         21: ["not a word"],
         23: ["'lrr'", "did you mean 'lr"],
         24: ["not understood"],
@@ -248,7 +248,7 @@ def test_every_mistake_is_reported_at_once_with_its_line(tmp_path: Path) -> None
         ("version: 0\nparameters: {x: {choices: [1]}}", "from 1 on"),
     ],
 )
-def test_odd_files_are_told_in_a_sentence(text: str, words: str) -> None:
+def test_invalid_files_are_reported_in_a_sentence(text: str, words: str) -> None:
     with pytest.raises(UserError) as caught:
         loads(text)
     assert words in str(caught.value)
@@ -263,7 +263,7 @@ def test_odd_files_are_told_in_a_sentence(text: str, words: str) -> None:
         ("max(a, 1) == 1", "is a word"),
     ],
 )
-def test_slips_in_conditions(when: str, words: str) -> None:
+def test_typing_errors_in_conditions(when: str, words: str) -> None:
     text = f'parameters: {{a: {{choices: [adam, sgd]}}, b: {{when: "{when}", choices: [1]}}}}'
     with pytest.raises(UserError, match=words):
         loads(text)
@@ -277,7 +277,7 @@ def test_slips_in_conditions(when: str, words: str) -> None:
         ("{type: float, low: x, high: 1}", "a, low: input should be a valid number"),
     ],
 )
-def test_each_slip_is_one_mistake(written: str, words: str) -> None:
+def test_each_typing_error_is_one_mistake(written: str, words: str) -> None:
     with pytest.raises(UserError, match="a mistake") as caught:
         loads(f"parameters: {{a: {written}}}")
     assert words in str(caught.value)
@@ -398,7 +398,7 @@ def test_any_text_is_an_expression_or_refused(text: str) -> None:
         ("a % 2 == 1 and a // 2 == 1 and a ** 2 == 9", True),
     ],
 )
-def test_what_expressions_mean(text: str, value: bool | None) -> None:
+def test_values_of_expressions(text: str, value: bool | None) -> None:
     values = {"a": 3, "word": "x", "flag": True, "nothing": None}
     assert parse(text).value(values.__getitem__) is value
 
@@ -410,12 +410,12 @@ def test_what_expressions_mean(text: str, value: bool | None) -> None:
      "exec('1')", "().__class__", "a @ b", "a & b", "*a",
      "not " * 100 + "a", "a" * 3000],
 )  # fmt: skip
-def test_nothing_else_is_in_the_language(text: str) -> None:
+def test_other_syntax_is_refused(text: str) -> None:
     with pytest.raises(BadExpression):
         parse(text)
 
 
-def test_the_space_is_imported_only_when_it_is_asked_for() -> None:
+def test_the_space_is_imported_on_first_use() -> None:
     code = (
         "import sys, supermax; print('pydantic' in sys.modules);"
         "supermax.Space; print('pydantic' in sys.modules, 'torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""Trials through many versions: names given on the way, copies, versions deleted or not ours."""
+"""Trials through many versions: renamed parameters, copies, deleted and foreign versions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.space.versions import (
 )
 
 
-def test_names_given_on_the_way_are_not_forgotten(storage: Any) -> None:
-    """A trial that a version had no place for is carried past it, with the names it gave."""
+def test_renames_of_versions_in_between_apply(storage: Any) -> None:
+    """A trial that was not valid in a version is carried past it, with that version's renames."""
     one = Space(name="s", parameters={"a": {"type": "int", "low": 0, "high": 10}})
     two = Space(name="s", parameters={"b": {"type": "int", "low": 0, "high": 5, "was": "a"}})
     wide = {"type": "int", "low": 0, "high": 10, "default": 1}
@@ -33,7 +33,7 @@ def test_names_given_on_the_way_are_not_forgotten(storage: Any) -> None:
     assert [t.params for t in result.study.trials] == [{"b": 7, "a": 1}]  # another a
 
 
-def test_the_finished_form_of_a_trial_counts(storage: Any) -> None:
+def test_the_finished_copy_of_a_trial_is_used(storage: Any) -> None:
     space = Space(**BASE)
     study = opened(space, storage).study
     space.sample(running := study.ask())
@@ -83,7 +83,7 @@ def test_a_study_of_the_users_own_is_not_taken_for_a_version(storage: Any) -> No
     assert [set(t.params) for t in own.trials] == [{"other"}] * 2
 
 
-def test_half_a_trial_must_meet_constraints_too(storage: Any) -> None:
+def test_an_incomplete_trial_must_meet_constraints_too(storage: Any) -> None:
     one = Space(name="s", parameters={n: {"type": "int", "low": 0, "high": 9} for n in "ab"})
     study = opened(one, storage).study
     study.enqueue_trial({"a": 9})

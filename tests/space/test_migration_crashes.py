@@ -1,4 +1,4 @@
-"""Killed, and at the same time: both versions stay sound."""
+"""Migrations that are killed, or run at the same time: both versions stay valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import pytest
 
 import supermax
 from supermax import Space, UserError
-from supermax.naming import FROM
+from supermax._util.attributes import FROM
+from tests import ROOT
 from tests.space.versions import (
     BASE,
     by_root,
@@ -27,11 +28,12 @@ from tests.space.versions import (
 KILLED = """
 import os, sys
 sys.path.insert(0, {root!r})
-from supermax.space import open_version, writing
+from supermax.space import open_version
+from supermax.space.migration import bulk_write
 from tests.space.versions import changed
-import supermax.space.versions as versions
+import supermax.space.migration.versions as versions
 calls = 0
-writing._BATCH = 50
+bulk_write._BATCH = 50
 def dying(original):
     def wrapped(*args, **kwargs):
         global calls
@@ -41,7 +43,7 @@ def dying(original):
         result = original(*args, **kwargs)
         return result
     return wrapped
-writing._insert = dying(writing._insert)
+bulk_write._insert = dying(bulk_write._insert)
 versions.optuna.create_study = dying(versions.optuna.create_study)
 from optuna.storages._cached_storage import _CachedStorage
 _CachedStorage.set_study_system_attr = dying(_CachedStorage.set_study_system_attr)
@@ -51,13 +53,13 @@ open_version(space, storage={url!r}, name="s")
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_crash_at_any_step_leaves_both_versions_sound(tmp_path: Path, every: int) -> None:
+def test_a_crash_at_any_step_leaves_both_versions_valid(tmp_path: Path, every: int) -> None:
     original = tmp_path / "original.db"
     study = opened(Space(**BASE), f"sqlite:///{original}").study
     filled(study, Space(**BASE), 120)
     before = by_root_of(study)
     study._storage.remove_session()
-    root = str(Path(__file__).parent.parent.parent)
+    root = str(ROOT)
     for moment in range(1, 30, every):
         url = f"sqlite:///{tmp_path}/{moment}.db"
         shutil.copy(original, tmp_path / f"{moment}.db")
@@ -80,9 +82,7 @@ def test_a_crash_at_any_step_leaves_both_versions_sound(tmp_path: Path, every: i
 def test_two_programs_at_once_write_no_trial_twice(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     filled(opened(Space(**BASE), url).study, Space(**BASE), 60)
-    program = textwrap.dedent(KILLED).format(
-        root=str(Path(__file__).parent.parent.parent), moment=0, url=url
-    )
+    program = textwrap.dedent(KILLED).format(root=str(ROOT), moment=0, url=url)
     both = [
         subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -94,13 +94,13 @@ def test_two_programs_at_once_write_no_trial_twice(tmp_path: Path) -> None:
     assert sorted(t.number for t in study.trials) == list(range(60))
 
 
-def test_a_run_at_work_is_not_migrated_under_its_feet(tmp_path: Path) -> None:
+def test_a_study_is_not_migrated_during_a_run(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     study = supermax.open_study(Space(**BASE), storage=url, quiet=True)
     folder = tmp_path / "s.db.supermax" / "s"
     holder = subprocess.Popen(
         [sys.executable, "-c",
-         "import sys, pathlib; from supermax.engine.locks import Lock;"
+         "import sys, pathlib; from supermax.engine.storage.locks import Lock;"
          f"lock = Lock(pathlib.Path({str(folder / 'lock')!r}), 's'); print('held', flush=True);"
          "sys.stdin.read()"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -119,7 +119,7 @@ def test_two_openers_with_two_spaces_get_two_versions(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     filled(opened(Space(**BASE), url).study, Space(**BASE), 30)
     program = (
-        f"import sys, supermax; sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})\n"
+        f"import sys, supermax; sys.path.insert(0, {str(ROOT)!r})\n"
         "from tests.space.versions import changed\n"
         "high = float(sys.argv[1])\n"
         "space = changed(warmup={'type': 'float', 'low': 0.0, 'high': high})\n"

@@ -1,4 +1,4 @@
-"""What holds of every change of every space."""
+"""Properties of every change of every space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.space.versions import (
 
 @st.composite
 def changed_spaces(draw_: st.DrawFn, count: int) -> list[Space]:
-    """Versions of one space: domains replaced, parameters left out."""
+    """Return versions of one space: domains replaced, parameters left out."""
     first = draw_(feasible_spaces(default=True))
     versions = [first]
     for _ in range(count - 1):
@@ -54,7 +54,7 @@ def fresh_storage(space: Space, n: int) -> tuple[Any, Study]:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changed_spaces(2))
-def test_every_valid_trial_is_kept_and_twice_changes_nothing(versions: list[Space]) -> None:
+def test_every_valid_trial_is_kept_and_migration_is_idempotent(versions: list[Space]) -> None:
     old, new = versions
     storage, study = fresh_storage(old, 8)
     result = open_version(new, storage=storage, name="s")
@@ -78,7 +78,7 @@ def test_every_valid_trial_is_kept_and_twice_changes_nothing(versions: list[Spac
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changed_spaces(3))
-def test_one_two_three_is_one_three(versions: list[Space]) -> None:
+def test_migration_in_two_steps_equals_one(versions: list[Space]) -> None:
     one, two, three = versions
     assume(changes(one, two) and changes(two, three) and changes(one, three))
     storage, _ = fresh_storage(one, 8)
@@ -95,7 +95,7 @@ def test_one_two_three_is_one_three(versions: list[Space]) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changed_spaces(2))
-def test_a_diff_says_something_exactly_when_something_differs(versions: list[Space]) -> None:
+def test_a_diff_is_empty_exactly_for_equal_spaces(versions: list[Space]) -> None:
     old, new = versions
     assert changes(old, old) == []
     assert bool(changes(old, new)) == (old != new)

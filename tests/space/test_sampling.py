@@ -1,4 +1,4 @@
-"""No infeasible trial, ever: with any sampler, in any space, however little of it is feasible."""
+"""Feasible samples only: with any sampler, in any space, however little of it is feasible."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from scipy import stats
 
 import supermax
 from supermax import Space, UserError
-from supermax.naming import DRAWN
+from supermax._util.attributes import DRAWN
 from supermax.space import enqueue, flatten, sampler_for, sampling
 from supermax.space.feasible import TooLarge
-from supermax.space.sampling import _MAKERS
+from supermax.space.sampling import _SAMPLERS
 from tests.few import a_few
 from tests.space.strategies import feasible_spaces
 
@@ -80,13 +80,13 @@ def run(space: Space, sampler: Any, n: int, seed: int = 0) -> tuple[optuna.Study
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(feasible_spaces(), st.sampled_from(["tpe", "random"]), st.integers(0, 99))
-def test_what_is_sampled_is_as_the_space_says(space: Space, sampler: str, seed: int) -> None:
+def test_samples_are_valid_in_the_space(space: Space, sampler: str, seed: int) -> None:
     study, configs = run(space, sampler, 14, seed)
     for trial, config in zip(study.trials, configs, strict=True):
         check(space, trial, config)
 
 
-@pytest.mark.parametrize("name", list(_MAKERS))
+@pytest.mark.parametrize("name", list(_SAMPLERS))
 def test_every_sampler_of_optuna_stays_feasible(name: str) -> None:
     n = 20 if name == "gp" else 40
     with warnings.catch_warnings():
@@ -114,7 +114,7 @@ def test_several_objectives_stay_feasible() -> None:
 
 
 def test_random_draws_are_the_prior_given_feasibility() -> None:
-    """Against plain rejection from Optuna's own random sampler, parameter by parameter."""
+    """Compared with rejection sampling by Optuna's RandomSampler, parameter by parameter."""
     space = Space(
         parameters={
             "x": {"type": "float", "low": 0, "high": 1},
@@ -158,14 +158,14 @@ def test_random_draws_are_the_prior_given_feasibility() -> None:
 
 
 def test_a_biased_sampler_would_be_caught() -> None:
-    """The test above can fail: a repair of what is broken is not the conditioned prior."""
+    """The test above has power: repaired samples do not have the conditional prior."""
     rng = stats.uniform(0, 1).rvs
     wanted = [x for x in rng(size=6000, random_state=1) if x > 0.7][:1500]
     biased = [x if x > 0.7 else 0.7 + 0.3 * x**2 for x in rng(size=1500, random_state=2)]
     assert stats.ks_2samp(wanted, biased).pvalue < 1e-3
 
 
-def test_tpe_keeps_its_own_draws_and_learns() -> None:
+def test_tpe_keeps_its_own_samples_and_learns() -> None:
     space = Space(
         parameters={
             "x": {"type": "float", "low": 0, "high": 1},
@@ -191,8 +191,8 @@ def test_tpe_keeps_its_own_draws_and_learns() -> None:
     assert study.best_value < 0.083
 
 
-def test_parameters_of_one_condition_are_drawn_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within a branch two parameters that only pay off together are found together."""
+def test_parameters_of_one_condition_are_sampled_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two parameters of a branch that interact are optimized together."""
     space = Space(
         parameters={
             "branch": {"choices": ["p", "q"]},
@@ -223,8 +223,8 @@ def test_parameters_of_one_condition_are_drawn_jointly(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("name", a_few(["tpe", "random", "cmaes"]))
-def test_a_needle_in_a_haystack_is_found_and_the_draws_are_counted(name: str) -> None:
-    """One point in a million; every sampler ends, by search."""
+def test_a_single_feasible_point_is_found_and_samples_are_counted(name: str) -> None:
+    """One point in a million; every sampler falls back to search."""
     space = Space(
         parameters={f"p{i}": {"type": "int", "low": 0, "high": 9} for i in range(6)},
         constraints=[
@@ -242,7 +242,7 @@ def test_a_needle_in_a_haystack_is_found_and_the_draws_are_counted(name: str) ->
     assert note["draws"] > 1000
 
 
-def test_a_needle_among_real_numbers_is_the_known_point() -> None:
+def test_a_tiny_feasible_region_of_real_numbers_falls_back_to_the_witness() -> None:
     space = Space(
         parameters={
             "x": {"type": "float", "low": 0, "high": 1, "default": 0.123456789},
@@ -257,7 +257,7 @@ def test_a_needle_among_real_numbers_is_the_known_point() -> None:
     assert len({c["y"] for c in configs}) == 5  # what constraints do not touch is still drawn
 
 
-def test_queued_values_are_kept_and_completed_feasibly() -> None:
+def test_enqueued_values_are_kept_and_completed_feasibly() -> None:
     study = optuna.create_study(sampler=sampler_for(MIXED, "tpe", seed=0))
     for _ in range(10):
         study.enqueue_trial({"size": "large", "length": 512})
@@ -268,19 +268,19 @@ def test_queued_values_are_kept_and_completed_feasibly() -> None:
         assert (config["size"], config["length"], config["batch"]) == ("large", 512, 8)
 
 
-def test_an_infeasible_point_cannot_be_queued() -> None:
+def test_an_infeasible_point_cannot_be_enqueued() -> None:
     study = optuna.create_study(sampler=sampler_for(MIXED, seed=0))
-    with pytest.raises(UserError, match=r"(?s)cannot be queued.*memory"):
+    with pytest.raises(UserError, match=r"(?s)cannot be enqueued.*memory"):
         enqueue(study, MIXED, {"size": "base", "batch": 64, "length": 512})
     with pytest.raises(UserError, match="did you mean 'length'"):
         enqueue(study, MIXED, {"lenght": 512})
     assert not study.trials
 
 
-def test_values_queued_behind_the_spaces_back_are_named() -> None:
+def test_infeasible_values_enqueued_with_optuna_are_named() -> None:
     study = optuna.create_study(sampler=sampler_for(MIXED, seed=0))
     study.enqueue_trial({"size": "base", "batch": 64, "length": 512, "optim.name": "adamw"})
-    with pytest.raises(UserError, match=r"(?s)were queued.*memory"):
+    with pytest.raises(UserError, match=r"(?s)were enqueued.*memory"):
         study.optimize(lambda trial: MIXED.sample(trial) and 0.0, n_trials=1)
 
 
@@ -301,17 +301,17 @@ def test_a_sampler_that_knows_no_space_is_named_when_it_breaks_a_constraint() ->
             lambda: optuna.samplers.PartialFixedSampler(
                 {"batch": 8}, optuna.samplers.RandomSampler()
             ),
-            "behind the space's back",
+            "bypasses the space",
         ),
     ],
 )
-def test_a_sampler_that_cannot_follow_is_refused(sampler: Any, words: str) -> None:
+def test_a_sampler_that_cannot_sample_a_space_is_refused(sampler: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         sampler_for(MIXED, sampler() if callable(sampler) else sampler)
 
 
-def test_under_the_engine_in_cells_of_their_own(tmp_path: Any) -> None:
-    """Conditional ranges, constraints and queued values through supermax.optimize."""
+def test_sampling_in_cells_of_the_engine(tmp_path: Any) -> None:
+    """Conditional ranges, constraints and enqueued values through supermax.optimize."""
     study = supermax.open_study(
         MIXED, storage=f"sqlite:///{tmp_path}/s.db", name="mixed", seed=0, quiet=True
     )
@@ -325,7 +325,7 @@ def test_under_the_engine_in_cells_of_their_own(tmp_path: Any) -> None:
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 25
     for trial in study.trials:
         values = {
-            supermax.naming.plain_name(n, trial.distributions[n]): v
+            supermax._util.attributes.plain_name(n, trial.distributions[n]): v
             for n, v in trial.params.items()
         }
         assert MIXED.mistakes(values) == []
@@ -358,7 +358,7 @@ def test_a_second_attempt_has_the_first_ones_configuration(tmp_path: Any) -> Non
     assert summary.trials["COMPLETE"] == 15, [t.user_attrs for t in study.trials]
 
 
-def test_the_sampler_can_be_looked_at_from_a_cell(tmp_path: Any) -> None:
+def test_the_sampler_can_be_read_in_a_cell(tmp_path: Any) -> None:
     study = supermax.open_study(MIXED, storage=f"sqlite:///{tmp_path}/s.db", quiet=True)
 
     def objective(trial: Any) -> float:
@@ -374,8 +374,8 @@ def test_threads_of_plain_optuna() -> None:
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 60
 
 
-def test_a_thin_constraint_is_searched_in_vain_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One point in a hundred thousand, in a space too large to be searched at every draw."""
+def test_a_search_that_is_too_large_is_tried_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One point in a hundred thousand, in a space too large to be searched for every sample."""
     names = [f"p{i}" for i in range(8)]
     space = Space(
         parameters={name: {"type": "int", "low": 0, "high": 9} for name in names},
@@ -394,7 +394,7 @@ def test_a_thin_constraint_is_searched_in_vain_only_once(monkeypatch: pytest.Mon
     assert limits[0] <= 20_000  # steps of some ten microseconds
 
 
-def test_queued_values_are_completed_by_search() -> None:
+def test_enqueued_values_are_completed_by_search() -> None:
     space = Space(
         parameters={
             "x": {"type": "int", "low": 0, "high": 20},
@@ -409,7 +409,7 @@ def test_queued_values_are_completed_by_search() -> None:
     assert configs == [{"x": 7, "y": 7000}]
 
 
-def test_ranges_with_and_without_steps_have_names_of_their_own() -> None:
+def test_ranges_with_and_without_steps_have_different_stored_names() -> None:
     unit = {"type": "float", "low": 0, "high": 10}
     space = Space(
         parameters={
@@ -428,7 +428,7 @@ def doubled(config: dict[str, Any]) -> bool:
     return bool(config["b"] == 2 * config["a"])
 
 
-def test_a_function_sees_what_it_says_it_needs() -> None:
+def test_a_function_gets_the_parameters_of_over() -> None:
     ints = {"type": "int", "low": 0, "high": 40}
     rule = {"name": "d", "reason": "-", "python": doubled, "over": ["a", "b"]}
     space = Space(parameters={"a": ints, "b": ints, "c": ints}, constraints=[rule])

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import TrialState
 
 from supermax import Space, UserError
-from supermax.naming import ORIGIN, plain_params
+from supermax._util.attributes import ORIGIN, plain_params
 from supermax.space import enqueue_defaults, open_version, warm_start
 from supermax.space.feasible import draw
 from tests.space.versions import (
@@ -20,7 +20,7 @@ from tests.space.versions import (
 )
 
 
-def test_defaults_are_queued_once(storage: Any) -> None:
+def test_defaults_are_enqueued_once(storage: Any) -> None:
     space = changed(
         warmup={"type": "float", "low": 0.0, "high": 0.3, "default": 0.1},
     )
@@ -34,7 +34,7 @@ def test_defaults_are_queued_once(storage: Any) -> None:
         enqueue_defaults(study, Space(**BASE))
 
 
-def test_the_best_of_another_study_are_a_warm_start(storage: Any) -> None:
+def test_a_warm_start_enqueues_the_best_of_another_study(storage: Any) -> None:
     source = opened(Space(**BASE), storage).study
     filled(source, Space(**BASE), 40)
     space = changed(warmup=None, clip={"type": "float", "low": 0.1, "high": 5.0})

@@ -1,4 +1,4 @@
-"""`supermax study`: from a terminal, as people use it."""
+"""`supermax study` on the command line."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 import supermax
 from supermax import Space, SupermaxError
-from supermax.cli import app
 from supermax.space import open_version
+from supermax.ui.cli import app
 from tests.space.versions import BASE, changed, filled
 
-COMMAND = [sys.executable, "-c", "from supermax.cli import main; main()", "study"]
+COMMAND = [sys.executable, "-c", "from supermax.ui.cli import main; main()", "study"]
 
 
 def study(*words: str, answer: str = "", code: int = 0) -> str:
-    """The command as main() runs it, in this process: a new one takes a second to import."""
+    """Run the command in this process: a new one takes a second to import."""
     done = CliRunner().invoke(app, ["study", *words], input=answer)
     if isinstance(done.exception, SupermaxError):
         assert code == 2
@@ -64,7 +64,7 @@ def test_list_and_show(db: str) -> None:
     optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
     text = study("list", "--storage", db)
     assert "plain" in text
-    assert "not remembered" in text
+    assert "not stored" in text
     (row,) = [r for r in json.loads(study("list", "--storage", db, "--json")) if r["name"] == "s"]
     assert row["finished"] == 20
     assert row["space"] == Space(**BASE).data()
@@ -95,8 +95,8 @@ def test_diff_and_migrate(db: str, file: str) -> None:
 def test_retry(db: str) -> None:
     text = study("retry", "s", "--storage", db)
     assert "3 trial(s) of 's' are queued" in text
-    assert "23 would run them" in text
-    assert "nothing to repeat" in study("retry", "s", "--storage", db)
+    assert "--trials 23 it runs them" in text
+    assert "nothing to retry" in study("retry", "s", "--storage", db)
     assert "did you mean 'pruned'" in study(
         "retry", "s", "--state", "prund", "--storage", db, code=2
     )
@@ -107,7 +107,7 @@ def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     assert "20 finished trial(s); 20 of them are in no other version" in text
     assert "Nothing was deleted" in text
     study("migrate", "s", file, "--storage", db)
-    assert "Say which: s@1, s@2" in study("delete", "s", "--storage", db, code=2)
+    assert "Name one: s@1, s@2" in study("delete", "s", "--storage", db, code=2)
     first = study("delete", "s@1", "--storage", db, answer="n\n", code=1)
     assert "20 finished trial(s); 20 of them" not in first
     text = study("delete", "s@2", "--storage", db, answer="y\n")
@@ -117,7 +117,7 @@ def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     assert names == ["s"]
 
 
-def test_wrong_use_is_a_sentence_and_makes_nothing(
+def test_wrong_use_is_a_sentence_and_creates_nothing(
     tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -134,7 +134,7 @@ def test_wrong_use_is_a_sentence_and_makes_nothing(
     assert "no space file" in study("diff", "s", "nowhere.yaml", "--storage", db, code=2)
     assert "no version before" in study("diff", "s", "--storage", db, code=2)
     optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
-    assert "does not remember a space" in study("diff", "plain", "s", "--storage", db, code=2)
+    assert "has no stored space" in study("diff", "plain", "s", "--storage", db, code=2)
     assert supermax.space.space_of(optuna.load_study(study_name="s", storage=f"sqlite:///{db}"))
 
 

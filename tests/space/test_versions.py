@@ -1,4 +1,4 @@
-"""A space can change and no trial is lost: diffs, versions, carrying over."""
+"""Changes of a space: diffs, versions, and trials that are carried over."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from optuna.trial import TrialState, create_trial
 
 import supermax
 from supermax import Space, UserError
-from supermax.naming import ORIGIN, plain_params
+from supermax._util.attributes import ORIGIN, plain_params
 from supermax.space import open_version, space_of, warm_start
-from supermax.space.versions import find_versions
+from supermax.space.migration.versions import find_versions
 from tests.space.versions import (
     BASE,
     ENCODERS,
@@ -26,7 +26,7 @@ from tests.space.versions import (
 )
 
 
-def test_the_same_space_goes_on(storage: Any) -> None:
+def test_the_same_space_resumes_the_study(storage: Any) -> None:
     first = opened(Space(**BASE), storage)
     filled(first.study, first.space, 5)
     again = opened(Space.from_json(Space(**BASE).to_json()), storage)
@@ -37,7 +37,6 @@ def test_the_same_space_goes_on(storage: Any) -> None:
 
 
 def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
-    """The old system deleted the study here."""
     nine = changed(encoder={"choices": [*ENCODERS, "albert", "longformer"], "default": "bert"})
     study = opened(nine, storage).study
     filled(study, nine, 60)
@@ -61,7 +60,7 @@ def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
 
 
 def test_conditional_batches_over_a_mixed_sequence_and_after_a_restart(tmp_path: Path) -> None:
-    """The old system died of «dynamic value space», or spent 10 of 13 trials on pruning."""
+    """Plain Optuna refuses these as a dynamic value space."""
     space = Space(**BASE)
     url = f"sqlite:///{tmp_path}/s.db"
 
@@ -81,7 +80,7 @@ def test_conditional_batches_over_a_mixed_sequence_and_after_a_restart(tmp_path:
     assert any(batch == 64 for _, batch in used)
 
 
-def test_added_parameters_take_their_default_and_say_so(storage: Any) -> None:
+def test_added_parameters_take_their_default_and_are_reported(storage: Any) -> None:
     filled(opened(Space(**BASE), storage).study, Space(**BASE), 20)
     more = changed(
         clip={"type": "float", "low": 0.1, "high": 5.0, "default": 1.0},
@@ -116,7 +115,7 @@ def test_renamed_parameters_keep_their_values(storage: Any) -> None:
         assert new.params["optim.lr"] == old.params["lr"]
 
 
-def test_removed_parameters_are_remembered_and_come_back(storage: Any) -> None:
+def test_values_of_removed_parameters_are_kept_and_restored(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 12)
     opened(changed(warmup=None), storage)
@@ -149,7 +148,7 @@ def test_a_rename_undone_finds_the_values_again(storage: Any) -> None:
         assert not result.assumed
 
 
-def test_a_forgotten_rename_is_hinted_at(storage: Any) -> None:
+def test_a_probable_rename_is_hinted_at(storage: Any) -> None:
     filled(opened(Space(**BASE), storage).study, Space(**BASE), 6)
     warm = {"type": "float", "low": 0.0, "high": 0.3, "default": 0.1}
     result = opened(changed(warmup=None, warm=warm), storage)
@@ -159,7 +158,7 @@ def test_a_forgotten_rename_is_hinted_at(storage: Any) -> None:
     assert "They also have warmup (6 trials)" in text
 
 
-def test_trials_that_a_version_had_no_place_for_come_back_later(storage: Any) -> None:
+def test_trials_that_were_invalid_in_a_version_return_later(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 40)
     two = opened(changed(encoder={"choices": ["bert", "roberta"], "default": "bert"}), storage)
@@ -168,7 +167,7 @@ def test_trials_that_a_version_had_no_place_for_come_back_later(storage: Any) ->
     assert three.carried == 40
 
 
-def test_a_new_constraint_leaves_what_breaks_it(storage: Any) -> None:
+def test_trials_that_break_a_new_constraint_are_left_behind(storage: Any) -> None:
     filled(opened(Space(**BASE), storage).study, Space(**BASE), 30)
     stricter = {"name": "tiny", "require": "batch <= 8", "reason": "a small card"}
     space = Space(**{**BASE, "constraints": [*BASE["constraints"], stricter]})
@@ -187,7 +186,7 @@ def test_defaults_and_reasons_do_not_open_a_version(storage: Any) -> None:
     assert [c.kind for c in result.changes] == ["default changed"]
 
 
-def test_another_version_number_does(storage: Any) -> None:
+def test_another_version_number_opens_a_version(storage: Any) -> None:
     filled(opened(Space(**BASE), storage).study, Space(**BASE), 3)
     result = opened(Space(**{**BASE, "version": 2}), storage)
     assert result.study.study_name == "s@2"
@@ -210,7 +209,7 @@ def test_new_opens_an_empty_version_and_stop_says_what_differs(storage: Any) -> 
         opened(wider, storage, on_change="migrat")
 
 
-def test_running_trials_are_queued_and_waiting_ones_stay_queued(storage: Any) -> None:
+def test_running_trials_are_enqueued_and_waiting_ones_stay_enqueued(storage: Any) -> None:
     space = Space(**BASE)
     study = opened(space, storage).study
     study.enqueue_trial({"encoder": "bert"})
@@ -229,7 +228,7 @@ def test_running_trials_are_queued_and_waiting_ones_stay_queued(storage: Any) ->
     assert plain_params(result.study.trials[1])["encoder"] == "roberta"
 
 
-def test_failed_trials_with_half_their_parameters_are_carried_as_they_are(storage: Any) -> None:
+def test_failed_trials_with_missing_parameters_are_carried_unchanged(storage: Any) -> None:
     space = Space(**BASE)
     study = opened(space, storage).study
     trial = study.ask()
@@ -243,7 +242,7 @@ def test_failed_trials_with_half_their_parameters_are_carried_as_they_are(storag
 
 
 def test_a_study_of_plain_optuna_is_adopted(storage: Any) -> None:
-    """As the old system left them: plain names, batch sizes from the union of all branches."""
+    """With plain names, and batch sizes from the union of all branches."""
     study = optuna.create_study(storage=storage, study_name="s")
     sizes = [8, 16, 32, 64]
 
@@ -269,7 +268,7 @@ def test_a_study_of_plain_optuna_is_adopted(storage: Any) -> None:
         assert plain_params(trial) == before[trial.system_attrs[ORIGIN]["number"]]
 
 
-def test_an_empty_study_of_optuna_is_just_used(storage: Any) -> None:
+def test_an_empty_study_of_optuna_is_used(storage: Any) -> None:
     optuna.create_study(storage=storage, study_name="s")
     assert opened(Space(**BASE), storage).study.study_name == "s"
 

@@ -1,4 +1,4 @@
-"""A space with real trials in it, as tests of its versions need it."""
+"""Study of a space with real trials, for tests of versions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 import supermax
 from supermax import Space
-from supermax.naming import ORIGIN, plain_params
+from supermax._util.attributes import ORIGIN, plain_params
 from supermax.space import Opened, open_version
 
 ENCODERS = ["bert", "bert-large", "roberta", "deberta", "xlmr", "electra", "electra-large"]
@@ -29,13 +29,13 @@ BASE: dict[str, Any] = {
 
 
 def changed(**parameters: Any) -> Space:
-    """BASE with some parameters replaced; None removes one."""
+    """Return BASE with some parameters replaced; None removes one."""
     merged = {**BASE["parameters"], **{k.replace("__", "."): v for k, v in parameters.items()}}
     return Space(**{**BASE, "parameters": {k: v for k, v in merged.items() if v is not None}})
 
 
 def filled(study: Study, space: Space, n: int, seed: int = 0) -> None:
-    """Real trials in all finished states, with curves, attributes and dates."""
+    """Add trials in all finished states, with curves, attributes and dates."""
     import numpy as np
 
     rng = np.random.RandomState(seed)
@@ -55,7 +55,7 @@ def filled(study: Study, space: Space, n: int, seed: int = 0) -> None:
 
 
 def essence(trial: FrozenTrial) -> dict[str, Any]:
-    """All of a trial that carrying it over must keep."""
+    """Return everything of a trial that carrying it over must keep."""
     origin = trial.system_attrs.get(ORIGIN, {})
     return {
         "params": plain_params(trial),

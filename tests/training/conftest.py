@@ -1,4 +1,4 @@
-"""What every test of training gets."""
+"""Fixtures of all training tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """Tests run side by side, and what several threads add up depends on how many they are."""
+    """Use one thread: tests run in parallel, and sums depend on the number of threads."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def same_bf16_everywhere() -> Iterator[None]:
-    """Compute in bf16 as CPUs do for which oneDNN has no such kernels, on every CPU."""
+    """Compute bf16 on every CPU as on those for which oneDNN has no such kernels."""
     enabled = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False
     yield

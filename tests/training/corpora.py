@@ -1,4 +1,4 @@
-"""Small corpora for tests: made of words, so that nothing is anybody's text."""
+"""Small generated corpora for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps import Execution
+from supermax.training.steps.base import Execution
 
 SIGNS = {"sleep": ["awake", "insomnia"], "mood": ["sad", "low"], "food": ["hungry", "meal"]}
 WORDS = ["the", "a", "my", "day", "was", "and", "then", "we", "went", "to", "work", "home"]
@@ -59,7 +59,7 @@ def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepare
 
 
 class Quiet:
-    """A reporter that lets training go on; `stop_at` asks it to stop after so many looks."""
+    """Reporter that lets training go on; `stop_at` requests a stop after so many checks."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.values: list[float] = []

@@ -1,23 +1,23 @@
-"""Configurations drawn from the agents' own spaces, made small: whatever a search may come to."""
+"""Configurations sampled from the agents' own spaces, made small."""
 
 from __future__ import annotations
 
 import optuna
 
-from supermax.agents.objective import configured
 from supermax.space import sampler_for
 from supermax.space.presets import preset
-from supermax.training.architectures import TINY
+from supermax.tasks.objective import configured
 from supermax.training.config import Config
-from supermax.training.updates import RECORDED_OPTIMIZERS
+from supermax.training.models.architectures import TINY
+from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
 
 ENCODERS = sorted(set(TINY) - {"tiny"})
 
 
 def drawn(agent: str, seed: int) -> Config:
-    """Without dropout, so that the same comes of it each time, and with rates at which something
-    comes of two epochs."""
-    narrow = {"optim.name": list(RECORDED_OPTIMIZERS)}
+    """Return a configuration without dropout, so that results repeat, and with learning rates that
+    change the metrics within two epochs."""
+    narrow = {"optim.name": list(CAPTURABLE_OPTIMIZERS)}
     space = preset(agent, models=",".join(ENCODERS), narrow=narrow).space
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     found = space.sample(

@@ -1,4 +1,4 @@
-"""Epochs without a value: none of them is the best while another has one."""
+"""Epochs without a finite value: none is the best if another epoch has a value."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from supermax.training import loop
 from supermax.training.checkpoint import Saver
 from supermax.training.loop import Result, train
+from supermax.training.prepare import Prepared
 from tests.training.corpora import Quiet, Stopped, config, ready
 
 NAN = math.nan
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float], seen: list[Any]) -> None:
-    """Evaluations that give these values; `seen` gets the weights they were made with."""
-    real = loop.evaluate
+    """Patch evaluations to return these values; `seen` collects the weights they evaluated."""
+    real = Prepared.evaluate
     script = iter(values)
 
     def scored(prepared: Any) -> Any:
@@ -28,7 +28,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float], seen: list[An
         value = next(script, values[-1])
         return type(result)({**result.metrics, "macro_f1": value}, {}, {})
 
-    monkeypatch.setattr(loop, "evaluate", scored)
+    monkeypatch.setattr(Prepared, "evaluate", scored)
 
 
 def trained(
@@ -88,7 +88,7 @@ VALUES = [NAN, NAN, 0.5, 0.4]
 
 
 def stopped_after_two(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Saver:
-    """A saved state of a training whose first two epochs had no value."""
+    """Return the checkpoint of a training whose first two epochs had no finite value."""
 
     class Stopping(Quiet):
         stop_requested = False
@@ -106,7 +106,7 @@ def stopped_after_two(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Saver:
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_a_training_that_goes_on_forgets_a_best_epoch_without_a_value(
+def test_a_resumed_training_forgets_a_best_epoch_without_a_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
 ) -> None:
     whole, _ = trained(tmp_path, monkeypatch, VALUES)
@@ -125,7 +125,7 @@ def test_a_training_that_goes_on_forgets_a_best_epoch_without_a_value(
     assert equal(rest.weights, whole.weights)
 
 
-def test_a_training_that_goes_on_after_its_last_epoch_still_has_no_value(
+def test_a_training_resumed_after_its_last_epoch_still_has_no_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saver = stopped_after_two(tmp_path, monkeypatch)
@@ -143,7 +143,7 @@ def test_a_training_that_goes_on_after_its_last_epoch_still_has_no_value(
 
 @pytest.mark.parametrize("agent", ["criteria", "evidence", "share"])
 def test_weights_that_are_no_numbers_have_no_value(tmp_path: Path, agent: str) -> None:
-    """For real: a learning rate that no weight survives."""
+    """A real divergence: the learning rate makes all weights NaN."""
     objective = {"evidence": "token_f1"}.get(agent, "macro_f1")
     prepared = ready(tmp_path, config(agent, optim={"lr": 1e38}, train={"clip": None}), n=12)
     result = train(prepared, Quiet())

@@ -1,4 +1,4 @@
-"""The loop: the same bits after any interruption, early stopping, best weights, saved states."""
+"""Training loop: bitwise resume, early stopping, best weights, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax.errors import Infeasible, UserError
-from supermax.training import loop
-from supermax.training.batches import by_length, order, split
 from supermax.training.checkpoint import Saver
 from supermax.training.config import read_config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.loop import Result, train
-from supermax.training.prepare import prepare
-from supermax.training.steps import best_precision
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps.base import best_precision
+from supermax.training.steps.batches import by_length, micro_batches, order
+from tests import ROOT
 from tests.few import a_few
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 
-ROOT = Path(__file__).parent.parent.parent
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.1}, "head": {"dropout": 0.3}}
 
 
@@ -46,10 +45,10 @@ def test_the_same_seed_gives_the_same_bits(tmp_path: Path, agent: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "adafactor", "lion"])
 @pytest.mark.parametrize("stop_at", a_few([1, 3, 4, 7], 2))
-def test_an_interrupted_trial_ends_as_if_it_had_not_been(
+def test_an_interrupted_trial_resumes_bitwise(
     tmp_path: Path, optimizer: str, stop_at: int
 ) -> None:
-    """Stopped in the middle of an epoch and between two, then gone on with in a new model."""
+    """It stops within an epoch and between two epochs, and resumes in a new model."""
     wanted = config(**NOISY, optim={"name": optimizer}, schedule={"name": "cosine"})
     whole = train(ready(tmp_path, wanted), Quiet())
     folder = tmp_path / "state"
@@ -111,7 +110,7 @@ def test_a_state_is_saved_a_minute_after_the_last_and_is_whole_or_absent(
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_raises(tmp_path: Path) -> None:
     saver = Saver(tmp_path / "nowhere")
     saver.save({"x": torch.zeros(1)})
     with pytest.raises(FileNotFoundError):
@@ -130,8 +129,8 @@ def test_a_saved_state_does_not_change_with_training(tmp_path: Path) -> None:
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
-    """Evaluations that give these values, so that what follows from them can be seen."""
-    real = loop.evaluate
+    """Patch evaluations to return these values."""
+    real = Prepared.evaluate
     script = iter(values)
 
     def scored(prepared: Any) -> Any:
@@ -139,7 +138,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
         value = next(script, values[-1])
         return type(result)({**result.metrics, "macro_f1": value}, {}, {})
 
-    monkeypatch.setattr(loop, "evaluate", scored)
+    monkeypatch.setattr(Prepared, "evaluate", scored)
 
 
 def test_early_stopping_waits_for_its_patience(
@@ -177,7 +176,7 @@ def test_a_trial_is_pruned_when_it_should_be(tmp_path: Path) -> None:
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    """Not just any numbers: the loss falls, and what was seen is known."""
+    """The loss falls, and the training examples are predicted correctly."""
     wanted = config(train={"epochs": 12, "effective_batch": 8}, optim={"lr": 3e-3})
     few = corpus(24, 1)
     result = train(prepare(wanted, few, few, cache=tmp_path), Quiet())
@@ -205,7 +204,7 @@ def test_an_epoch_sees_everything_once(n: int, size: int, seed: int, epoch: int)
     again = order(lengths, size, seed, epoch)
     assert all((a == b).all() for a, b in zip(batches, again, strict=True))
     for batch in batches:
-        assert [i for some in split(batch, 3) for i in some] == list(batch)
+        assert [i for some in micro_batches(batch, 3) for i in some] == list(batch)
     assert sorted(i for batch in by_length(lengths, size) for i in batch) == list(range(n))
 
 
@@ -238,7 +237,7 @@ print(supported, torch.backends.mkldnn.enabled)
 def test_a_cpu_without_bf16_trains_in_it_without_a_warning(
     tmp_path: Path, precision: str, isa: str
 ) -> None:
-    """oneDNN is told to take this CPU for an older one, where it can be (on x86)."""
+    """oneDNN is made to take this CPU for an older one, which is possible on x86."""
     said = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", IN_BF16, str(tmp_path), precision],
         cwd=ROOT,
@@ -275,7 +274,7 @@ def test_every_wrong_key_is_named_at_once() -> None:
         assert words in text
 
 
-def test_an_agent_without_its_data_says_what_it_needs(tmp_path: Path) -> None:
+def test_an_agent_without_its_data_names_what_it_needs(tmp_path: Path) -> None:
     only = Corpus("mine", ("a", "b"), (Example("1", "1", "text", "", 0),) * 3)
     with pytest.raises(UserError, match=r"'evidence' needs spans .*, which 'mine' does not have"):
         prepare(config("evidence"), only, only, cache=tmp_path)

@@ -1,4 +1,5 @@
-"""Any Optuna objective, crash-proof: a process per trial, one coordinator, a folder as ledger.
+"""Crash-proof execution of any Optuna objective: a process per trial, one coordinator, a ledger
+on disk.
 
 Never imports torch and never writes to the terminal.
 """

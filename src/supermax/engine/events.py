@@ -1,7 +1,7 @@
-"""What a run says about itself while it goes: plain values for displays, trackers and tests.
+"""Events of a run: plain values for displays, trackers and tests.
 
 The coordinator calls every listener with each event, in order, on its own thread. A listener
-must be quick. One that raises is dropped for the rest of the run: looking never stops the work.
+must return quickly. One that raises is dropped for the rest of the run: a display never stops it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from supermax.engine.notes import Fact
     from supermax.engine.summary import Summary
+    from supermax.engine.trial.notes import Fact
 
 
 @dataclass(frozen=True)
 class RunStarted:
-    """The study is open and locked; no trial has been launched yet."""
+    """Start of a run: the study is open and locked, and no trial was launched yet."""
 
     study_name: str
     directions: tuple[str, ...]  # "minimize" or "maximize", one per objective
-    target: int | None  # n_trials: finished trials the study shall hold in all
-    finished: int  # how many it holds already
-    resumed: int  # trials an earlier run had claimed and this one goes on with
+    target: int | None  # n_trials; None: no limit
+    finished: int  # finished trials of the study so far
+    resumed: int  # trials of an earlier run that this one resumes
     workers: int
     run_dir: str
     best: tuple[int, float] | None  # trial number and value; None for several objectives
@@ -37,7 +37,7 @@ class TrialStarted:
     attempt: int
     cell: int
     at: float  # time.monotonic() when the task was sent
-    reserved: int | None = None  # bytes of memory kept for it; None: nobody said
+    reserved: int | None = None  # bytes of memory reserved for it; None: no planner
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrialReported:
 
 @dataclass(frozen=True)
 class TrialNoted:
-    """How the trial is doing, as it says itself: new facts, None for one that is no more."""
+    """Progress notes of the trial: new values by name; None removes a name."""
 
     number: int
     facts: dict[str, Fact]
@@ -68,7 +68,7 @@ class TrialFinished:
 
 @dataclass(frozen=True)
 class TrialPaused:
-    """The run is stopping: the trial stays claimed and goes on in the next run."""
+    """Pause of a trial because the run is stopping: the next run resumes it."""
 
     number: int
 
@@ -80,7 +80,8 @@ class FaultSeen:
     kind: str
     culprit: str
     message: str
-    decision: str  # "retry in 1.0 s", "pruned", "failed", ...
+    decision: str  # for people: "retry in 1.0 s", "pruned", "failed", ...
+    retried: bool = False  # the trial gets another attempt
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,12 @@ class CellStarted:
 class CellEnded:
     cell: int
     trials: int
-    note: str | None  # anything odd about its end
+    note: str | None  # description of an unusual end; None: it ended normally
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should read: left-over trials, a slower mode, storage that is slow."""
+    """Text for the user: trials left RUNNING, a slower mode, a storage that does not respond."""
 
     text: str
 

@@ -1,16 +1,16 @@
-"""What a run returns."""
+"""Result of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from supermax.words import counted, took
+from supermax._util.text import counted, took
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The study after a run, and what this run did.
+    """Trials of the study after a run, and statistics of the run.
 
     ``trials`` counts the whole study by state; everything else counts this run alone.
     """
@@ -26,7 +26,7 @@ class Summary:
 
     @property
     def finished(self) -> int:
-        """How many finished trials the study holds."""
+        """Number of finished trials of the study."""
         return sum(self.trials.get(state, 0) for state in ("COMPLETE", "PRUNED", "FAIL"))
 
     def __str__(self) -> str:

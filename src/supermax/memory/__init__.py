@@ -1,1 +1,1 @@
-"""What a trial will need of a device's memory, and what fits. Numbers in, numbers out."""
+"""Estimates of the memory of a trial, and plans that fit a device. Pure, but for devices."""

@@ -1,6 +1,6 @@
-"""What a device has, what is free of it, and who else uses it. Nothing here starts CUDA.
+"""Memory and processes of the GPUs, and memory of the host. Nothing here initialises CUDA.
 
-NVIDIA's library, or its program ──▶ Gpu
+NVML, or nvidia-smi ──▶ Gpu
 """
 
 from __future__ import annotations
@@ -17,48 +17,55 @@ from typing import Any
 import psutil
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
-_PATIENCE = 15.0
-"""Seconds for NVIDIA's program."""
+_SMI_TIMEOUT = 15.0
+"""Seconds that nvidia-smi may take."""
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """State of a GPU at one moment."""
+
     index: int
     name: str
     used: int
+    """Bytes in use, by all processes."""
     total: int
-    busy: float | None = None  # share of the time in which it computed
+    """Bytes of memory."""
+    busy: float | None = None
+    """Utilization from 0 to 1; None: unknown."""
     uuid: str = ""
-    processes: Mapping[int, int] = field(default_factory=dict)  # bytes by process
-    driver: str = ""  # its version
+    processes: Mapping[int, int] = field(default_factory=dict)
+    """Bytes in use by process number; empty where the driver does not report them."""
+    driver: str = ""
+    """Version of the driver."""
 
 
 class Nvml:
-    """NVIDIA's own library, where somebody installed `pynvml`, or else its program; without
-    either there are no GPUs."""
+    """Reader of NVIDIA's management library. Finds no GPUs where `pynvml` is not installed."""
 
     def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
         self._load = load
         self._nvml: Any = None
-        self._seen = self._gone = False
+        self._worked = self._unavailable = False
 
     def read(self) -> tuple[Gpu, ...]:
-        if self._gone:
+        if self._unavailable:
             return ()
         try:
             if self._nvml is None:
                 nvml = self._load("pynvml")
                 nvml.nvmlInit()
                 self._nvml = nvml
-            found = _look(self._nvml)
-            self._seen = True
+            found = _query(self._nvml)
+            self._worked = True
         except Exception:  # not installed, no driver, or a driver that has gone away
-            self._nvml, self._gone = None, not self._seen  # what was there may come back
+            # After a success, try again on the next read: the driver may come back.
+            self._nvml, self._unavailable = None, not self._worked
             return ()
         return found
 
 
-def _look(nvml: Any) -> tuple[Gpu, ...]:
+def _query(nvml: Any) -> tuple[Gpu, ...]:
     gpus = []
     driver = _text(_optional(getattr(nvml, "nvmlSystemGetDriverVersion", None)) or "")
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -68,7 +75,7 @@ def _look(nvml: Any) -> tuple[Gpu, ...]:
         running = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
         by_process: dict[int, int] = {}
         for process in running:
-            if process.usedGpuMemory:  # None where the driver does not tell
+            if process.usedGpuMemory:  # None where the driver does not report it
                 size = by_process.get(int(process.pid), 0) + int(process.usedGpuMemory)
                 by_process[int(process.pid)] = size
         gpus.append(
@@ -90,23 +97,23 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _optional(read: Callable[..., Any] | None, *of: Any) -> Any:
-    """Some cards do not tell all."""
+def _optional(query: Callable[..., Any] | None, *args: Any) -> Any:
+    """Return the result of a query; None where the GPU or the library does not support it."""
     try:
-        return None if read is None else read(*of)
+        return None if query is None else query(*args)
     except Exception:
         return None
 
 
-def by_program() -> tuple[Gpu, ...]:
-    """The same from nvidia-smi, which takes a second or two."""
+def from_nvidia_smi() -> tuple[Gpu, ...]:
+    """Read the GPUs from nvidia-smi, which takes a second or two; () where it cannot be run."""
     if shutil.which("nvidia-smi") is None:
         return ()
     query = "--query-gpu=index,uuid,name,memory.used,memory.total,driver_version"
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, capture_output=True, text=True, timeout=_SMI_TIMEOUT, check=False
         )
     except (OSError, subprocess.SubprocessError):  # broken, or it hangs
         return ()
@@ -120,11 +127,13 @@ def by_program() -> tuple[Gpu, ...]:
 
 
 def gpus(nvml: Nvml | None = None) -> tuple[Gpu, ...]:
-    return (nvml or Nvml()).read() or by_program()
+    """Read all GPUs of the machine, from NVML or else from nvidia-smi."""
+    return (nvml or Nvml()).read() or from_nvidia_smi()
 
 
 def named(found: Collection[Gpu], device: str | None) -> Gpu | None:
-    """The GPU of that name, as CUDA_VISIBLE_DEVICES has them; None: the first that is visible."""
+    """Return the GPU that `device` names as CUDA_VISIBLE_DEVICES does, by number or UUID; for None
+    the first visible one. None where there is no such GPU."""
     wanted = device if device is not None else os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     first = wanted.split(",")[0].strip()
     for gpu in found:
@@ -134,7 +143,8 @@ def named(found: Collection[Gpu], device: str | None) -> Gpu | None:
 
 
 def machine_memory() -> int | None:
-    """What there is to share among the cells: a container may have less than its machine."""
+    """Return the bytes of host memory, or of the container's cgroup if that is less; None:
+    unknown."""
     try:
         total = int(psutil.virtual_memory().total)
     except (psutil.Error, OSError):

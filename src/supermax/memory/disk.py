@@ -1,4 +1,4 @@
-"""Disk space of a run: the states of trials that run at once, and the weights that are kept.
+"""Disk space of a run: training states of parallel trials, and kept weights.
 
 Spec ──footprint()──▶ Footprint;  footprints, free space ──allowance()──▶ Allowance, or None
 """
@@ -16,36 +16,37 @@ from supermax.memory.facts import Spec
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one trial."""
+    """Device memory and disk space of one trial, in bytes."""
 
     memory: int
-    """Device memory that the trial needs at least, however it is split."""
+    """Least device memory that the trial needs, however its batch is split."""
     states: int
-    """On disk while it runs, at most: the last state, and the next one that replaces it."""
+    """Most disk space while the trial runs: its last state, and the next one that replaces it."""
     weights: int
-    """On disk for as long as they are kept."""
+    """Disk space of its weights, if they are kept."""
 
 
 def footprint(spec: Spec) -> Footprint:
-    """A state holds the weights, the best epoch's weights and what the optimizer keeps."""
-    weights, kept = 4 * spec.numbers, int(STATE[spec.optimizer] * spec.trained)
+    """Return the footprint of a trial. A training state holds the weights, the best epoch's
+    weights and the optimizer's state."""
+    weights, optimizer = 4 * spec.numbers, int(STATE[spec.optimizer] * spec.trained)
     context = CONTEXT["cpu" if spec.device == "cpu" else "cuda"]
-    memory = weights + 4 * spec.trained + kept + context
-    return Footprint(memory, 2 * (2 * weights + kept), weights)
+    memory = weights + 4 * spec.trained + optimizer + context
+    return Footprint(memory, 2 * (2 * weights + optimizer), weights)
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Disk space that a run asks for."""
+    """Disk space that a run requests."""
 
     trials: Sequence[Footprint]
     """Footprint of each kind of trial in the space."""
     workers: int
-    """Trials at a time, at most."""
+    """Largest number of parallel trials."""
     memory: int | None
-    """Bytes of all devices together; None: unknown."""
+    """Device memory of all devices together, in bytes; None: unknown."""
     top: int
-    """Trials whose weights are kept."""
+    """Number of best trials whose weights are kept."""
     keep: int | None = None
     """Bytes that kept weights may take; None: no limit but `top`."""
 
@@ -56,13 +57,13 @@ class Demand:
 
     @property
     def weights(self) -> int:
-        """Bytes of kept weights, at most."""
+        """Most bytes of kept weights."""
         whole = self.top * self.largest
         return whole if self.keep is None else min(whole, self.keep)
 
     @property
     def states(self) -> int:
-        """Bytes of states, at most, in any mix of trials that memory and workers allow.
+        """Most bytes of training states, in any mix of trials that memory and workers allow.
 
         A mix is a knapsack with two constraints. Whatever price is put on a byte of memory, no
         mix is worth more than all memory at that price and, for each worker, the most that a
@@ -71,10 +72,10 @@ class Demand:
         """
         if self.memory is None:
             return self.workers * max(trial.states for trial in self.trials)
-        some = {(trial.states, trial.memory) for trial in self.trials} | {(0, 0)}
-        prices = {(a - b) / (m - n) for (a, m), (b, n) in combinations(some, 2) if m != n}
+        items = {(trial.states, trial.memory) for trial in self.trials} | {(0, 0)}
+        prices = {(a - b) / (m - n) for (a, m), (b, n) in combinations(items, 2) if m != n}
         bounds = [
-            price * self.memory + self.workers * max(s - price * m for s, m in some)
+            price * self.memory + self.workers * max(s - price * m for s, m in items)
             for price in {0.0, *prices}
             if price >= 0
         ]
@@ -87,17 +88,18 @@ class Demand:
 
 @dataclass(frozen=True)
 class Allowance:
-    """Workers and kept weights that a run may have."""
+    """Parallel trials and kept weights for which the disk has space."""
 
     workers: int
     keep: int | None
+    """Bytes that kept weights may take; None: no limit."""
     total: int
-    """Bytes on disk, at most."""
+    """Most bytes on disk."""
 
 
 def allowance(demand: Demand, free: int) -> Allowance | None:
-    """As many workers as the disk has room for, then as many kept weights, and the best trial's
-    at least. None: there is no room for one trial at a time."""
+    """Return as many workers as fit into `free` bytes of disk; with one worker, as many kept
+    weights as fit, but at least those of one trial. None where even that does not fit."""
     for workers in range(demand.workers, 0, -1):
         less = replace(demand, workers=workers)
         if less.total <= free:

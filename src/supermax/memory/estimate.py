@@ -1,4 +1,4 @@
-"""The highest need of a trial, item by item.
+"""Estimate of a trial's peak memory, item by item.
 
 Spec, Split ──need()──▶ Need
 """
@@ -7,80 +7,82 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from supermax.memory import kept
+from supermax.memory import saved_activations
 from supermax.memory.facts import Spec
 
 MIB = 1 << 20
 _LIBRARY = {"cuda": 66 * MIB, "cpu": 8 * MIB}
-"""Room that the libraries for matrices keep for themselves."""
+"""Bytes of the workspace of the matrix libraries (cuBLAS on a GPU)."""
 CONTEXT = {"cuda": 800 * MIB, "cpu": 64 * MIB}
-"""What a process takes beside its tensors."""
+"""Bytes of a process beside its tensors: on a GPU, the CUDA context."""
 STATE = {"adamw": 8.0, "adamw_8bit": 2.05, "adafactor": 0.02, "lion": 4.0}
-"""Bytes an optimizer keeps for each number that is trained."""
-UNRECORDED = ("adamw_8bit",)
-"""Whose updates are no part of recorded steps."""
-_TOKEN = 8  # bytes: its number, and its share of what is known and found of a sequence
+"""Bytes of optimizer state for each trained element."""
+UNCAPTURED = ("adamw_8bit",)
+"""Optimizers whose updates are not captured in CUDA graphs."""
+_TOKEN = 8  # bytes: its id, and its share of the lengths, labels and predictions of a sequence
 EVALUATED = 1 << 14
-"""Tokens that are evaluated at a time, where memory allows."""
+"""Tokens of a batch of evaluation, where memory allows."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """How an effective batch is taken: so many sequences at a time."""
+    """Execution of an effective batch in micro-batches."""
 
     micro_batch: int
+    """Sequences of a micro-batch."""
     checkpointing: bool = False
+    """Activation checkpointing."""
     evaluated: int = EVALUATED
-    """Tokens that are evaluated at a time."""
+    """Tokens of a batch of evaluation."""
     best_on_host: bool = False
-    """The best epoch's weights are kept in the host's memory, which takes longer."""
+    """Keep the best epoch's weights in host memory, which is slower."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes at the highest moment, by what they are for."""
+    """Bytes of device memory at the peak, by purpose."""
 
     weights: int
     gradients: int
     optimizer: int
     half_copies: int
-    """Of the matrices, for computing in half precision."""
+    """bf16 or fp16 copies of the matrices."""
     activations: int
     attention: int
     loss: int
     workspace: int
-    """Of the libraries, and what one layer takes for a moment."""
+    """Workspace of the libraries, and temporary tensors of one layer."""
     other_moments: int
-    """What the optimizer's own step, or evaluation, takes more than the backward pass does; below
-    0 where gradients take the place of activations as these go."""
+    """Bytes by which the optimizer's step, or evaluation, exceeds the backward pass; below 0 where
+    gradients reuse the memory of freed activations."""
     saved: int
-    """Copies of the weights: the best epoch's, and the state to go on from, which on a GPU is in
-    the host's memory and does not count."""
+    """Copies of the weights: the best epoch's and, on a CPU, the training state that is written.
+    On a GPU that state is in host memory."""
     data: int
-    """The texts, as tokens."""
+    """Tokenized data set, where it is on the device."""
     slack: int
-    """What the allocator holds on to, and what an estimate may lack."""
+    """Fragmentation of the allocator, and error of the estimate."""
     context: int
-    """What the process takes beside its tensors."""
+    """Process beside its tensors: on a GPU, the CUDA context."""
 
     @property
     def allocated(self) -> int:
-        """What tensors take."""
+        """Bytes of tensors (torch.cuda.max_memory_allocated)."""
         return self.total - self.slack - self.context
 
     @property
     def reserved(self) -> int:
-        """What the process's own limit must allow."""
+        """Bytes that the process's own limit must allow (torch.cuda.max_memory_reserved)."""
         return self.total - self.context
 
     @property
     def total(self) -> int:
-        """What it takes of the device."""
+        """Bytes of the device."""
         return sum(self.items().values())
 
     @property
     def varying(self) -> int:
-        """What is not exact from the configuration alone."""
+        """Bytes that the configuration alone does not determine exactly."""
         return self.activations + self.attention + self.loss + self.workspace
 
     def items(self) -> dict[str, int]:
@@ -89,21 +91,21 @@ class Need:
 
 @dataclass(frozen=True)
 class Correction:
-    """What measurements say of an encoder's estimates: the part that is not exact times `scale`,
-    and so much slack as the worst of them needs."""
+    """Correction of an encoder's estimates from measurements: the inexact part is multiplied by
+    `scale`, and the slack covers the worst measurement."""
 
     scale: float = 1.0
     worst: float = 1.0
-    """At least `scale`: the highest that was seen."""
+    """Highest measured ratio; at least `scale`."""
     extra: int = 0
-    """Bytes that the allocator was seen to hold on to."""
+    """Measured bytes that the allocator reserves beyond the tensors."""
 
 
 PLAIN = Correction()
 
 
 def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
-    """What a trial takes at its highest."""
+    """Estimate the peak memory of a trial."""
     micro = min(split.micro_batch, spec.effective_batch)
     kind = "cpu" if spec.device == "cpu" else "cuda"
     found = Need(
@@ -126,83 +128,94 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
 
 
 def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[str, int]:
-    """What stands when the backward pass begins. Where layers are computed again, only what goes
-    into them is kept, and one of them at a time as a whole; by then the copies of the others'
-    matrices are gone."""
+    """Return what is allocated when the backward pass begins. With activation checkpointing, that
+    is the inputs of all layers and all activations of one; the bf16 copies of the other layers'
+    matrices are freed by then."""
     tokens, square = batch * spec.length, batch * spec.length**2
-    layers = [(e, kept.layer_of(e, spec), spec.active(e)) for e in spec.encoders]
-    ones = [kept.by_token(layer, e, spec) * tokens for e, layer, _ in layers]
-    squares = [kept.attention(layer, e, spec, batch, spec.length) for e, layer, _ in layers]
-    begin = sum(kept.base(e, spec) for e in spec.encoders) * tokens
-    linear, quadratic, half = 0.0, 0.0, _copies(spec)
+    layers = [(e, saved_activations.layer_of(e, spec), spec.active(e)) for e in spec.encoders]
+    linear_parts = [saved_activations.by_token(layer, e, spec) * tokens for e, layer, _ in layers]
+    quadratic_parts = [
+        saved_activations.attention(layer, e, spec, batch, spec.length) for e, layer, _ in layers
+    ]
+    embeddings = sum(saved_activations.base(e, spec) for e in spec.encoders) * tokens
+    linear, quadratic, half = 0.0, 0.0, _autocast_copies(spec)
     if checkpointing:
         linear = sum(4 * e.hidden * e.layers for e in spec.encoders) * tokens
-        again = max(
-            zip(ones, squares, (2 * e.matrices * spec.half for e in spec.encoders), strict=True),
-            key=sum,
-        )
+        copies = (2 * e.matrices * spec.half for e in spec.encoders)
+        recomputed = max(zip(linear_parts, quadratic_parts, copies, strict=True), key=sum)
         quadratic = square
-        if sum(again) > half:
-            linear, quadratic, half = linear + again[0], quadratic + again[1], again[2]
+        if sum(recomputed) > half:
+            linear, quadratic = linear + recomputed[0], quadratic + recomputed[1]
+            half = recomputed[2]
     else:
-        linear = sum(n * one for (_, _, n), one in zip(layers, ones, strict=True))
-        quadratic = sum(n * one for (_, _, n), one in zip(layers, squares, strict=True))
-    fleeting = max(kept.fleeting(e, spec, batch, checkpointing) for e in spec.encoders)
+        counts = [count for _, _, count in layers]
+        linear = sum(n * part for n, part in zip(counts, linear_parts, strict=True))
+        quadratic = sum(n * part for n, part in zip(counts, quadratic_parts, strict=True))
+    transient = max(
+        saved_activations.transient(e, spec, batch, checkpointing) for e in spec.encoders
+    )
     return {
         "half_copies": int(half),
-        "activations": int(scale * (linear + begin)),
+        "activations": int(scale * (linear + embeddings)),
         "attention": int(scale * quadratic),
         "loss": int(scale * tokens * (64 + 15 * spec.token_width)),
-        "workspace": int(scale * fleeting),
+        "workspace": int(scale * transient),
     }
 
 
-def _copies(spec: Spec) -> int:
-    """Of all matrices that are trained, which autocast keeps as long as a forward pass goes."""
+def _autocast_copies(spec: Spec) -> int:
+    """Return the bytes of the half-precision copies that autocast caches during a forward pass, of
+    all matrices that are trained."""
     return sum(2 * spec.active(e) * e.matrices for e in spec.encoders) if spec.half else 0
 
 
 def _saved(spec: Spec, split: Split) -> int:
-    """The best weights; on a CPU also the state that is being written, which holds them too."""
+    """Return the bytes of the best weights; on a CPU also of the training state that is written,
+    which holds them too."""
     if spec.device != "cpu":
         return 0 if split.best_on_host else 4 * spec.numbers
     return int(12 * spec.numbers + STATE[spec.optimizer] * spec.trained)
 
 
 def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
-    """How far the highest moment lies from the start of the backward pass with all gradients
-    there, as they are where micro-batches add up. A whole parameter's gradient then stands beside
-    the sum it is added to; where steps are recorded, the gradients of all halves do, and halves
-    stay."""
-    moving = found.half_copies + found.varying
-    recorded = spec.captured and not split.checkpointing
-    stays = recorded and spec.optimizer in UNRECORDED  # gradients wait where they are
-    several = micro < spec.effective_batch or stays
-    backward = moving + (found.gradients if several else 0)
-    halves = found.half_copies if recorded else 0
-    adding = found.gradients + 2 * halves + (4 * spec.largest if several else 0)
-    stepping = found.gradients + halves + _stepping(spec, recorded)
+    """Return the bytes by which the peak differs from the start of the backward pass with all
+    gradients allocated.
+
+    Gradients are allocated throughout where micro-batches accumulate them. A parameter's new
+    gradient is then allocated beside its sum. In a captured CUDA graph the bf16 copies are
+    persistent, and so are their gradients."""
+    activations = found.half_copies + found.varying
+    captured = spec.captured and not split.checkpointing
+    # The gradients of an update outside the CUDA graph are kept between steps.
+    persistent = captured and spec.optimizer in UNCAPTURED
+    accumulated = micro < spec.effective_batch or persistent
+    backward = activations + (found.gradients if accumulated else 0)
+    copies = found.half_copies if captured else 0
+    accumulation = found.gradients + 2 * copies + (4 * spec.largest if accumulated else 0)
+    update = found.gradients + copies + _update_workspace(spec, captured)
     tokens = max(split.evaluated, spec.length)
-    looking = sum(kept.looking(e, spec, tokens, spec.length) for e in spec.encoders)
-    evaluating = _copies(spec) + looking
-    highest: float = max(backward, adding, stepping)
-    if recorded:
-        highest += evaluating  # beside what the recordings have
-    return int(max(highest, evaluating) - found.gradients - moving)
+    evaluation = sum(
+        saved_activations.evaluation(e, spec, tokens, spec.length) for e in spec.encoders
+    )
+    evaluating = _autocast_copies(spec) + evaluation
+    peak: float = max(backward, accumulation, update)
+    if captured:
+        peak += evaluating  # the CUDA graphs keep their memory pool during evaluation
+    return int(max(peak, evaluating) - found.gradients - activations)
 
 
-def _stepping(spec: Spec, recorded: bool) -> int:
-    """Room the optimizer takes for its step. Lion's moves stand beside themselves times the rate
-    where that is on the device."""
+def _update_workspace(spec: Spec, captured: bool) -> int:
+    """Return the bytes of temporary tensors of the optimizer's step. Lion allocates its update a
+    second time, times the learning rate, where that is a tensor on the device."""
     if spec.optimizer == "lion":
-        return (8 if recorded else 4) * spec.trained
+        return (8 if captured else 4) * spec.trained
     return 6 * spec.largest if spec.optimizer == "adafactor" else 0
 
 
 def _slack(found: Need, spec: Spec, correction: Correction) -> int:
-    """Blocks that are free but in the wrong place: about one of the largest parameter, and some
-    of what comes and goes; and what an estimate of this encoder lacked so far."""
-    lacking = found.varying * (correction.worst / correction.scale - 1)
+    """Return the bytes for fragmentation (about one block of the largest parameter and a share of
+    the activations) and for the error of this encoder's estimates so far."""
+    error = found.varying * (correction.worst / correction.scale - 1)
     share = 0.4 if spec.device == "cpu" else 0.03
     usual = 192 * MIB + 4 * spec.largest + share * found.varying
-    return int(max(usual, correction.extra) + lacking)
+    return int(max(usual, correction.extra) + error)

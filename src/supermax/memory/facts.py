@@ -1,4 +1,4 @@
-"""What decides how much memory a trial takes: an encoder's sizes, a trial's configuration."""
+"""Inputs of the memory estimate: an encoder's sizes and a trial's configuration."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HALF = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
-class Encoder:
-    """An encoder by its sizes. Numbers are parameters, not bytes."""
+class EncoderSizes:
+    """Sizes of an encoder. Numbers count elements of parameters, not bytes."""
 
     name: str
     family: str
@@ -23,17 +23,17 @@ class Encoder:
     inner: Size
     heads: Size
     embeddings: Numbers
-    """Numbers before the first layer."""
+    """Elements of the parameters before the first layer."""
     by_layer: Annotated[tuple[Numbers, ...], Field(min_length=1)]
-    """Numbers of each layer."""
+    """Elements of each layer."""
     after: Numbers
-    """Numbers after the last layer."""
+    """Elements after the last layer."""
     matrices: Numbers
-    """Numbers of one layer's matrices, of which half precision keeps copies."""
+    """Elements of one layer's matrices, of which autocast keeps bf16 or fp16 copies."""
     largest: Numbers
-    """Numbers of the largest parameter."""
+    """Elements of the largest parameter."""
     span: Numbers = 0
-    """Relative positions that attention looks at, where it does."""
+    """Relative positions of the attention (DeBERTa); 0: it has none."""
 
     @property
     def layers(self) -> int:
@@ -46,28 +46,28 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Spec:
-    """A trial, as far as memory is concerned. How it is split is not part of it."""
+    """Properties of a trial that its memory depends on, apart from the split of its batch."""
 
-    encoders: tuple[Encoder, ...]
+    encoders: tuple[EncoderSizes, ...]
     effective_batch: int
     length: int
-    """Tokens of the longest sequence that occurs."""
+    """Tokens of the longest sequence in the data."""
     device: str = "cuda"
     precision: str = "bf16"
     optimizer: str = "adamw"
     frozen: int = 0
-    """Layers that are not trained; with any, the embeddings are not either."""
+    """Number of frozen layers; if above 0, the embeddings are frozen too."""
     dropout: bool = True
     attention_dropout: bool = True
     head: int = 0
-    """Numbers of pooling, fusion and heads."""
+    """Elements of the parameters of pooling, fusion and heads."""
     token_width: int = 0
-    """Width of what heads and fusion compute for every single token."""
+    """Features that heads and fusion compute for every token."""
     data: int = 0
-    """Tokens of all texts, which lie on the device where steps are recorded."""
+    """Tokens of the data set, which is on the device where steps are captured as CUDA graphs."""
     captured: bool = False
-    """Steps are recorded, unless activations are computed again. What a recording works in stays
-    its own between two steps."""
+    """Steps are captured as CUDA graphs, unless activation checkpointing is on. A graph keeps its
+    memory pool between replays."""
 
     @property
     def half(self) -> bool:
@@ -81,17 +81,17 @@ class Spec:
     def trained(self) -> int:
         return sum(self.trained_of(encoder) for encoder in self.encoders) + self.head
 
-    def trained_of(self, encoder: Encoder) -> int:
+    def trained_of(self, encoder: EncoderSizes) -> int:
         if not self.frozen:
             return encoder.numbers
         return encoder.numbers - encoder.embeddings - sum(encoder.by_layer[: self.frozen])
 
-    def active(self, encoder: Encoder) -> int:
-        """Layers that gradients go through: none, where more are frozen than it has."""
+    def active(self, encoder: EncoderSizes) -> int:
+        """Return the number of layers with a backward pass; 0 if all layers are frozen."""
         return max(0, encoder.layers - self.frozen)
 
     @property
     def largest(self) -> int:
-        """Numbers of the largest parameter that is trained."""
+        """Elements of the largest parameter that is trained."""
         whole = max(encoder.largest for encoder in self.encoders)
         return max(encoder.matrices for encoder in self.encoders) // 3 if self.frozen else whole

@@ -1,7 +1,7 @@
-"""How long a plan would take: from what was measured, and before that from rough figures.
+"""Time of a plan, from measured step times or, before there are any, from rough constants.
 
-A micro-step takes as long as it takes to ask for it (Python, one kernel after the other) or as
-long as the device computes, whichever is more.
+A micro-step is either launch-bound (Python launches one kernel after the other) or compute-bound,
+whichever takes longer.
 """
 
 from __future__ import annotations
@@ -12,53 +12,58 @@ from dataclasses import dataclass
 from supermax.memory.estimate import Split
 from supermax.memory.facts import Spec
 
-_ASKING = {"cuda": 3.5e-3, "cpu": 2e-4}  # seconds a layer
-_RATE = {"cuda": 2.5e14, "cpu": 4e10}  # operations a second
-_RECORDED = 0.1  # of that, where steps are recorded
-_AGAIN_ASKING = 1.8  # layers computed again are asked for again
-_ALIKE = 0.1  # of a size, by which others are as near
-_AGAIN = 4 / 3  # one more forward pass for each forward and backward
+_LAUNCH = {"cuda": 3.5e-3, "cpu": 2e-4}  # seconds to launch the kernels of a layer
+_THROUGHPUT = {"cuda": 2.5e14, "cpu": 4e10}  # floating-point operations a second
+_GRAPH_LAUNCH = 0.1  # launch time of a captured CUDA graph, relative to eager
+_CHECKPOINT_LAUNCH = 1.8  # activation checkpointing launches the forward pass twice
+_CHECKPOINT_COMPUTE = 4 / 3  # and adds one forward pass to a forward and a backward
+_NEAR = 0.1  # share of a size within which measurements count as equally near
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Seconds that a micro-step of so many tokens was measured to take."""
+class StepSpeed:
+    """Measured time of a micro-step."""
 
     tokens: int
+    """Tokens of the micro-batch."""
     checkpointing: bool
     seconds: float
 
 
-def micro_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:
-    """Of one micro-step. Measurements shift the rough figures: of those nearest in size the
-    fastest counts, since what comes between only ever slows a step."""
+def micro_seconds(spec: Spec, split: Split, measured: Sequence[StepSpeed] = ()) -> float:
+    """Return the seconds of one micro-step.
+
+    Measurements scale the rough estimate. Among those nearest in size the fastest counts, since
+    interference of other processes only ever slows a step."""
     tokens = split.micro_batch * spec.length
     rough = _rough(spec, tokens, split.checkpointing)
-    same = [pace for pace in measured if pace.checkpointing == split.checkpointing]
+    same = [speed for speed in measured if speed.checkpointing == split.checkpointing]
     if not same:
-        factors = [p.seconds / _rough(spec, p.tokens, p.checkpointing) for p in measured]
+        factors = [s.seconds / _rough(spec, s.tokens, s.checkpointing) for s in measured]
         return rough * (sorted(factors)[len(factors) // 2] if factors else 1.0)
-    near = min(abs(pace.tokens - tokens) for pace in same)
+    nearest = min(abs(speed.tokens - tokens) for speed in same)
     return rough * min(
-        pace.seconds / _rough(spec, pace.tokens, pace.checkpointing)
-        for pace in same
-        if abs(pace.tokens - tokens) <= near + _ALIKE * pace.tokens
+        speed.seconds / _rough(spec, speed.tokens, speed.checkpointing)
+        for speed in same
+        if abs(speed.tokens - tokens) <= nearest + _NEAR * speed.tokens
     )
 
 
-def batch_seconds(spec: Spec, split: Split, measured: Sequence[Pace] = ()) -> float:
-    """Of all micro-steps of an effective batch."""
-    times = -(-spec.effective_batch // split.micro_batch)
-    return times * micro_seconds(spec, split, measured)
+def batch_seconds(spec: Spec, split: Split, measured: Sequence[StepSpeed] = ()) -> float:
+    """Return the seconds of all micro-steps of an effective batch."""
+    micro_steps = -(-spec.effective_batch // split.micro_batch)
+    return micro_steps * micro_seconds(spec, split, measured)
 
 
 def _rough(spec: Spec, tokens: int, checkpointing: bool) -> float:
+    """Return the seconds of a micro-step that was not measured."""
     kind = "cpu" if spec.device == "cpu" else "cuda"
     layers = sum(encoder.layers for encoder in spec.encoders)
-    asking = _ASKING[kind] * layers
+    launch = _LAUNCH[kind] * layers
     if checkpointing:
-        asking *= _AGAIN_ASKING
+        launch *= _CHECKPOINT_LAUNCH
     elif spec.captured:
-        asking *= _RECORDED
-    work = 6 * sum(e.layers * e.matrices for e in spec.encoders) * tokens
-    return max(asking, work / _RATE[kind] * (_AGAIN if checkpointing else 1))
+        launch *= _GRAPH_LAUNCH
+    operations = 6 * sum(e.layers * e.matrices for e in spec.encoders) * tokens
+    compute = operations / _THROUGHPUT[kind] * (_CHECKPOINT_COMPUTE if checkpointing else 1)
+    return max(launch, compute)

@@ -1,6 +1,6 @@
-"""What is wrong with a space as it was written: all of it at once, in sentences.
+"""Validation of a space as it was written. Reports all mistakes at once.
 
-plain data ──examined()──▶ parameters, [Problem(path, text)]    path leads to the place
+plain data ──examined()──▶ parameters, [Problem(path, text)]    path: keys to the mistake
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from supermax._util.text import edits, nearest
+from supermax._util.yaml_lines import Path
 from supermax.space import expression
 from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Parameter
 from supermax.space.expression import BadExpression
-from supermax.trees import Path
-from supermax.words import edits, nearest
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 _LITERALS = ("true", "false", "null")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
 Placed = Mapping[str, list[tuple[Path, Branch]]]
-"""The branches that are sound, by parameter, each with its place in the data."""
+"""Valid branches by parameter, each with its path in the data."""
 
 
 @dataclass(frozen=True)
 class Problem:
+    """Mistake in a space, with its path in the data."""
+
     path: Path
     text: str
 
@@ -36,11 +38,10 @@ class Problem:
 
 
 def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
-    """The parameters, from any of the ways to write them, and everything that is wrong: they are
-    good only where nothing is.
+    """Return the parameters, from any notation, and all mistakes. With a mistake, no parameters.
 
-    With `slips`, a comparison with what is almost a choice is a mistake too: in a file somebody
-    mistyped it; in data it may be a choice that a narrower space lacks.
+    With `slips`, a comparison with a value that is almost a choice is a mistake too. That is a
+    typing error in a file, but in data it may be a choice that was removed by narrowing.
     """
     if not isinstance(data, Mapping):
         return {}, [Problem((), "a space is a mapping with the key 'parameters'")]
@@ -49,26 +50,26 @@ def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], l
         for key in data
         if key not in _KEYS
     ]
-    found += _head(data)
+    found += _wrong_head(data)
     parameters = data.get("parameters")
     if not isinstance(parameters, Mapping) or not parameters:
         text = "a space needs 'parameters': a mapping from names to ranges or choices"
         found.append(Problem(("parameters",) if "parameters" in data else (), text))
         return {}, found
-    good, earlier, broken = _parameters(parameters)
-    found += broken
+    good, earlier, wrong = _parameters(parameters)
+    found += wrong
     names = [name for name in parameters if isinstance(name, str)]
-    found += _names(names)
-    found += _conditions(good, names)
+    found += _wrong_names(names)
+    found += _wrong_conditions(good, names)
     found += _cycles(good)
-    found += _constraints(data.get("constraints"), good, names)
+    found += _wrong_constraints(data.get("constraints"), good, names)
     found += _slips(data, good) if slips else []
     if found:
         return {}, found
     return {n: Parameter(branches=tuple(b for _, b in good[n]), was=earlier[n]) for n in good}, []
 
 
-def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
+def _wrong_head(data: Mapping[Any, Any]) -> Iterable[Problem]:
     for key in ("name", "description"):
         if key in data and not isinstance(data[key], str):
             yield Problem((key,), f"{key} must be text, but is {data[key]!r}")
@@ -80,7 +81,7 @@ def _head(data: Mapping[Any, Any]) -> Iterable[Problem]:
 def _parameters(
     parameters: Mapping[Any, Any],
 ) -> tuple[Placed, dict[str, Any], list[Problem]]:
-    """The branches that are sound, what parameters were called before, and what is wrong."""
+    """Return the valid branches, the earlier names of parameters, and the mistakes."""
     good: dict[str, list[tuple[Path, Branch]]] = {}
     earlier: dict[str, Any] = {}
     found: list[Problem] = []
@@ -91,8 +92,8 @@ def _parameters(
             found.append(Problem(path, "it has no branch"))
         found += _earlier_names(was, path, parameters)
         earlier[name] = was or ()
-        sound = [(where, _branch(branch, where, found)) for where, branch in branches]
-        good[name] = [(where, branch) for where, branch in sound if branch is not None]
+        parsed = [(where, _branch(branch, where, found)) for where, branch in branches]
+        good[name] = [(where, branch) for where, branch in parsed if branch is not None]
         for where, branch in good[name]:
             if branch.when is None and where != branches[-1][0]:
                 text = "a branch without 'when' is always taken: those after it never are"
@@ -101,7 +102,7 @@ def _parameters(
 
 
 def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
-    """A parameter's branches, each with its place, and what it was called before."""
+    """Return a parameter's branches, each with its path, and its earlier names."""
     if isinstance(written, Parameter):
         return [((*path, i), branch) for i, branch in enumerate(written.branches)], written.was
     if isinstance(written, (list, tuple)):
@@ -117,6 +118,7 @@ def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
 
 
 def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
+    """Return a branch; None, with its mistakes appended to `found`, where it is invalid."""
     if isinstance(written, Branch):
         return written
     if not isinstance(written, Mapping):
@@ -146,7 +148,7 @@ def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
         found.append(Problem((*path, "type") if "type" in written else path, text))
         return None
     branch: Branch | None = _model(KINDS[kind], {**written, "type": kind}, path, found)
-    if branch is None and "default" in written:  # good enough for what others say of it
+    if branch is None and "default" in written:  # good enough to check conditions against
         bare = {key: value for key, value in written.items() if key != "default"}
         branch = _model(KINDS[kind], {**bare, "type": kind}, path, [])
     return branch
@@ -159,7 +161,7 @@ def _are_plain(choices: Any) -> bool:
 
 
 def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
-    """An instance of `model`, or None with everything that is wrong appended to `found`."""
+    """Return an instance of `model`; None, with all mistakes appended to `found`, if invalid."""
     try:
         return model.model_validate(written)
     except ValidationError as error:
@@ -208,7 +210,7 @@ def _names_in(was: Any) -> list[Any]:
     return [was] if isinstance(was, str) else list(was) if isinstance(was, (list, tuple)) else []
 
 
-def _names(names: Sequence[str]) -> Iterable[Problem]:
+def _wrong_names(names: Sequence[str]) -> Iterable[Problem]:
     for name in names:
         parts = name.split(".")
         if not NAME.match(name):
@@ -224,15 +226,15 @@ def _names(names: Sequence[str]) -> Iterable[Problem]:
                 )
 
 
-def _conditions(good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+def _wrong_conditions(good: Placed, names: Sequence[str]) -> Iterable[Problem]:
     for branches in good.values():
         for path, branch in branches:
             if branch.when is not None:
-                for text in _expression(branch.when, good, names):
+                for text in _wrong_expression(branch.when, good, names):
                     yield Problem((*path, "when"), text)
 
 
-def _expression(text: str, good: Placed, names: Sequence[str]) -> Iterable[str]:
+def _wrong_expression(text: str, good: Placed, names: Sequence[str]) -> Iterable[str]:
     try:
         parsed = expression.parse(text)
     except BadExpression as error:
@@ -277,7 +279,7 @@ def _mistyped(text: str, good: Placed) -> Iterable[str]:
 
 
 def _almost(value: str, choice: str) -> bool:
-    """One slip in a short word, two in a long one."""
+    """Return True for words that differ by one edit, or by two in longer words."""
     shorter = min(len(value), len(choice))
     return shorter > 2 and edits(value, choice) <= (2 if shorter > 4 else 1)
 
@@ -287,7 +289,8 @@ def _are_words(branch: Branch) -> bool:
 
 
 def _unquoted(text: str, good: Placed) -> str:
-    """`encoder == bert-base` reads as a subtraction; the quotes are missing."""
+    """Return a hint where a choice is written without quotes: `encoder == bert-base` parses as a
+    subtraction."""
     for branches in good.values():
         for _, branch in branches:
             for choice in getattr(branch, "choices", ()):
@@ -324,7 +327,7 @@ def _cycle(
 
 
 def needed_by(branches: Iterable[Branch]) -> set[str]:
-    """The parameters that must be known before the branch can be chosen."""
+    """Return the parameters that the conditions of the branches depend on."""
     needed: set[str] = set()
     for branch in branches:
         try:
@@ -336,7 +339,7 @@ def needed_by(branches: Iterable[Branch]) -> set[str]:
     return needed
 
 
-def _constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+def _wrong_constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
     if written is None:
         return
     if not isinstance(written, (list, tuple)):
@@ -360,7 +363,7 @@ def _constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[P
             yield Problem(path, f"there are two constraints named {constraint.name!r}")
         seen.add(constraint.name)
         if constraint.require is not None:
-            for text in _expression(constraint.require, good, names):
+            for text in _wrong_expression(constraint.require, good, names):
                 yield Problem((*path, "require"), text)
         for unknown in sorted(set(constraint.over or ()) - set(names)):
             yield Problem(

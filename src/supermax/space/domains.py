@@ -1,4 +1,4 @@
-"""What a parameter can be: a range or a list of choices, in one branch or several."""
+"""Domains of parameters (ranges and choices, in one or more branches), and constraints."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from pydantic import (
     model_validator,
 )
 
+from supermax._util.text import nearest
 from supermax.space import expression
-from supermax.space.expression import Expression, same
-from supermax.words import nearest
+from supermax.space.expression import Expression, same_value
 
 _LARGEST_INT = 2**53
 Choice = StrictBool | StrictInt | StrictFloat | StrictStr | None
 
 
 class _Plain(BaseModel):
-    """Data that does not change, with no unknown keys."""
+    """Immutable model that forbids unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, ignored_types=(cached_property,))
 
 
 class _Branch(_Plain):
     when: str | None = None
-    """The condition under which the parameter has this domain; None: always."""
+    """Condition under which the parameter has this domain; None: always."""
 
     @cached_property
     def condition(self) -> Expression | None:
@@ -162,7 +162,7 @@ class Int(_Range):
 
 
 class Categorical(_Branch):
-    """One of a list."""
+    """One value of a list."""
 
     type: Literal["categorical"] = "categorical"
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
@@ -173,7 +173,7 @@ class Categorical(_Branch):
         for position, choice in enumerate(self.choices):
             if isinstance(choice, float) and not math.isfinite(choice):
                 raise ValueError(f"{choice} cannot be a choice")
-            if any(same(choice, other) for other in self.choices[:position]):
+            if any(same_value(choice, other) for other in self.choices[:position]):
                 raise ValueError(f"{choice!r} is twice among the choices")
         if any(c is True or c is False for c in self.choices) and any(
             c in (0, 1) and not isinstance(c, bool) for c in self.choices
@@ -183,14 +183,14 @@ class Categorical(_Branch):
         return self
 
     def _kind(self) -> dict[str, Any]:
-        return {}  # choices say it
+        return {}  # implied by the key `choices`
 
     @cached_property
     def distribution(self) -> BaseDistribution:
         return CategoricalDistribution(self.choices)
 
     def contains(self, value: Any) -> bool:
-        return any(same(value, choice) for choice in self.choices)
+        return any(same_value(value, choice) for choice in self.choices)
 
     def __str__(self) -> str:
         return "one of " + ", ".join("null" if c is None else str(c) for c in self.choices)
@@ -206,8 +206,8 @@ KINDS: dict[str, type[Branch]] = {"float": Float, "int": Int, "categorical": Cat
 
 
 class Parameter(_Plain):
-    """A parameter's branches, tried in order: the first whose condition holds counts. It is not
-    active where none does."""
+    """Parameter with its branches, of which the first whose condition holds is active. Where none
+    does, the parameter is inactive."""
 
     branches: Annotated[
         tuple[Annotated[Branch, Field(discriminator="type")], ...], Field(min_length=1)
@@ -221,7 +221,7 @@ class Parameter(_Plain):
         return (was,) if isinstance(was, str) else was
 
     def data(self) -> Any:
-        """As short as a person would write it."""
+        """Return the parameter as plain data in its shortest form."""
         branches = [branch.data() for branch in self.branches]
         was = {"was": self.was[0] if len(self.was) == 1 else list(self.was)} if self.was else {}
         if len(branches) == 1:
@@ -230,11 +230,11 @@ class Parameter(_Plain):
 
 
 class Constraint(_Plain):
-    """What must hold of every configuration: an expression, or a function of the configuration.
+    """Condition that every configuration must meet: an expression, or a Python function.
 
-    A function is named `package.module:function` in a file; it gets the nested configuration and
-    returns true or false. With `over` it gets these parameters alone, and is asked only when all
-    of them are active.
+    A function is named `package.module:function` in a file. It is called with the nested
+    configuration and returns True or False. With `over` it is called with these parameters alone,
+    and only when all of them are active.
     """
 
     name: str = Field(min_length=1)

@@ -1,14 +1,14 @@
-"""The small language of conditions and constraints: parsed once, evaluated without eval.
+"""Expression language of conditions and constraints: parsed once, evaluated without eval.
 
     text ──parse──▶ Expression ──value(lookup)──▶ True, False, or None where it does not apply
 
 It has parameter names (with dots), numbers, strings in quotes, true, false and null, lists,
 + - * / // % **, comparisons (chained ones too), in, not in, and, or, not, and a few functions.
 
-Logic has a third value. A comparison with a parameter that is not active is neither true nor
-false but does not apply; `and` and `or` then look at their other side. A condition holds when it
-is true; a constraint is broken when it is false. A comparison that cannot be computed (a division
-by zero, a root of a negative number) is false.
+Logic is three-valued. A comparison with an inactive parameter does not apply, which is neither
+true nor false; `and` and `or` then depend on their other operand. A condition holds when it is
+true; a constraint is broken when it is false. A comparison that cannot be computed (a division by
+zero, a root of a negative number) is false.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from functools import lru_cache
 from typing import Any
 
 Lookup = Callable[[str], Any]
-"""Gives a parameter's value, or raises LookupError when it is not active."""
+"""Returns the value of a parameter; raises LookupError where it is inactive."""
 
-LONGEST = 2000
-_BIGGEST = 1e300
+MAX_CHARACTERS = 2000
+_MAX_NUMBER = 1e300
+_MAX_DEPTH = 50
 _LITERALS: dict[str, Any] = {
     "true": True,
     "True": True,
@@ -44,14 +45,14 @@ _ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Pow: lambda a, b: float(a) ** b,
 }
 _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
-    ast.Eq: lambda a, b: same(a, b),
-    ast.NotEq: lambda a, b: not same(a, b),
+    ast.Eq: lambda a, b: same_value(a, b),
+    ast.NotEq: lambda a, b: not same_value(a, b),
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-    ast.In: lambda a, b: any(same(a, item) for item in b),
-    ast.NotIn: lambda a, b: not any(same(a, item) for item in b),
+    ast.In: lambda a, b: any(same_value(a, item) for item in b),
+    ast.NotIn: lambda a, b: not any(same_value(a, item) for item in b),
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
@@ -66,21 +67,25 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 class BadExpression(ValueError):
-    """The text is not an expression; the message says what is wrong with it."""
+    """Raised for text that is not an expression; the message says why."""
 
 
 @dataclass(frozen=True)
 class Expression:
+    """Parsed condition or constraint."""
+
     text: str
     names: frozenset[str]
+    """Parameters that it refers to."""
     numeric: frozenset[str] = field(compare=False, repr=False)
-    """The parameters that are computed with or compared by size."""
+    """Parameters that are operands of arithmetic or of an ordering."""
     compared: tuple[tuple[str, tuple[Any, ...]], ...] = field(compare=False, repr=False)
-    """What each parameter is compared with by ==, !=, in and not in: for finding slips."""
+    """Literals that parameters are compared with by ==, !=, in and not in, to find typing
+    errors."""
     _tree: ast.expr = field(compare=False, repr=False)
 
     def value(self, lookup: Lookup) -> bool | None:
-        """True or False; None where a parameter that counts is not active."""
+        """Return True or False; None where it depends on an inactive parameter."""
         try:
             return _truth(_evaluate(self._tree, lookup))
         except _NotActive:
@@ -92,15 +97,16 @@ class Expression:
         return self.text
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal, and true is not 1."""
+def same_value(one: Any, other: Any) -> bool:
+    """Return True if both are equal and of the same truth type: true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> Expression:
-    if len(text) > LONGEST:
-        raise BadExpression(f"longer than {LONGEST} characters")
+    """Parse an expression. Raises BadExpression."""
+    if len(text) > MAX_CHARACTERS:
+        raise BadExpression(f"longer than {MAX_CHARACTERS} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -114,11 +120,12 @@ def parse(text: str) -> Expression:
         _check(tree, names, compared)
     except RecursionError:
         raise BadExpression("nested too deeply") from None
-    numeric = frozenset(_dotted(node) for node in _computed_with(tree)) - set(_LITERALS)
+    numeric = frozenset(_dotted(node) for node in _numeric_operands(tree)) - set(_LITERALS)
     return Expression(text.strip(), frozenset(names), numeric, tuple(compared), tree)
 
 
-def _computed_with(tree: ast.expr) -> list[ast.expr]:
+def _numeric_operands(tree: ast.expr) -> list[ast.expr]:
+    """Return the names that are operands of arithmetic, functions or orderings."""
     operands: list[ast.expr] = []
     for node in ast.walk(tree):
         match node:
@@ -139,8 +146,9 @@ def _computed_with(tree: ast.expr) -> list[ast.expr]:
 def _check(
     node: ast.expr, names: set[str], compared: list[tuple[str, tuple[Any, ...]]], depth: int = 0
 ) -> None:
-    """Refuse whatever is not in the language; collect the parameters' names."""
-    if depth > 50:
+    """Raise BadExpression for anything outside the language; collect the parameters' names and the
+    literals they are compared with."""
+    if depth > _MAX_DEPTH:
         raise BadExpression("nested too deeply")
 
     def inside(*parts: ast.expr) -> None:
@@ -170,9 +178,9 @@ def _check(
                     raise BadExpression("'in' needs a list, like x in ['a', 'b']")
                 _note_compared(sign, one, other, compared)
         case ast.Call(ast.Name(function), args, []) if function in _FUNCTIONS:
-            least, most = (2, 99) if function in ("min", "max") else (1, 1)
-            if not least <= len(args) <= most:
-                wanted = "two values or more" if least == 2 else "one value"
+            low, high = (2, 99) if function in ("min", "max") else (1, 1)
+            if not low <= len(args) <= high:
+                wanted = "two values or more" if low == 2 else "one value"
                 raise BadExpression(f"{function}() takes {wanted}, not {len(args)}")
             inside(*args)
         case ast.Call(function):
@@ -217,7 +225,7 @@ def _dotted(node: ast.expr) -> str:
 
 
 class _NotActive(Exception):
-    pass
+    """Raised where an expression does not apply."""
 
 
 def _evaluate(node: ast.expr, lookup: Lookup) -> Any:
@@ -259,8 +267,8 @@ def _unary(op: ast.unaryop, operand: ast.expr, lookup: Lookup) -> Any:
 
 
 def _logic(is_and: bool, values: list[ast.expr], lookup: Lookup) -> bool:
-    """`and` is false as soon as one side is; `or` true as soon as one is. Otherwise a side that
-    does not apply makes the whole not apply."""
+    """Evaluate `and` or `or`: one false operand makes `and` false, one true operand makes `or`
+    true. Otherwise an operand that does not apply makes the whole not apply."""
     not_active = False
     for value in values:
         truth = _three_valued(value, lookup)
@@ -304,6 +312,6 @@ def _truth(value: Any) -> bool:
 def _number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not a number")
-    if abs(value) > _BIGGEST:
+    if abs(value) > _MAX_NUMBER:
         raise OverflowError("too large")
     return value

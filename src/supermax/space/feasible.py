@@ -1,10 +1,10 @@
-"""Points that meet all constraints, or the constraints that forbid them all.
+"""Feasible configurations, or the constraints that exclude them all.
 
     Space ──witness()──▶ a feasible point, or UserError naming the constraints that conflict
     Space ──search()───▶ a feasible point by backtracking, or None: there is none
 
-Only parameters that constraints speak of, and those that decide whether these are active, matter
-to feasibility. Where they are few and finite, the answer is exact; otherwise it rests on draws.
+Feasibility depends only on parameters in constraints, and on those in the conditions of these.
+Where they are few and finite, the answer is exact; otherwise it is based on random samples.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from typing import Any
 
 import numpy as np
 
+from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space.checking import needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Float
 from supermax.space.model import Flat, Space, nest
-from supermax.words import listed
 
 DRAWS = 10_000
-"""Draws from the prior before a space that is not finite is said to have no feasible point."""
-_TRIED = 200
-_DRAWS_COUNTED = 100
-_DEEPEST = 400  # parameters of a search
+"""Samples of the prior before an infinite space is reported to have no feasible point."""
+_FUNCTION_CHECKS = 200  # samples on which functions of constraints are tried
+_VARYING_DRAWS = 100
+_MAX_DEPTH = 400  # parameters of a search
 LARGEST = 300_000
-"""Steps of a search before a finite space counts as too large for an exact answer."""
+"""Steps of a search, at most, for an exact answer."""
 
 
 class TooLarge(Exception):
-    """The search was given up; the space may or may not have feasible points."""
+    """Raised when a search is given up: the space may or may not have feasible points."""
 
 
 def prior(branch: Branch, rng: np.random.RandomState) -> Any:
-    """A value from the domain, as Optuna's random sampler would draw it."""
+    """Draw a value of the domain as Optuna's RandomSampler does."""
     if isinstance(branch, Categorical):
         return branch.choices[rng.randint(len(branch.choices))]
     low, high = branch.low, branch.high
@@ -54,7 +54,8 @@ def prior(branch: Branch, rng: np.random.RandomState) -> Any:
 
 
 def draw(space: Space, rng: np.random.RandomState, fixed: Mapping[str, Any] | None = None) -> Flat:
-    """A configuration from the prior, with some values given where the space allows them."""
+    """Draw a configuration from the prior; values in `fixed` are used where they are in the
+    domain."""
 
     def choose(name: str, _: int, branch: Branch) -> Any:
         if fixed is not None and name in fixed and branch.contains(fixed[name]):
@@ -65,17 +66,17 @@ def draw(space: Space, rng: np.random.RandomState, fixed: Mapping[str, Any] | No
 
 
 def varying(space: Space) -> int:
-    """Count the parameters that take several values among draws from the prior. Those that have
-    one value, or whose condition cannot hold, are not searched."""
+    """Return the number of parameters that vary among samples of the prior. Parameters with a
+    single value, or with a condition that never holds, do not."""
     rng = np.random.RandomState(0)
-    drawn = [draw(space, rng) for _ in range(_DRAWS_COUNTED)]
+    drawn = [draw(space, rng) for _ in range(_VARYING_DRAWS)]
     return sum(len({repr(p[name]) for p in drawn if name in p}) > 1 for name in space.parameters)
 
 
 def witness(space: Space, seed: int = 0) -> Flat:
-    """A feasible point. Raises UserError, naming the constraints that conflict, when there is
-    none, or none was found in as many draws as are stated."""
-    _try_functions(space, np.random.RandomState(seed))
+    """Return a feasible point. Raises UserError with the conflicting constraints if there is none,
+    or if none was found among DRAWS samples."""
+    _check_functions(space, np.random.RandomState(seed))
     defaults = space.defaults()
     if defaults is not None and not space.broken(defaults):
         return defaults
@@ -89,17 +90,18 @@ def witness(space: Space, seed: int = 0) -> Flat:
     try:
         found = search(space)
     except TooLarge:
-        return _by_drawing(space, rng, drawn)
+        return _witness_by_sampling(space, rng, drawn)
     if found is not None:
         return draw(space, rng, fixed=found)
     core = _core(space.constraints, lambda some: _possible(space, some))
-    raise UserError(_conflict(core, "This is certain: all combinations were looked at."))
+    raise UserError(_conflict(core, "This is certain: all combinations were tried."))
 
 
-def _try_functions(space: Space, rng: np.random.RandomState) -> None:
-    """A function that fails would silently forbid what it fails on; better said at once."""
+def _check_functions(space: Space, rng: np.random.RandomState) -> None:
+    """Raise UserError where a constraint's function fails on a sample, which would otherwise
+    exclude the configuration silently."""
     functions = [constraint for constraint in space.constraints if constraint.python is not None]
-    for _ in range(_TRIED if functions else 0):
+    for _ in range(_FUNCTION_CHECKS if functions else 0):
         values = draw(space, rng)
         for constraint in functions:
             if all(name in values for name in constraint.over or ()):
@@ -111,13 +113,13 @@ def _try_functions(space: Space, rng: np.random.RandomState) -> None:
                 except Exception as error:
                     raise UserError(
                         f"The function of the constraint {constraint.name!r} failed with "
-                        f"{type(error).__name__}: {error}. It is asked about every configuration, "
-                        f"in which parameters that are not active are absent; with 'over' it is "
-                        f"asked only when those it names are there."
+                        f"{type(error).__name__}: {error}. It is called with every configuration, "
+                        f"in which inactive parameters are absent; with 'over' it is called "
+                        f"only when the parameters named there are active."
                     ) from error
 
 
-def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]]) -> Flat:
+def _witness_by_sampling(space: Space, rng: np.random.RandomState, drawn: list[set[str]]) -> Flat:
     while len(drawn) < DRAWS:
         values = draw(space, rng)
         if not (broken := space.broken(values)):
@@ -132,7 +134,7 @@ def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]])
     raise UserError(
         _conflict(
             core,
-            f"No point met {'them' if len(core) > 1 else 'it'} in {DRAWS:,} draws. If there are "
+            f"No point met {'them' if len(core) > 1 else 'it'} in {DRAWS:,} samples. If there are "
             f"some, narrow the ranges towards them, or give defaults that are feasible.",
         )
     )
@@ -141,7 +143,7 @@ def _by_drawing(space: Space, rng: np.random.RandomState, drawn: list[set[str]])
 def _core(
     constraints: Sequence[Constraint], possible: Callable[[Sequence[Constraint]], bool]
 ) -> list[Constraint]:
-    """Constraints that cannot be met together, none of which can be left out."""
+    """Return a minimal set of constraints that cannot be met together."""
     core = list(constraints)
     for constraint in constraints:
         rest = [other for other in core if other is not constraint]
@@ -151,7 +153,7 @@ def _core(
 
 
 def _possible(space: Space, constraints: Sequence[Constraint]) -> bool:
-    """False where it is certain that these constraints cannot be met together."""
+    """Return False if it is certain that these constraints cannot be met together."""
     try:
         return search(space, constraints) is not None
     except TooLarge:
@@ -163,11 +165,8 @@ def _conflict(core: Sequence[Constraint], how: str) -> str:
     return listed(f"The space has no feasible point: {what}. {how}", map(str, core))
 
 
-# Search.
-
-
 def relevant(space: Space, constraints: Iterable[Constraint]) -> set[str]:
-    """The parameters that feasibility depends on."""
+    """Return the parameters that the constraints depend on, directly or through conditions."""
     names: set[str] = set()
     for constraint in constraints:
         if constraint.expression is not None:
@@ -189,10 +188,10 @@ def search(
     fixed: Mapping[str, Any] | None = None,
     limit: int | None = None,
 ) -> Flat | None:
-    """Values of the relevant parameters that meet the constraints, or None: there are none.
+    """Return values of the relevant parameters that meet the constraints; None: there are none.
 
     With `rng`, values are tried in random order; those in `fixed` are given. Raises TooLarge where
-    the relevant parameters are not finite or there are more than `limit` combinations to try.
+    the relevant parameters are not finite or more than `limit` steps would be needed.
     """
     limit = LARGEST if limit is None else limit
     fixed = fixed or {}
@@ -201,18 +200,18 @@ def search(
     if space.broken({}, [c for c in constraints if c.expression and not c.expression.names]):
         return None
     order = [name for name in space.order if name in names]
-    last = {name: position for position, name in enumerate(order)}
-    due: list[list[Constraint]] = [[] for _ in order]  # worth a look once this one is decided
+    index = {name: position for position, name in enumerate(order)}
+    due: list[list[Constraint]] = [[] for _ in order]  # to check once this parameter has a value
     for constraint in constraints:
         if constraint.expression is not None:
-            # A part of an expression may be enough to see that it is broken.
+            # Some of its parameters may be enough to evaluate an expression to false.
             for name in constraint.expression.names:
-                due[last[name]].append(constraint)
+                due[index[name]].append(constraint)
         else:
-            due[max((last[name] for name in constraint.over or order), default=0)].append(
+            due[max((index[name] for name in constraint.over or order), default=0)].append(
                 constraint
             )
-    if len(order) > _DEEPEST:
+    if len(order) > _MAX_DEPTH:
         raise TooLarge
     steps = 0
     values: Flat = {}
@@ -227,7 +226,7 @@ def search(
             return _holds(space, due[position], values) and complete(position + 1)
         branch = space.parameters[name].branches[branch_at]
         given = name in fixed and branch.contains(fixed[name])
-        for value in [fixed[name]] if given else _every(branch, rng):
+        for value in [fixed[name]] if given else _all_values(branch, rng):
             steps += 1
             if steps > limit:
                 raise TooLarge
@@ -244,8 +243,9 @@ def _holds(space: Space, constraints: Sequence[Constraint], values: Flat) -> boo
     return not (constraints and space.broken(values, constraints))
 
 
-def _every(branch: Branch, rng: np.random.RandomState | None) -> Iterator[Any]:
-    """All values of a domain. Raises TooLarge where they cannot be counted."""
+def _all_values(branch: Branch, rng: np.random.RandomState | None) -> Iterator[Any]:
+    """Yield all values of a domain, in random order with `rng`. Raises TooLarge where there are
+    too many, or it is continuous."""
     if isinstance(branch, Categorical):
         values: Sequence[Any] = branch.choices
     elif isinstance(branch, Float):

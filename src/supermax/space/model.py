@@ -1,7 +1,7 @@
-"""The search space as plain data, and what follows from it.
+"""Search space: parameters with conditions, and constraints among them.
 
 Space ──walk(choose)──▶ flat configuration ──nest()──▶ nested configuration
-flat configuration ──mistakes()──▶ what is not as the space says
+flat configuration ──mistakes()──▶ messages on values that are not in the space
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
+from supermax._util.attributes import domain_name
+from supermax._util.text import listed, mistakes, nearest
 from supermax.errors import UserError
-from supermax.naming import domain_name
 from supermax.space.checking import examined, needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Parameter
-from supermax.words import listed, mistakes, nearest
 
 Flat = dict[str, Any]
-"""A configuration by plain names, {"optim.lr": 1e-3}; what is not active is absent."""
+"""Configuration by plain names, {"optim.lr": 1e-3}; inactive parameters are absent."""
 
 
 class Space(BaseModel):
@@ -46,7 +46,7 @@ class Space(BaseModel):
 
     @model_serializer
     def data(self) -> dict[str, Any]:
-        """Plain data, as short as a person would write it; Space(**data) is the same space."""
+        """Return the space as plain data in its shortest form; Space(**data) is the same space."""
         text = {"description": self.description} if self.description else {}
         constraints = {"constraints": [c.data() for c in self.constraints]}
         return {
@@ -70,18 +70,16 @@ class Space(BaseModel):
     def __hash__(self) -> int:
         return hash(self.to_json())
 
-    # What follows from the data.
-
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """The parameters such that each comes after those its conditions need."""
+        """Parameters, each after those that its conditions depend on."""
         needs = {n: needed_by(p.branches) for n, p in self.parameters.items()}
         return tuple(graphlib.TopologicalSorter(needs).static_order())
 
     @cached_property
     def stored_names(self) -> dict[tuple[str, int], str]:
-        """The name in storage of each branch: the first has the plain one, and so has every
-        other with the same domain."""
+        """Name in storage of each branch, by parameter and position: the plain name for the first
+        branch and for every other with the same domain."""
         names: dict[tuple[str, int], str] = {}
         for name, parameter in self.parameters.items():
             first = parameter.branches[0].distribution
@@ -92,7 +90,7 @@ class Space(BaseModel):
 
     @cached_property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Every domain there is, by its name in storage."""
+        """Optuna distribution of each branch, by its name in storage."""
         return {
             self.stored_names[name, position]: branch.distribution
             for name, parameter in self.parameters.items()
@@ -100,14 +98,16 @@ class Space(BaseModel):
         }
 
     def active(self, name: str, values: Mapping[str, Any]) -> int | None:
-        """The position of the branch that counts, given the parameters before it."""
+        """Return the position of the active branch, given the parameters before it in `order`;
+        None where the parameter is inactive."""
         for position, branch in enumerate(self.parameters[name].branches):
             if branch.condition is None or branch.condition.value(values.__getitem__):
                 return position
         return None
 
     def walk(self, choose: Callable[[str, int, Branch], Any]) -> Flat:
-        """Go through the parameters that are active, letting `choose` give each its value."""
+        """Return a configuration: `choose` is called with name, position and branch of each active
+        parameter and returns its value."""
         values: Flat = {}
         for name in self.order:
             position = self.active(name, values)
@@ -117,7 +117,7 @@ class Space(BaseModel):
         return {name: values[name] for name in self.parameters if name in values}
 
     def stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by their names in storage."""
+        """Return the values by their names in storage."""
         result = {}
         for name, value in values.items():
             position = self.active(name, values)
@@ -128,7 +128,7 @@ class Space(BaseModel):
     def broken(
         self, values: Mapping[str, Any], constraints: Iterable[Constraint] | None = None
     ) -> list[Constraint]:
-        """Those of the constraints that do not hold."""
+        """Return the constraints that are violated, of those given or of all."""
         nested: dict[str, Any] | None = None
         broken = []
         for constraint in self.constraints if constraints is None else constraints:
@@ -137,17 +137,17 @@ class Space(BaseModel):
             elif constraint.over is not None:
                 if any(name not in values for name in constraint.over):
                     continue
-                holds = _ask(constraint, nest({name: values[name] for name in constraint.over}))
+                holds = _call(constraint, nest({name: values[name] for name in constraint.over}))
             else:
                 nested = nest(values) if nested is None else nested
-                holds = _ask(constraint, nested)
+                holds = _call(constraint, nested)
             if holds is False:
                 broken.append(constraint)
         return broken
 
     def mistakes(self, values: Mapping[str, Any], *, partial: bool = False) -> list[str]:
-        """Why a configuration is not one of this space; empty when it is. With `partial`, values
-        may be missing."""
+        """Return the reasons why a configuration is not in this space; [] if it is. With
+        `partial`, values may be missing."""
         found = []
         for name in self.order:
             position = self.active(name, values)
@@ -166,25 +166,23 @@ class Space(BaseModel):
         return found or [f"breaks {constraint}" for constraint in self.broken(values)]
 
     def defaults(self) -> Flat | None:
-        """The configuration of all defaults; None where an active parameter has none."""
+        """Return the configuration of all defaults; None where an active parameter has none."""
         try:
             return self.walk(lambda _name, _position, branch: _default(branch))
         except LookupError:
             return None
 
-    # With a trial.
-
     def sample(self, trial: Any) -> dict[str, Any]:
-        """Take the configuration from an Optuna trial: nested, without what is not active.
+        """Suggest a configuration with an Optuna trial: nested, without inactive parameters.
 
-        With a sampler that knows the space (`sampler_for`, or a study from `open_study`) it is
-        always feasible.
+        It is always feasible with a SpaceSampler (of `sampler_for`, or of a study from
+        `open_study`).
         """
         values = self.walk(lambda *where: _suggest(trial, self.stored_names[where[:2]], where[2]))
         if broken := self.broken(values):
             raise UserError(
                 listed(
-                    "This configuration breaks the space's constraints. Its values were queued, "
+                    "This configuration breaks the space's constraints. Its values were enqueued, "
                     "or the study's sampler does not know the space: open the study with "
                     "supermax.open_study, or give it supermax.space.sampler_for(space, sampler).",
                     map(str, broken),
@@ -203,12 +201,14 @@ def _suggest(trial: Any, stored: str, branch: Branch) -> Any:
     return trial.suggest_int(stored, branch.low, branch.high, step=branch.step, log=branch.log)
 
 
-def _ask(constraint: Constraint, nested: dict[str, Any]) -> bool:
-    """A function that fails has not said that the configuration is good."""
+def _call(constraint: Constraint, nested: dict[str, Any]) -> bool:
+    """Return the result of a constraint's function; False where it raises an exception."""
     try:
         function = constraint.function
     except (ImportError, AttributeError, TypeError) as error:
-        raise UserError(f"The constraint {constraint.name!r} cannot be asked: {error}.") from error
+        raise UserError(
+            f"The constraint {constraint.name!r} cannot be evaluated: {error}."
+        ) from error
     try:
         return bool(function(nested))
     except Exception:
@@ -228,7 +228,7 @@ def _same_domain(one: BaseDistribution, other: BaseDistribution) -> bool:
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"optim.lr": 1} → {"optim": {"lr": 1}}"""
+    """Nest a flat configuration: {"optim.lr": 1} → {"optim": {"lr": 1}}"""
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *folders, last = name.split(".")
@@ -240,7 +240,7 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
-    """{"optim": {"lr": 1}} → {"optim.lr": 1}"""
+    """Flatten a nested configuration: {"optim": {"lr": 1}} → {"optim.lr": 1}"""
     flat: Flat = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
@@ -251,7 +251,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
 
 
 def choices(space: Space, name: str) -> list[object]:
-    """All choices of a parameter, over its branches."""
+    """Return the choices of a parameter in all its branches."""
     found: dict[object, None] = {}
     for branch in space.parameters[name].branches:
         if isinstance(branch, Categorical):

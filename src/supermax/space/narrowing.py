@@ -1,4 +1,4 @@
-"""A space with fewer values: from a flag, an environment variable, or a preset."""
+"""Restriction of a space to fewer values, as flags, settings and presets ask for."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from supermax._util.text import listed, nearest
 from supermax.errors import UserError
 from supermax.space.domains import Branch, Categorical, Constraint
-from supermax.space.expression import same
+from supermax.space.expression import same_value
 from supermax.space.feasible import TooLarge, search
 from supermax.space.model import Space
-from supermax.words import listed, nearest
 
 
 def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
-    """The space with these parameters narrowed.
+    """Return the space with these parameters restricted.
 
     A list keeps those choices, {"low": 1, "high": 2} moves the ends of a range inwards, and a
-    single value, also in a list, fixes the parameter. A default that is not among the rest goes.
-    A branch of which nothing is left is a mistake, unless what is narrowed keeps it from ever
-    being taken.
+    single value, also in a list, fixes the parameter. A default outside the remaining values is
+    dropped. An empty branch raises UserError, unless its condition can no longer hold.
     """
     found: list[str] = []
     data = space.data()
@@ -34,7 +33,7 @@ def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
     if found:
         raise UserError(listed("The space cannot be narrowed like this:", found))
     for name, values in sorted(
-        wanted.items(), key=lambda item: _is_needed(space, item[0]), reverse=True
+        wanted.items(), key=lambda item: _dependents(space, item[0]), reverse=True
     ):
         parameter = space.parameters[name]
         rest = []
@@ -42,7 +41,7 @@ def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
             left = _rest(branch, values)
             if left is not None:
                 rest.append(left)
-            elif _can_be_taken(Space(**data), branch):
+            elif _can_be_active(Space(**data), branch):
                 where = f" when {branch.when}" if branch.when else ""
                 found.append(f"{name}: {values!r} leaves nothing of {branch}{where}")
         if rest:
@@ -53,13 +52,14 @@ def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
     return Space(**data)
 
 
-def _is_needed(space: Space, name: str) -> int:
-    """How many conditions ask for a parameter: those that decide are narrowed first."""
+def _dependents(space: Space, name: str) -> int:
+    """Return the number of conditions that depend on a parameter; most dependents come first."""
     branches = [b for parameter in space.parameters.values() for b in parameter.branches]
     return sum(b.condition is not None and name in b.condition.names for b in branches)
 
 
-def _can_be_taken(space: Space, branch: Branch) -> bool:
+def _can_be_active(space: Space, branch: Branch) -> bool:
+    """Return False if it is certain that the branch's condition cannot hold."""
     if branch.when is None:
         return True
     condition = Constraint(name="taken", reason="-", require=branch.when)
@@ -116,13 +116,15 @@ def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[s
 
 
 def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
-    """What is left of a branch, as data; None when nothing is."""
+    """Return the rest of a branch as data; None where nothing is left."""
     data = branch.data()
     if isinstance(values, (list, tuple)) and len(values) == 1:
         (values,) = values
     if isinstance(branch, Categorical):
         many = values if isinstance(values, (list, tuple)) else [values]
-        data["choices"] = [c for c in branch.choices if any(same(c, value) for value in many)]
+        data["choices"] = [
+            c for c in branch.choices if any(same_value(c, value) for value in many)
+        ]
         if not data["choices"]:
             return None
     elif isinstance(values, Mapping):
@@ -137,13 +139,13 @@ def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
     if "default" in data and not _fits(branch, data):
         del data["default"]
         only = data["choices"] if isinstance(branch, Categorical) else [data["low"], data["high"]]
-        if all(same(value, only[0]) for value in only):
+        if all(same_value(value, only[0]) for value in only):
             data["default"] = only[0]
     return data
 
 
 def _ends(branch: Any, values: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The new ends, moved inwards to values that the steps of the range reach."""
+    """Return the new ends, moved inwards to multiples of the range's step."""
     low = max(values.get("low", branch.low), branch.low)
     high = min(values.get("high", branch.high), branch.high)
     step = branch.step if not branch.log else None

@@ -1,4 +1,4 @@
-"""The agents' spaces at the sizes they are searched in.
+"""Presets: an agent's space with numbers of trials and epochs.
 
 agent, preset, environment, flags ──▶ Preset(space, trials, epochs, patience)
 """
@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
+from supermax._util.attributes import AGENTS
+from supermax._util.text import ended, nearest
 from supermax.errors import UserError
-from supermax.naming import AGENTS
 from supermax.space.model import Space, choices
 from supermax.space.narrowing import narrowed
 from supermax.space.reading import CATALOG, load
-from supermax.words import ended, nearest
 
 LENGTH = "text.max_length"
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
@@ -25,7 +25,7 @@ ENCODERS = ("encoder.name", "evidence_encoder.name")
 
 @dataclass(frozen=True)
 class Preset:
-    """A space and how far to search it."""
+    """Space with the length of its search."""
 
     name: str
     space: Space
@@ -33,16 +33,17 @@ class Preset:
     epochs: int
     patience: int
     fit_length: bool = False
-    """text.max_length is set to what the data needs."""
+    """Set text.max_length from the lengths of the data."""
 
 
 def encoders_in(space: Space) -> list[str]:
-    """List the encoders of a space, each once."""
+    """Return the encoders of a space, each once."""
     keys = [key for key in ENCODERS if key in space.parameters]
     return list(dict.fromkeys(str(name) for key in keys for name in choices(space, key)))
 
 
 def presets() -> dict[str, Any]:
+    """Return trials, epochs and patience of each preset, by its name."""
     return dict(yaml.safe_load((CATALOG / "_presets.yaml").read_text(encoding="utf-8")))
 
 
@@ -55,9 +56,17 @@ def preset(
     environment: Mapping[str, str] | None = None,
     classic: bool = False,
 ) -> Preset:
-    """An agent's preset. `models` (a list with commas; else HPO_MODEL_CHOICES of `environment`)
-    are the encoders to search, the space's own or any others; `narrow` keeps fewer values of any
-    parameter."""
+    """Return a preset of an agent. Raises UserError.
+
+    Args:
+        agent: Agent to search.
+        name: Name of the preset.
+        models: Encoders to search, joined by commas, of the space or any others. Default:
+            HPO_MODEL_CHOICES of `environment`, else the preset's.
+        narrow: Values to keep, by parameter.
+        environment: Environment variables.
+        classic: Use the agent's classic space.
+    """
     if agent not in AGENTS:
         raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
     known = presets()
@@ -84,7 +93,7 @@ def _with_encoders(space: Space, names: list[str]) -> Space:
     data = space.data()
     for encoder in ENCODERS:
         if encoder in space.parameters:
-            was = space.parameters[encoder].branches[0].default
-            default = was if was in names else names[0]
+            current = space.parameters[encoder].branches[0].default
+            default = current if current in names else names[0]
             data["parameters"][encoder] = {"choices": names, "default": default}
     return Space(**data)

@@ -1,10 +1,10 @@
-"""Space files: YAML or JSON, every mistake reported with its line.
+"""Space files in YAML or JSON, with the line of every mistake.
 
     file ──tree()──▶ plain data + line of every place ──examined()──▶ Space, or one UserError
 
 `extends: criteria` (a space of the package), `extends: other.yaml` (beside the file), or a list
-of these, starts from there: parameters and constraints of the same name take their place, null
-for a parameter and a constraint of nothing but its name remove.
+of these, inherits from them: parameters and constraints of the same name are replaced; a parameter
+that is null, and a constraint with only a name, are removed.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Mapping
 from pathlib import Path as File
 from typing import Any
 
+from supermax._util.text import ended, listed, mistakes, nearest
+from supermax._util.yaml_lines import Path, Tree, read_text
+from supermax._util.yaml_lines import tree as parsed
 from supermax.errors import UserError
 from supermax.space.checking import examined
 from supermax.space.model import Space
-from supermax.trees import Path, Tree, read_text
-from supermax.trees import tree as parsed
-from supermax.words import ended, listed, mistakes, nearest
 
 CATALOG = File(__file__).parent / "catalog"
-_DEEPEST = 10
+_MAX_DEPTH = 10  # of extends
 
 
 def load(source: str | File) -> Space:
-    """A space from a file, or one of the package by its name ("criteria", "classic/criteria")."""
+    """Load a space from a file, or one of the package by its name ("classic/criteria")."""
     return _built(_file(source))
 
 
 def loads(text: str, name: str = "the text") -> Space:
-    """A space from YAML or JSON text."""
+    """Load a space from YAML or JSON text."""
     return _built(_read(text, File(name), ()))
 
 
 def shipped() -> list[str]:
-    """The spaces that come with the package."""
+    """Return the names of the spaces of the package."""
     files = sorted(CATALOG.rglob("*.yaml"))
     names = [str(path.relative_to(CATALOG).with_suffix("")) for path in files]
     return [name for name in names if not name.rsplit("/", 1)[-1].startswith("_")]
@@ -56,7 +56,7 @@ def _built(tree: Tree) -> Space:
 
 def _file(source: str | File, above: tuple[File, ...] = ()) -> Tree:
     path = _find(str(source), above[-1].parent if above else File())
-    if path in above or len(above) > _DEEPEST:
+    if path in above or len(above) > _MAX_DEPTH:
         chain = " extends ".join(p.name for p in (*above, path))
         raise UserError(f"The spaces extend each other in a circle: {chain}.")
     return _read(read_text(path), path, above)
@@ -92,12 +92,12 @@ def _extended(tree: Tree, path: File, above: tuple[File, ...]) -> Tree:
         return tree
     base = _file(many[0], (*above, path))
     for other in many[1:]:
-        base = _laid_over(base, _file(other, (*above, path)))
-    return _laid_over(base, tree)
+        base = _merged(base, _file(other, (*above, path)))
+    return _merged(base, tree)
 
 
-def _laid_over(base: Tree, tree: Tree) -> Tree:
-    """`tree` on top of `base`."""
+def _merged(base: Tree, tree: Tree) -> Tree:
+    """Return `base` with the parameters and constraints of `tree` merged into it."""
     own = tree.data
     merged = {**base.data, **{k: v for k, v in own.items() if k not in _MERGED}}
     lines = {**base.lines, **{p: at for p, at in tree.lines.items() if p[:1] != ("constraints",)}}

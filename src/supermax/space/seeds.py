@@ -1,4 +1,5 @@
-"""First trials of a search: known-good defaults, and the best of another study."""
+"""First trials of a search: the space's defaults, given configurations, the best of another
+study."""
 
 from __future__ import annotations
 
@@ -9,26 +10,26 @@ from typing import Any
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from supermax._util.attributes import ORIGIN, plain_params
+from supermax._util.text import listed
 from supermax.errors import UserError
-from supermax.naming import ORIGIN, plain_params
-from supermax.space.carrying import Unfit, carried
+from supermax.space.migration.carry import Unfit, carried
 from supermax.space.model import Flat, Space, flatten
-from supermax.words import listed
 
 
 def enqueue(study: Study, space: Space, config: Mapping[str, Any]) -> bool:
-    """Queue a configuration, flat or nested, whole or in part. What it leaves open is drawn.
-    Returns False when the study has it already."""
+    """Enqueue a configuration, flat or nested. Missing parameters are sampled. Return False if the
+    study has it already. Raises UserError where a value is not in the space."""
     if not isinstance(config, Mapping):
         raise UserError(f"A configuration is a mapping, but this is {config!r:.60}.")
     values = flatten(config)
     if wrong := _wrong(space, values):
-        raise UserError(listed("This configuration cannot be queued:", wrong))
+        raise UserError(listed("This configuration cannot be enqueued:", wrong))
     return _enqueue(study, values, {})
 
 
 def enqueue_defaults(study: Study, space: Space) -> bool:
-    """Queue the defaults of the space. Returns False when the study has them already."""
+    """Enqueue the defaults of the space. Return False if the study has them already."""
     values = space.defaults()
     if values is None:
         missing = [
@@ -45,10 +46,10 @@ def enqueue_defaults(study: Study, space: Space) -> bool:
 def warm_start(
     study: Study, space: Space, source: Study, top: int = 10
 ) -> tuple[int, Counter[str]]:
-    """Queue the best trials of another study, so far as they have a place in this space.
+    """Enqueue the best trials of another study that are valid in this space.
 
     Parameters that only the other study has are left out; those it lacks take their defaults or
-    are drawn. Returns how many were queued, and why others were not.
+    are sampled. Return the number of enqueued trials, and the number of others by reason.
     """
     if not isinstance(source, Study):
         raise UserError(f"The source of a warm start is a study, but this is {source!r:.60}.")
@@ -82,7 +83,7 @@ def _values(trial: FrozenTrial, study_name: str, space: Space) -> Flat | Unfit:
 
 
 def _wrong(space: Space, values: Flat) -> list[str]:
-    """What cannot be, however the rest is drawn."""
+    """Return why a partial configuration is invalid, whatever the missing values are."""
     return space.mistakes(values, partial=True)
 
 

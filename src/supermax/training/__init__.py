@@ -1,1 +1,1 @@
-"""Training: data, encoders, heads, losses, one visible loop. Imports torch; never the engine."""
+"""Training: data, encoders, heads, losses and the loop. Imports torch; never the engine."""

@@ -1,4 +1,4 @@
-"""Everything a trial needs to go on to the bit: written atomically, beside training."""
+"""Checkpoints that resume a training bitwise, written atomically while training continues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from supermax.files import open_private
-from supermax.naming import STATE
+from supermax._util.attributes import STATE
+from supermax._util.files import open_private
 
 
 def random_states() -> dict[str, Any]:
-    """Every generator that a step may draw from."""
+    """Return the states of all random generators that a step may draw from."""
     numpy_state = np.random.get_state()
     states: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -43,22 +43,25 @@ def restore_random(states: dict[str, Any]) -> None:
 def copied(
     weights: dict[str, torch.Tensor], into: dict[str, torch.Tensor], on_host: bool = False
 ) -> dict[str, torch.Tensor]:
-    """The weights as they are now, where they are, so that no device has to wait; or on the host.
-    An earlier copy is overwritten."""
+    """Copy the weights into an earlier copy, or into new tensors if `into` is empty.
+
+    New tensors are on the device of the weights, which needs no CPU–GPU synchronisation, or on the
+    CPU with `on_host`.
+    """
     if not into:
-        kept: dict[str, torch.Tensor] = (
+        copy: dict[str, torch.Tensor] = (
             on_cpu(weights)
             if on_host
             else {name: weight.detach().clone() for name, weight in weights.items()}
         )
-        return kept
+        return copy
     for name, weight in weights.items():
         into[name].copy_(weight)
     return into
 
 
 def on_cpu(value: Any) -> Any:
-    """A copy that training does not change any more."""
+    """Return a copy on the CPU of all tensors in nested dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -68,8 +71,8 @@ def on_cpu(value: Any) -> Any:
     return value
 
 
-def write_whole(path: Path, state: dict[str, Any]) -> None:
-    """The file is there with all of it, or as it was before."""
+def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint atomically: after a crash the file is complete, or unchanged."""
     temporary = path.with_suffix(".tmp")
     with open_private(temporary, "wb") as file:
         torch.save(state, file)
@@ -78,8 +81,8 @@ def write_whole(path: Path, state: dict[str, Any]) -> None:
     temporary.replace(path)
 
 
-def read_whole(path: Path) -> dict[str, Any] | None:
-    """What was written; None where there is nothing, or nothing that can be read any more."""
+def read_checkpoint(path: Path) -> dict[str, Any] | None:
+    """Return the checkpoint; None if there is none, or if the file is damaged."""
     if not path.exists():
         return None
     try:
@@ -90,8 +93,10 @@ def read_whole(path: Path) -> dict[str, Any] | None:
 
 
 class Saver:
-    """Writes states in a thread of its own, one at a time. A state is a copy, so training goes
-    on meanwhile."""
+    """Background writer of checkpoints, one at a time.
+
+    Each is copied to the CPU before `save` returns, so training can change the weights meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / STATE
@@ -99,16 +104,16 @@ class Saver:
         self._error: BaseException | None = None
 
     def load(self) -> dict[str, Any] | None:
-        return read_whole(self._path)
+        return read_checkpoint(self._path)
 
     def save(self, state: dict[str, Any]) -> None:
         self.wait()
-        copied = on_cpu(state)
-        self._thread = threading.Thread(target=self._write, args=(copied,), daemon=True)
+        snapshot = on_cpu(state)
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the last state is on disk. Raises what kept it from getting there."""
+        """Wait until the last checkpoint is on disk. Raises the error that prevented it."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -122,6 +127,6 @@ class Saver:
 
     def _write(self, state: dict[str, Any]) -> None:
         try:
-            write_whole(self._path, state)
-        except BaseException as error:  # reported by the next call, in the thread that trains
+            write_checkpoint(self._path, state)
+        except BaseException as error:  # raised by the next wait() of the training thread
             self._error = error

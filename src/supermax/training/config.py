@@ -1,4 +1,4 @@
-"""A trial's configuration as the spaces name it: what the experiment is, not its execution."""
+"""Configuration of a trial, under the names of the search spaces. Execution is not part of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from supermax._util.attributes import Agent
+from supermax._util.text import listed, nearest
 from supermax.errors import UserError
-from supermax.naming import Agent
-from supermax.words import listed, nearest
 
 
 class _Part(BaseModel):
@@ -22,9 +22,11 @@ _P = TypeVar("_P", bound=_Part)
 class EncoderConfig(_Part):
     name: str
     dropout: float | None = Field(None, ge=0, lt=1)
-    """None: as the encoder's own configuration has it."""
+    """Dropout of hidden states; None: the value of the encoder's own configuration."""
     attention_dropout: float | None = Field(None, ge=0, lt=1)
+    """Dropout of attention weights; None: the value of the encoder's own configuration."""
     frozen_layers: int = Field(0, ge=0)
+    """First layers that are not trained, with the embeddings; 0: all are trained."""
 
 
 class OtherEncoderConfig(_Part):
@@ -33,17 +35,21 @@ class OtherEncoderConfig(_Part):
 
 class TextConfig(_Part):
     max_length: int = Field(256, ge=8)
+    """Tokens of a sequence, with the question and special tokens."""
     doc_stride: int = Field(64, ge=0)
-    """Tokens that two windows of a long text share."""
+    """Tokens that two consecutive windows of a long text share."""
 
 
 class TrainConfig(_Part):
     effective_batch: int = Field(32, ge=1)
+    """Sequences of an optimizer update, over all of its micro-batches."""
     epochs: int = Field(3, ge=1)
     patience: int | None = Field(None, ge=1)
-    """Epochs without a better value after which training ends; None: never."""
+    """Epochs without a better value after which training ends; None: no early stopping."""
     min_delta: float = Field(0.0, ge=0)
+    """Least improvement of the objective that counts as better."""
     clip: float | None = Field(1.0, gt=0)
+    """Maximum norm of the gradients; None: no clipping."""
     seed: int = 1
     negative_ratio: float = Field(1.0, ge=0, le=1)
     """Share of the windows without an answer that is trained on."""
@@ -57,12 +63,13 @@ class OptimConfig(_Part):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
     layer_decay: float = Field(1.0, gt=0, le=1)
+    """Factor of the learning rate from one encoder layer to the layer below it."""
 
 
 class ScheduleConfig(_Part):
     name: Literal["linear", "cosine", "cosine_restarts", "polynomial", "one_cycle"] = "linear"
     warmup: float = Field(0.1, ge=0, lt=1)
-    """Share of all updates."""
+    """Warm-up as a share of all updates."""
     cycles: int = Field(2, ge=1)
     power: float = Field(1.0, gt=0)
 
@@ -71,6 +78,7 @@ class HeadConfig(_Part):
     pooling: Literal["cls", "mean", "max", "attention"] = "cls"
     depth: int = Field(1, ge=1)
     width: int = Field(256, ge=1)
+    """Hidden size of the head."""
     activation: Literal["gelu", "relu", "tanh", "silu"] = "gelu"
     dropout: float = Field(0.1, ge=0, lt=1)
 
@@ -82,6 +90,7 @@ class LossConfig(_Part):
     balance: Literal["none", "weighted", "effective_number"] = "none"
     balance_beta: float = Field(0.999, gt=0, lt=1)
     evidence_weight: float = Field(0.5, ge=0, le=1)
+    """Share of the span loss in the sum of both losses."""
 
 
 class NoAnswerConfig(_Part):
@@ -93,7 +102,7 @@ class NoAnswerConfig(_Part):
 class DecodeConfig(_Part):
     n_best: int = Field(10, ge=1)
     max_answer: int = Field(64, ge=1)
-    """Tokens of the longest answer."""
+    """Tokens of the longest answer that is considered."""
 
 
 class FusionConfig(_Part):
@@ -102,7 +111,7 @@ class FusionConfig(_Part):
 
 
 class Config(_Part):
-    """Everything that makes an experiment; two trials with the same one are the same."""
+    """Everything that defines an experiment: trials with equal configurations are repetitions."""
 
     agent: Agent = "criteria"
     encoder: EncoderConfig
@@ -119,40 +128,43 @@ class Config(_Part):
 
 
 def read_config(data: Mapping[str, Any]) -> Config:
-    """The configuration, or one UserError with every mistake in it."""
+    """Return the configuration. Raises one UserError that lists every mistake."""
     return _read(Config, data, "The configuration has mistakes:")
 
 
 def read_limits(limits: Mapping[str, Any]) -> TrainConfig:
-    """What a search gives to the part `train` of every trial. Raises UserError for mistakes."""
+    """Return the `train` part that a search gives to every trial.
+
+    Raises one UserError that lists every mistake.
+    """
     return _read(TrainConfig, limits, "The search's limits have mistakes:")
 
 
-def _read(kind: type[_P], data: Mapping[str, Any], head: str) -> _P:
+def _read(kind: type[_P], data: Mapping[str, Any], heading: str) -> _P:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        found = []
+        mistakes = []
         for detail in error.errors():
             where = ".".join(map(str, detail["loc"])) or "configuration"
             message = detail["msg"][:1].lower() + detail["msg"][1:]
             if detail["type"] == "extra_forbidden":
                 message = f"there is no such key{nearest(where, _keys(kind))}"
-            found.append(f"{where}: {message}")
-        raise UserError(listed(head, found)) from None
+            mistakes.append(f"{where}: {message}")
+        raise UserError(listed(heading, mistakes)) from None
 
 
 def config_keys() -> list[str]:
-    """All that a space may search: `optim.lr` and so on."""
+    """Return all keys that a space may search: `optim.lr` and so on."""
     return [key for key in _keys(Config) if "." in key]
 
 
-def _keys(kind: type[BaseModel], before: str = "") -> list[str]:
-    """All keys, with those of the parts behind a dot."""
-    found = []
+def _keys(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    """Return all keys of a model, followed by the dotted keys of each of its parts."""
+    keys = []
     for name, field in kind.model_fields.items():
-        found.append(before + name)
+        keys.append(prefix + name)
         for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(part, type) and issubclass(part, _Part):
-                found += _keys(part, f"{before}{name}.")
-    return found
+                keys += _keys(part, f"{prefix}{name}.")
+    return keys

@@ -1,9 +1,9 @@
-"""The training loop: one, visible, the same for every agent and every way to take a step.
+"""Training loop: the same for every agent and every step executor.
 
     Prepared (model, data, step) ──epochs──▶ Reporter ──▶ Result
-            Saver ◀── state after an epoch, or when the run is stopping
+            Saver ◀── checkpoint after an epoch, or when the run is stopping
 
-A trial that goes on from a saved state gives, on a CPU, the same bits as one that was never
+On a CPU, a trial that resumes from a checkpoint is bitwise identical to one that was never
 interrupted.
 """
 
@@ -18,7 +18,6 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from supermax.training.batches import order
 from supermax.training.checkpoint import (
     Saver,
     copied,
@@ -26,24 +25,27 @@ from supermax.training.checkpoint import (
     random_states,
     restore_random,
 )
-from supermax.training.evaluate import Evaluation, evaluate
-from supermax.training.pace import Pace
+from supermax.training.eval.evaluate import Evaluation
 from supermax.training.prepare import Prepared
-from supermax.training.ways import Epoch
+from supermax.training.steps.batches import order
+from supermax.training.steps.executors import Epoch
+from supermax.training.steps.throughput import Throughput
 
 SAVE_EVERY = 60.0
-"""Seconds between two saved states; the first epoch's end after that."""
+"""Seconds between two checkpoints, each written at the first end of an epoch after them."""
 
 
 class Reporter(Protocol):
-    """What a trial is told about its training, and says about its going on."""
+    """Receiver of a training's progress, which also decides whether it goes on."""
 
     def report(self, value: float, epoch: int) -> None:
-        """An epoch's value. May not return when the trial is to stop."""
+        """Report the objective's value after an epoch (from 1). Raises if the trial must stop."""
 
     def note(self, *, epoch: float, samples_per_second: float | None) -> None:
-        """How many epochs are done, with the share of the current one, and how fast it goes.
-        For people who watch; comes about once a second and at the end of an epoch."""
+        """Show progress, about once a second and at the end of an epoch.
+
+        `epoch` is the number of trained epochs, including the fraction of the current one.
+        """
 
     def should_prune(self) -> bool: ...
 
@@ -53,40 +55,45 @@ class Reporter(Protocol):
     def stop_requested(self) -> bool: ...
 
     def stop(self) -> NoReturn:
-        """The state is saved: end this attempt."""
+        """End this attempt. Called once the checkpoint is on disk."""
 
 
 @dataclass
 class State:
-    """Where the loop is, and what it has seen."""
+    """Progress of the loop, as a checkpoint stores it."""
 
     epoch: int = 0
     update: int = 0
-    """Updates of the current epoch that are done."""
+    """Optimizer updates done in the current epoch."""
     loss: float = 0.0
-    """Sum of their losses."""
+    """Sum of the losses of these updates."""
     best: float = -math.inf
+    """Best value so far, negated if lower is better."""
     best_epoch: int = -1
-    """Among those with a finite value; -1: none has one yet."""
+    """Epoch of the best finite value, from 0; -1: no value was finite yet."""
     worse: int = 0
-    """Epochs since the best one, or since the first where none has a value."""
+    """Epochs since the best one, or since the first one if no value was finite."""
     curve: list[dict[str, float]] = field(default_factory=list)
+    """Training loss and validation metrics of each epoch."""
 
 
 @dataclass(frozen=True)
 class Result:
+    """Outcome of a training that ran to its end."""
+
     value: float
-    """The objective at the best epoch; NaN where it is finite at none."""
+    """Objective at the best epoch; NaN if it is finite at none."""
     metrics: dict[str, float]
     best_epoch: int
-    """From 1; 0: none has a finite value, and the weights are the last ones."""
+    """Best epoch, from 1; 0: no value is finite, and the weights are the last ones."""
     epochs: int
     curve: list[dict[str, float]]
     evaluation: Evaluation
     weights: dict[str, torch.Tensor]
     seconds: float
     samples_per_second: float | None
-    """Of this attempt, while it trained; without what recording steps took."""
+    """Training throughput of this attempt, without the time of CUDA graph capture; None: the
+    attempt was too short to measure it."""
 
 
 def train(
@@ -97,52 +104,33 @@ def train(
     save_every: float = SAVE_EVERY,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Train to the end, or until the reporter prunes or stops it. With a folder, states are saved
-    there and training goes on from one that is found."""
+    """Train to the last epoch, or until the reporter prunes or stops the trial.
+
+    Checkpoints are written to `folder`, and training resumes from one that is found there. None:
+    no checkpoints.
+    """
     started, config = clock(), prepared.config
-    states = _States(prepared, folder, save_every, clock)
-    state, best = states.found()
+    checkpoints = _Checkpoints(prepared, folder, save_every, clock)
+    state, best = checkpoints.restore()
     on_host = prepared.execution.best_on_host
-    best = best or copied(prepared.model.state_dict(), {}, on_host)  # room for them at once
-    best_evaluation: Evaluation | None = None  # a state that was found does not have it
-    pace = Pace(reporter.note)
+    # Allocated before the first step, so that a lack of memory for it shows at once.
+    best = best or copied(prepared.model.state_dict(), {}, on_host)
+    best_evaluation: Evaluation | None = None  # not part of a checkpoint
+    throughput = Throughput(reporter.note)
     while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
-        _epoch(prepared, state, best, reporter, states, pace)
-        evaluation = evaluate(prepared)
-        value = evaluation.metrics[prepared.objective] * prepared.sign
-        state.curve.append(
-            {"epoch": state.epoch + 1, "train_loss": state.loss / max(1, state.update)}
-            | evaluation.metrics
-        )
-        if math.isfinite(value) and value > state.best + config.train.min_delta:
-            state.best, state.best_epoch, state.worse = value, state.epoch, 0
+        _train_epoch(prepared, state, best, reporter, checkpoints, throughput)
+        evaluation = prepared.evaluate()
+        if _finish_epoch(prepared, state, evaluation):
             best = copied(prepared.model.state_dict(), best, on_host)
             best_evaluation = evaluation
-        else:
-            state.worse += state.epoch > 0  # the first is not worse than any
-            if state.best_epoch < 0:
-                best_evaluation = evaluation  # that of the last weights, until one has a value
-        state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-        stopping = reporter.stop_requested
-        if stopping or states.due:
-            states.save(state, best)
-        if stopping:
-            states.wait()
-        try:
-            reporter.report(evaluation.metrics[prepared.objective], state.epoch)
-            pruned = reporter.should_prune()
-        except BaseException:
-            if reporter.stop_requested and not stopping:  # it came with the answer
-                states.save(state, best)
-                states.wait()
-            raise
-        if pruned:
-            reporter.prune()
-    if state.best_epoch < 0:  # the last weights say so too: their value is NaN
+        elif state.best_epoch < 0:
+            best_evaluation = evaluation  # no finite value yet: the last weights count
+        _report_epoch(prepared, state, best, evaluation, reporter, checkpoints)
+    if state.best_epoch < 0:  # keep the last weights, which belong to the reported NaN
         best = prepared.model.state_dict()
     prepared.model.load_state_dict(best)
-    final = best_evaluation or evaluate(prepared)
-    states.wait()
+    final = best_evaluation or prepared.evaluate()
+    checkpoints.wait()
     return Result(
         value=final.metrics[prepared.objective],
         metrics=final.metrics,
@@ -152,81 +140,130 @@ def train(
         evaluation=final,
         weights=on_cpu(best),
         seconds=clock() - started,
-        samples_per_second=pace.overall(prepared.way.getting_ready),
+        samples_per_second=throughput.overall(prepared.executor.capture_seconds),
     )
 
 
-def train_blind(
+def train_without_validation(
     prepared: Prepared,
     epochs: int,
-    told: Callable[[int, float], None] | None = None,
+    on_epoch: Callable[[int, float], None] | None = None,
     folder: Path | None = None,
     *,
     save_every: float = SAVE_EVERY,
     clock: Callable[[], float] = time.monotonic,
-    pace: Pace | None = None,
+    throughput: Throughput | None = None,
 ) -> dict[str, torch.Tensor]:
-    """So many epochs in which nothing is measured but the loss, for data without a validation
-    split. Gives the last weights; `told` hears of every epoch and its loss. With a folder it goes
-    on from a state that is found there."""
-    states = _States(prepared, folder, save_every, clock)
-    state, _ = states.found()
+    """Train for `epochs` epochs without evaluation and return the last weights, on the CPU.
+
+    `on_epoch` is called with every epoch (from 1) and its mean loss. Checkpoints are written to
+    `folder`, and training resumes from one that is found there.
+    """
+    checkpoints = _Checkpoints(prepared, folder, save_every, clock)
+    state, _ = checkpoints.restore()
     try:
         while state.epoch < epochs:
-            _epoch(prepared, state, {}, None, None, pace)
+            _train_epoch(prepared, state, {}, None, None, throughput)
             loss = state.loss / max(1, state.update)
             state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
-            if states.due:
-                states.save(state, {})
-            if told is not None:
-                told(state.epoch, loss)
+            if checkpoints.due:
+                checkpoints.save(state, {})
+            if on_epoch is not None:
+                on_epoch(state.epoch, loss)
     finally:
-        states.wait()  # who goes on from here, after an error, writes to the same file
+        checkpoints.wait()  # a retry after an error writes to the same file
     weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
     return weights
+
+
+def _finish_epoch(prepared: Prepared, state: State, evaluation: Evaluation) -> bool:
+    """Add the epoch to the curve and move on to the next; return True if it is the best so far."""
+    value = evaluation.metrics[prepared.objective] * prepared.sign
+    state.curve.append(
+        {"epoch": state.epoch + 1, "train_loss": state.loss / max(1, state.update)}
+        | evaluation.metrics
+    )
+    improved = math.isfinite(value) and value > state.best + prepared.config.train.min_delta
+    if improved:
+        state.best, state.best_epoch, state.worse = value, state.epoch, 0
+    else:
+        state.worse += state.epoch > 0  # there is none that the first could be worse than
+    state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
+    return improved
+
+
+def _report_epoch(
+    prepared: Prepared,
+    state: State,
+    best: dict[str, torch.Tensor],
+    evaluation: Evaluation,
+    reporter: Reporter,
+    checkpoints: _Checkpoints,
+) -> None:
+    """Save a checkpoint if one is due, then report the epoch and prune if the reporter says so.
+
+    A trial that is stopping has its checkpoint on disk before the reporter can raise.
+    """
+    stopping = reporter.stop_requested
+    if stopping or checkpoints.due:
+        checkpoints.save(state, best)
+    if stopping:
+        checkpoints.wait()
+    try:
+        reporter.report(evaluation.metrics[prepared.objective], state.epoch)
+        pruned = reporter.should_prune()
+    except BaseException:
+        if reporter.stop_requested and not stopping:  # requested while the report was sent
+            checkpoints.save(state, best)
+            checkpoints.wait()
+        raise
+    if pruned:
+        reporter.prune()
 
 
 def _patience_over(state: State, patience: int | None) -> bool:
     return patience is not None and state.worse >= patience
 
 
-def _epoch(
+def _train_epoch(
     prepared: Prepared,
     state: State,
     best: dict[str, torch.Tensor],
     reporter: Reporter | None,
-    states: _States | None,
-    pace: Pace | None = None,
+    checkpoints: _Checkpoints | None,
+    throughput: Throughput | None = None,
 ) -> None:
-    """The rest of an epoch, from the update that comes next."""
+    """Train the rest of the current epoch, from the next update on.
+
+    On a stop request it saves a checkpoint and ends the attempt before the next update.
+    """
     prepared.model.train()
     data, size = prepared.train, prepared.config.train.effective_batch
     batches = order(data.lengths, size, prepared.seed, state.epoch)
-    before = state.epoch * len(batches)
-    factors = [prepared.schedule(before + update) for update in range(len(batches))]
-    prepared.way.begin(Epoch(batches, factors), state.update)
-    if pace is not None:
-        pace.begin()
+    previous = state.epoch * len(batches)
+    factors = [prepared.schedule(previous + update) for update in range(len(batches))]
+    prepared.executor.begin(Epoch(batches, factors), state.update)
+    if throughput is not None:
+        throughput.begin()
     for indices in batches[state.update :]:
-        prepared.way.take(state.update)
+        prepared.executor.take(state.update)
         state.update += 1
-        if pace is not None:
-            pace.step(len(indices), state.epoch + state.update / len(batches))
-        if states is None or reporter is None or not states.kept:
+        if throughput is not None:
+            throughput.step(len(indices), state.epoch + state.update / len(batches))
+        if checkpoints is None or reporter is None or not checkpoints.enabled:
             continue
         if reporter.stop_requested and state.update < len(batches):
-            state.loss += prepared.way.loss()
-            states.save(state, best)
-            states.wait()
+            state.loss += prepared.executor.loss()
+            checkpoints.save(state, best)
+            checkpoints.wait()
             reporter.stop()
-    state.loss += prepared.way.loss()  # the only synchronisation of the epoch
-    if pace is not None:
-        pace.end(float(state.epoch + 1))
+    state.loss += prepared.executor.loss()  # the epoch's only CPU–GPU synchronisation
+    if throughput is not None:
+        throughput.end(float(state.epoch + 1))
 
 
-class _States:
-    """States that a training can go on from, saved now and then beside it; none without a
-    folder."""
+class _Checkpoints:
+    """Checkpoints of a training, written in the background; does nothing without a folder."""
 
     def __init__(
         self, prepared: Prepared, folder: Path | None, every: float, clock: Callable[[], float]
@@ -237,28 +274,32 @@ class _States:
         self._last = clock()
 
     @property
-    def kept(self) -> bool:
+    def enabled(self) -> bool:
         return self._saver is not None
 
     @property
     def due(self) -> bool:
-        return self.kept and self._clock() - self._last >= self._every
+        return self.enabled and self._clock() - self._last >= self._every
 
-    def found(self) -> tuple[State, dict[str, torch.Tensor]]:
-        """The state that was saved, with the best weights; a new one where there is none, or none
-        that this optimizer can go on from."""
+    def restore(self) -> tuple[State, dict[str, torch.Tensor]]:
+        """Restore the checkpoint and return its state with the best weights.
+
+        Returns a new state and {} if there is no checkpoint, or none that the optimizer can load.
+        """
         saved = self._saver.load() if self._saver is not None else None
         if saved is None or not self._prepared.step.can_load(saved["step"]):
             return State(), {}
         return _restore(self._prepared, saved)
 
     def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
+        """Start to write a checkpoint. The best weights are part of it once a value was finite."""
         if self._saver is not None:
-            seen = best if state.best_epoch >= 0 else {}
-            self._saver.save(_snapshot(self._prepared, state, seen))
+            best = best if state.best_epoch >= 0 else {}
+            self._saver.save(_snapshot(self._prepared, state, best))
             self._last = self._clock()
 
     def wait(self) -> None:
+        """Wait until the last checkpoint is on disk."""
         if self._saver is not None:
             self._saver.wait()
 
@@ -278,10 +319,10 @@ def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str
     prepared.model.load_state_dict(saved["model"])
     prepared.step.load_state(saved["step"])
     restore_random(saved["random"])
-    if prepared.execution.device == "cpu":  # sums over other numbers of threads differ in bits
+    if prepared.execution.device == "cpu":  # the order of sums depends on the threads
         torch.set_num_threads(saved["threads"])
     device = "cpu" if prepared.execution.best_on_host else prepared.execution.device
     state = State(**saved["loop"])
-    if not math.isfinite(state.best):  # earlier versions took the first epoch, whatever its value
+    if not math.isfinite(state.best):  # earlier versions took the first epoch, NaN or not
         return replace(state, best=-math.inf, best_epoch=-1), {}
     return state, {k: v.to(device) for k, v in saved["best"].items()}

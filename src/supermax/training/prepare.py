@@ -1,4 +1,4 @@
-"""From a configuration and a corpus to everything the loop needs.
+"""Preparation of a trial: model, optimizer, tokenized data and step executor, all seeded.
 
 Config, Splits, Execution ──prepare()──▶ Prepared
 """
@@ -13,29 +13,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.errors import Infeasible, UserError
-from supermax.training.captured import CapturedWay
-from supermax.training.compiling import COMPILER
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.encoders import load
-from supermax.training.encoders import prepared as prepared_config
-from supermax.training.first_weights import FirstWeights
-from supermax.training.fused import keep_in
-from supermax.training.losses import class_weights
-from supermax.training.metrics import check_metric
-from supermax.training.models import Model
-from supermax.training.optimizers import make_optimizer, parameter_groups
-from supermax.training.recording import Graphs
-from supermax.training.schedules import make_schedule
-from supermax.training.sources import Source, find
-from supermax.training.steps import EagerStep, Execution, avoid_onednn, why_eager
-from supermax.training.tokenizers import special_ids, tokenizer_for
-from supermax.training.tokens import NONE, Tokens, tokenised
-from supermax.training.ways import EagerWay, Way
+from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.data.tokens import NONE, Tokens, tokenised
+from supermax.training.eval.evaluate import Evaluation, evaluation_of
+from supermax.training.eval.metrics import check_metric
+from supermax.training.models.assembly import Model
+from supermax.training.models.encoders import load_encoder
+from supermax.training.models.encoders import prepared_config as prepared_config
+from supermax.training.models.initial_weights import InitialWeights
+from supermax.training.models.sources import Source, find
+from supermax.training.models.tokenizers import special_ids, tokenizer_for
+from supermax.training.optim.fused_adamw import keep_in
+from supermax.training.optim.losses import class_weights
+from supermax.training.optim.optimizers import make_optimizer, parameter_groups
+from supermax.training.optim.schedules import make_schedule
+from supermax.training.steps.base import EagerStep, Execution, avoid_onednn, why_eager
+from supermax.training.steps.compilation import COMPILER
+from supermax.training.steps.cuda_graphs import CudaGraphExecutor
+from supermax.training.steps.executors import EagerExecutor, StepExecutor
+from supermax.training.steps.graph_capture import CudaGraphBackend
 
 DEFAULT_METRIC = {
     "criteria": "macro_f1",
@@ -43,72 +44,67 @@ DEFAULT_METRIC = {
     "share": "macro_f1",
     "joint": "macro_f1",
 }
-
-
-@dataclass(frozen=True)
-class Data:
-    """One split, tokenised for each encoder; `chosen` are the sequences that count."""
-
-    examples: tuple[Example, ...]
-    views: tuple[Tokens, ...]
-    chosen: NDArray[np.int64]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        return self.views[-1].lengths[self.chosen]
-
-    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        return self.chosen[indices]
-
-    def targets(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Labels and starts of some sequences, for what sums are divided by."""
-        rows = self.rows(indices)
-        labels, starts = self.views[-1].label[rows], self.views[-1].start[rows]
-        return (
-            torch.from_numpy(labels.astype(np.int64)),
-            torch.from_numpy(starts.astype(np.int64)),
-        )
+"""Default objective of each agent."""
 
 
 @dataclass
 class Prepared:
-    """A trial that is ready to be trained."""
+    """Trial that is ready to be trained."""
 
     config: Config
     execution: Execution
     model: Model
     step: EagerStep
-    way: Way
+    executor: StepExecutor
     schedule: Callable[[int], float]
+    """Factor of the learning rate, by update."""
     weights: Tensor | None
-    train: Data
-    validation: Data
+    """Weights of the classes in the loss; None: all are equal."""
+    train: TokenizedSplit
+    validation: TokenizedSplit
     pads: tuple[int, ...]
+    """Id of the padding token, for each encoder."""
     tokenizers: tuple[Any, ...]
     sources: tuple[Source, ...]
     objective: str
+    """Metric that decides which epoch is the best."""
     sign: float
+    """1 if a higher objective is better, else -1."""
     seed: int
+
+    def evaluate(self, data: TokenizedSplit | None = None) -> Evaluation:
+        """Evaluate the model on `data`, the validation split by default.
+
+        The model is left in evaluation mode.
+        """
+        passes = self.config.train.epochs if data is None else 1
+        data = data or self.validation
+        return evaluation_of(self.executor.run_inference(data, passes), self.config, data)
 
 
 def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
-    """What an agent learns from: each example asks for one thing."""
+    """Return the examples that an agent trains on, each with either a label or spans.
+
+    Raises UserError if the corpus lacks the classes or the spans that the agent needs.
+    """
     classes = tuple(replace(e, spans=None) for e in corpus.classes)
     spans = tuple(replace(e, label=None) for e in corpus.spans)
-    wanted = {"criteria": classes, "evidence": spans}.get(agent, classes + spans)
-    if not wanted or (agent in ("share", "joint") and not (classes and spans)):
-        lacks = []
+    examples = {"criteria": classes, "evidence": spans}.get(agent, classes + spans)
+    if not examples or (agent in ("share", "joint") and not (classes and spans)):
+        missing = []
         if agent != "evidence" and not classes:
-            lacks.append("classes (map the column of the labels)")
+            missing.append("classes (map the column of the labels)")
         if agent != "criteria" and not spans:
-            lacks.append("spans (map the column of the answers)")
-        needs = " and ".join(lacks)
-        raise UserError(f"The agent '{agent}' needs {needs}, which '{corpus.name}' does not have.")
-    return wanted
+            missing.append("spans (map the column of the answers)")
+        raise UserError(
+            f"The agent '{agent}' needs {' and '.join(missing)}, which '{corpus.name}' does not "
+            f"have."
+        )
+    return examples
 
 
 def texts_of(train: Corpus) -> list[str]:
-    """What a tokenizer is learnt from where an encoder has none."""
+    """Return the texts that a tokenizer is trained on if its encoder comes without one."""
     return [text for e in train.examples for text in (e.question, e.text) if text]
 
 
@@ -121,7 +117,11 @@ def prepare(
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     objective: str | None = None,
 ) -> Prepared:
-    """Find, load and build everything; seeded, so that the same call gives the same model."""
+    """Load the encoders and build everything that training needs.
+
+    Seeded by `config.train.seed`: the same call gives the same model. `objective` defaults to the
+    agent's own metric. `cache` holds tokenized data, trained tokenizers and compiled kernels.
+    """
     objective = objective or DEFAULT_METRIC[config.agent]
     sign = 1.0 if check_metric(objective, config.agent).higher else -1.0
     if execution.threads is not None:
@@ -131,18 +131,17 @@ def prepare(
     tokenizers = tuple(tokenizer_for(source, texts_of(train), cache) for source in sources)
     seed = config.train.seed
     torch.manual_seed(seed)
-    model = _model(config, sources, tokenizers, len(train.label_names) or 2, execution.device)
+    classes = len(train.label_names) or 2
+    model = _build_model(config, sources, tokenizers, classes, execution.device)
     model.to(execution.device)
     if execution.checkpoint_activations:
         model.checkpoint_activations()
-    data = [
-        tokenise(config, corpus, sources, tokenizers, cache, sampled)
-        for corpus, sampled in ((train, True), (validation, False))
-    ]
-    weights = _weights(config, data[0], len(train.label_names), execution.device)
+    train_data = tokenise(config, train, sources, tokenizers, cache, sampled=True)
+    validation_data = tokenise(config, validation, sources, tokenizers, cache)
+    weights = _class_weights(config, train_data, len(train.label_names), execution.device)
     groups = parameter_groups(model, config.optim, model.layers_above())
     optimizer = make_optimizer(groups, config.optim, torch.device(execution.device))
-    updates = -(-len(data[0].chosen) // config.train.effective_batch) * config.train.epochs
+    updates = -(-len(train_data.chosen) // config.train.effective_batch) * config.train.epochs
     step = EagerStep(model, optimizer, config, weights, execution)
     COMPILER.folder = cache / "compiled"
     if execution.device.startswith("cuda"):
@@ -153,11 +152,11 @@ def prepare(
         execution=execution,
         model=model,
         step=step,
-        way=way_to_step(step, data[0], pads),
+        executor=make_executor(step, train_data, pads),
         schedule=make_schedule(config.schedule, updates),
         weights=weights,
-        train=data[0],
-        validation=data[1],
+        train=train_data,
+        validation=validation_data,
         pads=pads,
         tokenizers=tokenizers,
         sources=sources,
@@ -167,16 +166,17 @@ def prepare(
     )
 
 
-def way_to_step(step: EagerStep, data: Data, pads: tuple[int, ...]) -> Way:
-    """Recorded steps on a GPU, where they can be recorded."""
+def make_executor(step: EagerStep, data: TokenizedSplit, pads: tuple[int, ...]) -> StepExecutor:
+    """Return the CUDA graph executor, or the eager one where steps cannot be captured."""
     reason = why_eager(step.execution)
-    eager = EagerWay(step, data, pads, reason)
+    eager = EagerExecutor(step, data, pads, reason)
     if reason is not None:
         return eager
-    return CapturedWay(eager, Graphs(step.execution.device), COMPILER)
+    return CudaGraphExecutor(eager, CudaGraphBackend(step.execution.device), COMPILER)
 
 
 def encoders_of(config: Config) -> tuple[Source, ...]:
+    """Find the encoder of a configuration, or both encoders of the agent `joint`."""
     first = find(config.encoder.name)
     if config.agent != "joint":
         return (first,)
@@ -184,11 +184,11 @@ def encoders_of(config: Config) -> tuple[Source, ...]:
     return (first, find(other.name) if other is not None else first)
 
 
-FIRST = FirstWeights()
-"""Of this process."""
+INITIAL_WEIGHTS = InitialWeights()
+"""Cache of the encoders' initial weights in this process."""
 
 
-def _model(
+def _build_model(
     config: Config,
     sources: tuple[Source, ...],
     tokenizers: tuple[Any, ...],
@@ -199,11 +199,12 @@ def _model(
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
         dropouts = config.encoder.dropout, config.encoder.attention_dropout
-        made = prepared_config(source, *dropouts, **ids)
-        if device == "cpu":  # a second copy would count against the trial's memory
-            encoders.append(load(source, made))
+        encoder_config = prepared_config(source, *dropouts, **ids)
+        if device == "cpu":  # a cached copy would count against the trial's memory budget
+            encoders.append(load_encoder(source, encoder_config))
         else:
-            encoders.append(FIRST.encoder(source, made, device, of=len(sources)))
+            encoder = INITIAL_WEIGHTS.encoder(source, encoder_config, device, of=len(sources))
+            encoders.append(encoder)
     return Model(config, encoders, classes)
 
 
@@ -214,8 +215,12 @@ def tokenise(
     tokenizers: tuple[Any, ...],
     cache: Path,
     sampled: bool = False,
-) -> Data:
-    """A split's tokens. With `sampled`, only some of the windows without an answer count."""
+) -> TokenizedSplit:
+    """Tokenize a split, or read its tokens from the cache.
+
+    With `sampled`, only the share `train.negative_ratio` of the windows without an answer is
+    chosen. Raises Infeasible if no window is left.
+    """
     examples = examples_for(config.agent, corpus)
     key = f"{config.agent} {corpus.fingerprint}"
     last = _tokens(examples, tokenizers[-1], sources[-1], config, cache, key)
@@ -223,8 +228,9 @@ def tokenise(
     if len(sources) == 2:
         same_windows = tuple(_windows(examples, last))
         lengths = config.text.max_length, config.text.doc_stride
-        more = f"{key} windows of {sources[1].fingerprint} {lengths}"
-        views = (_tokens(same_windows, tokenizers[0], sources[0], config, cache, more), last)
+        windows_key = f"{key} windows of {sources[1].fingerprint} {lengths}"
+        first = _tokens(same_windows, tokenizers[0], sources[0], config, cache, windows_key)
+        views = (first, last)
     chosen = np.arange(len(last))
     if sampled and config.train.negative_ratio < 1:
         rng = np.random.Generator(np.random.PCG64([config.train.seed, 0]))
@@ -235,7 +241,7 @@ def tokenise(
                 f"With train.negative_ratio at {config.train.negative_ratio:g} nothing is left to "
                 f"learn from: no window of {config.text.max_length} tokens holds an answer."
             )
-    return Data(examples, views, chosen)
+    return TokenizedSplit(examples, views, chosen)
 
 
 def _tokens(
@@ -246,28 +252,28 @@ def _tokens(
     cache: Path,
     key: str,
 ) -> Tokens:
-    limit = min(config.text.max_length, longest(source))
     return tokenised(
         examples,
         tokenizer,
-        max_length=limit,
+        max_length=min(config.text.max_length, max_input_length(source)),
         doc_stride=config.text.doc_stride,
         cache=cache,
-        key=f"{key} {_vocabulary(tokenizer)}",
+        key=f"{key} {_tokenizer_digest(tokenizer)}",
     )
 
 
-def longest(source: Source) -> int:
-    """What the encoder's positions allow; RoBERTa's begin after the padding's."""
+def max_input_length(source: Source) -> int:
+    """Return the most tokens that the encoder's position embeddings allow."""
     positions = getattr(source.config, "max_position_embeddings", None) or 1 << 30
+    # RoBERTa's positions start at the padding index + 1.
     shifted = source.config.model_type in ("roberta", "xlm-roberta", "camembert")
     return int(positions) - (2 if shifted else 0)
 
 
-def _vocabulary(tokenizer: Any) -> str:
-    """Digest of what the tokenizer makes of a text. The backend keeps the truncation and padding
-    of its last call, and every call sets them anew: they are no part of it."""
+def _tokenizer_digest(tokenizer: Any) -> str:
+    """Return a digest of everything that decides how the tokenizer splits a text."""
     backend = tokenizer.backend_tokenizer
+    # The backend keeps truncation and padding of its last call, and every call sets them again.
     backend.no_truncation()
     backend.no_padding()
     facts = f"{tokenizer.truncation_side} {backend.to_str()}"
@@ -275,20 +281,26 @@ def _vocabulary(tokenizer: Any) -> str:
 
 
 def _windows(examples: tuple[Example, ...], tokens: Tokens) -> list[Example]:
-    """For the other encoder of a pair: the same pieces of text, cut by the first one's tokens."""
+    """Return the piece of text of every window of `tokens`.
+
+    The other encoder of a pair reads these pieces, so that both see the same text.
+    """
     result = []
     for i in range(len(tokens)):
         example = examples[int(tokens.example[i])]
         offsets = tokens.offsets[tokens.begin[i] : tokens.begin[i + 1]]
-        inside = offsets[offsets[:, 0] >= 0]
+        context = offsets[offsets[:, 0] >= 0]
         text = example.text
-        if len(inside):
-            text = text[int(inside[0, 0]) : int(inside[-1, 1])]
+        if len(context):
+            text = text[int(context[0, 0]) : int(context[-1, 1])]
         result.append(replace(example, text=text, spans=None, label=None))
     return result
 
 
-def _weights(config: Config, data: Data, classes: int, device: str) -> Tensor | None:
+def _class_weights(
+    config: Config, data: TokenizedSplit, classes: int, device: str
+) -> Tensor | None:
+    """Return the loss's class weights; None without labels, or if the classes weigh the same."""
     labels = data.views[-1].label[data.chosen]
     counts = np.bincount(labels[labels != NONE], minlength=classes)
     if not counts.sum():

@@ -1,4 +1,4 @@
-"""The evidence of a row: pieces of its text, with or without where they begin."""
+"""Answers of a row as spans of its text, with or without given start positions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from supermax.training.data.spans import Span, locate
 
 
 def evidence(text: str, answers: object, starts: object) -> tuple[tuple[Span, ...], list[str]]:
-    """Where the answers stand in the text, and what is wrong with them.
+    """Return the spans of the answers in the text, and the mistakes in them.
 
-    One answer or a list, with as many starts or none; an empty answer is no evidence. Each answer
-    of a list is a right one by itself, as in SQuAD: those that overlap stay apart.
+    `answers` is one answer or a list, with as many starts or none; an empty answer has no span.
+    Each answer of a list is correct by itself, as in SQuAD: overlapping spans are not merged.
     """
-    found, mistakes = [], []
-    for span, what in _places(text, _listed(answers), _listed(starts)):
+    spans, mistakes = [], []
+    for span, mistake in _spans(text, _as_list(answers), _as_list(starts)):
         if span is not None:
-            found.append(span)
-        elif what not in mistakes:
-            mistakes.append(what)
-    return tuple(sorted(set(found))), mistakes
+            spans.append(span)
+        elif mistake not in mistakes:
+            mistakes.append(mistake)
+    return tuple(sorted(set(spans))), mistakes
 
 
-def _places(
+def _spans(
     text: str, answers: list[object], starts: list[object]
 ) -> Iterator[tuple[Span | None, str]]:
     if starts and len(starts) != len(answers):
@@ -36,30 +36,30 @@ def _places(
         if piece is None:
             yield None, "the answer is neither text nor a list of texts"
         elif piece.strip():
-            yield _place(text, piece, starts[position] if starts else None)
+            yield _span(text, piece, starts[position] if starts else None)
 
 
-def _place(text: str, piece: str, start: object) -> tuple[Span | None, str]:
-    written = (plain(start) or "").strip()
-    if not written:
+def _span(text: str, piece: str, start: object) -> tuple[Span | None, str]:
+    """Return the span of an answer, or None and the mistake."""
+    number = (plain(start) or "").strip()
+    if not number:
         return locate(text, piece), "the answer is not in the text"
-    if not is_whole(written):
+    if not is_whole(number):
         return None, "the answer's start is not a whole number"
-    first = int(float(written))
+    first = int(float(number))
     if first < 0 or first + len(piece) > len(text):
         return None, "the answer's span is outside the text"
     if text[first : first + len(piece)] != piece:
-        return None, "the answer does not stand at its start in the text"
+        return None, "the text at the answer's start is not the answer"
     return (first, first + len(piece)), ""
 
 
-def is_whole(written: str) -> bool:
-    """Return whether this is a whole number. pandas writes 321.0 where cells of its column are
-    empty."""
-    return re.fullmatch(r"[+-]?\d{1,15}(\.0*)?", written) is not None
+def is_whole(number: str) -> bool:
+    """Return True for a whole number, also as 321.0: pandas writes it so in columns with gaps."""
+    return re.fullmatch(r"[+-]?\d{1,15}(\.0*)?", number) is not None
 
 
-def _listed(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     if value is None or value == "":
         return []
     return list(value) if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""The report on bad rows: one line for each kind of mistake, with a count; no text of anyone."""
+"""Report on bad rows: one line for each kind of mistake with a count, and no text of the data."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from supermax._util.text import counted
 from supermax.errors import UserError
-from supermax.training.words import is_name
-from supermax.words import counted
+from supermax.training.data.names import is_name
 
 OnBad = Literal["stop", "skip"]
+"""Treatment of bad rows: an error, or skip and count them."""
 SHOWN = 20
 """Kinds of mistakes that are listed."""
-_LINES = 3
+_LINES = 3  # further line numbers that are listed for a kind
 _MANY = 0.1
-"""Share of the rows above which leaving them out is no advice."""
+"""Share of bad rows above which skipping them is not advised."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """One mistake in one row, named by file, line and id."""
+    """Mistake in one row."""
 
     file: str
     line: int
     what: str
-    """The kind of mistake: rows with the same words are listed together."""
+    """Kind of mistake: rows of the same kind are listed together."""
     detail: str = ""
+    """Details of this row, after the kind."""
     id: str = ""
     skippable: bool = True
+    """False: skipping the row does not help."""
     advice: str = ""
-    """Advice for this mistake, where it is not to correct the row."""
+    """Advice for this mistake; empty: correct the row."""
 
     def __str__(self) -> str:
         named = f" (id {self.id})" if is_name(self.id) else ""
@@ -39,18 +42,18 @@ class BadRow:
 
 @dataclass
 class BadRows:
-    """What was found wrong so far."""
+    """Mistakes that were found so far."""
 
     found: list[BadRow] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """Rows, not mistakes: one row may have several."""
+        """Number of bad rows; a row may have several mistakes."""
         return len({(bad.file, bad.line) for bad in self.found})
 
     @property
     def fatal(self) -> bool:
-        """Whether there is a mistake that leaving rows out does not mend."""
+        """True if there is a mistake that cannot be skipped."""
         return not all(bad.skippable for bad in self.found)
 
     def add(
@@ -67,7 +70,10 @@ class BadRows:
         self.found.append(BadRow(file, line, what, detail, id, skippable, advice))
 
     def settle(self, on_bad: OnBad, left: int, file: str) -> int:
-        """How many rows are left out; a UserError unless that is allowed and `left` are left."""
+        """Return the number of skipped rows, where `left` good rows are left.
+
+        Raises UserError if bad rows may not be skipped, or if no good row is left.
+        """
         if self.found and (on_bad == "stop" or self.fatal):
             raise UserError(self.report(left))
         if not left:
@@ -76,10 +82,11 @@ class BadRows:
         return self.rows
 
     def report(self, left: int = 0) -> str:
-        """Return the mistakes and the advice, on one screen. `left`: number of good rows."""
-        many = counted(len(self.found), "mistake", "mistakes")
-        head = f"The data cannot be used as it is: {many} in {counted(self.rows, 'row', 'rows')}."
-        return "\n".join([head, *self.listing(), *self._advice(left)])
+        """Return the mistakes and the advice, on one screen. `left` is the number of good rows."""
+        count = counted(len(self.found), "mistake", "mistakes")
+        rows = counted(self.rows, "row", "rows")
+        heading = f"The data cannot be used as it is: {count} in {rows}."
+        return "\n".join([heading, *self.listing(), *self._advice(left)])
 
     def listing(self) -> list[str]:
         """Return a line for each kind of mistake, with its first row."""

@@ -1,4 +1,4 @@
-"""Check that the values of a column can be classes, one for each row. Pure."""
+"""Check that the values of a column can be classes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Iterable
 from supermax.training.data.answers import is_whole
 
 MOST_NUMBERS = 20
-"""Numbers of more kinds than this are measurements, unless they are whole and each stands often:
-ratings and codes."""
-_OFTEN = 10
+"""Distinct numbers above which a column holds measurements and not classes.
+
+Whole numbers that each occur often are an exception: ratings and codes."""
+_OFTEN = 10  # mean rows for each distinct number
 _SEPARATORS = "|;,"
 
 
 def why_no_classes(cells: Iterable[str]) -> str:
-    """Return why these cells cannot be classes, and what to do; "" where they can."""
+    """Return why these cells cannot be classes, and what to do; "" if they can."""
     filled = [cell.strip() for cell in cells if cell.strip()]
     kinds = set(filled)
     numbers = all(_is_number(kind.replace(",", ".")) for kind in kinds)
     codes = all(map(is_whole, kinds)) and len(filled) >= _OFTEN * len(kinds)
     if numbers and len(kinds) > MOST_NUMBERS and not codes:
         return (
-            f"holds {len(kinds):,} different numbers: Supermax learns classes, not numbers. Make "
-            f"classes of them (such as low, middle, high), map another column as label, or list "
+            f"holds {len(kinds):,} different numbers: Supermax learns classes, not numbers. Turn "
+            f"them into classes (such as low, middle, high), map another column as label, or list "
             f"the classes in data.labels"
         )
     for mark in "" if numbers else _SEPARATORS:
@@ -44,13 +45,15 @@ def why_no_classes(cells: Iterable[str]) -> str:
 
 
 def _several(filled: list[str], kinds: set[str], mark: str) -> int:
-    """Count the cells that hold several labels: their parts stand in other cells as well, one of
-    them alone."""
+    """Count the cells that hold several labels.
+
+    Their parts must also occur in other cells, and at least one of them as a whole cell.
+    """
     split = {kind: [part.strip() for part in kind.split(mark)] for kind in kinds if mark in kind}
     if not split or any("" in parts for parts in split.values()):
         return 0
     seen = Counter(part for parts in split.values() for part in parts)
-    shared = all(part in kinds or many > 1 for part, many in seen.items())
+    shared = all(part in kinds or count > 1 for part, count in seen.items())
     alone = any(part in kinds for part in seen)
     return sum(cell in split for cell in filled) if shared and alone else 0
 

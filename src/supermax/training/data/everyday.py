@@ -1,4 +1,4 @@
-"""Everyday sentences that fill the synthetic posts and say nothing of any symptom."""
+"""Templates of neutral sentences that fill the synthetic posts and mention no symptom."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every task is made of: an example, and a corpus of them.
-
-Nothing here knows about any subject: a question and a text, a class, spans of the text.
-"""
+"""Examples and corpora: a question and a text, with a class, spans of the text, or both."""
 
 from __future__ import annotations
 
@@ -12,35 +9,37 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Example:
-    """One text, or a question and a text, with what is known about it."""
+    """Text, or question and text, with its label and spans."""
 
     id: str
-    """Names the row wherever a person reads about it; texts never appear there."""
+    """Name of the row in messages, where its text never appears."""
     group: str
-    """What must not straddle train and validation: the post a sentence is from."""
+    """Group that must be in one split only, such as the post of a sentence."""
     text: str
     question: str = ""
     label: int | None = None
-    """The class, as its position among the corpus's label names; None: not asked."""
+    """Class as an index of the corpus's label names; None: the example is not for classes."""
     spans: tuple[tuple[int, int], ...] | None = None
-    """Evidence in the text, as character ranges [start, end); (): there is none; None: not
-    asked. Each of several is a right answer by itself."""
+    """Answers as character ranges [start, end); (): no answer; None: the example is not for spans.
+
+    Each of several is a correct answer by itself.
+    """
 
     @property
     def stratum(self) -> str:
-        """What splits keep in proportion."""
+        """Stratum whose proportion all splits keep."""
         spans = "-" if self.spans is None else "span" if self.spans else "none"
         return f"{self.question}|{self.label}|{spans}"
 
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Rows of a file without a label, which are left out: they are there to be predicted."""
+    """Rows of a file without a label, which are for prediction and not trained on."""
 
     file: str
     rows: int
     part: str = ""
-    """Train, validation or test, where the rows come split."""
+    """Train, validation or test; empty: the data comes without splits."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,24 @@ class Corpus:
     classes: tuple[Example, ...] = ()
     spans: tuple[Example, ...] = ()
     skipped: int = 0
-    """Rows that were left out because they were bad, by the user's leave."""
+    """Bad rows that were skipped, as the user allowed."""
     unlabelled: tuple[Unlabelled, ...] = ()
-    """Rows of the whole file, like `skipped`, also in a part of it."""
+    """Rows without a label. Like `skipped`, of the whole file, also in one of its splits."""
     detected: str = ""
-    """Encoding of the file, where it was detected and is not UTF-8."""
+    """Encoding of the file, if it was detected and is not UTF-8; else empty."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
         return self.classes + self.spans
 
     def count(self, agent: str) -> int:
-        """Number of examples that an agent uses."""
+        """Return the number of examples that an agent uses."""
         classes = len(self.classes) if agent != "evidence" else 0
         return classes + (len(self.spans) if agent != "criteria" else 0)
 
     @property
     def fingerprint(self) -> str:
-        """Changes when anything that is learnt from, or split by, changes; names do not count."""
+        """Digest of everything that training and splits depend on; ids are not part of it."""
         digest = hashlib.sha256(repr(self.label_names).encode())
         for e in self.examples:
             digest.update(repr((e.group, e.text, e.question, e.label, e.spans)).encode())

@@ -1,4 +1,4 @@
-"""Text files as UTF-8 bytes: gzip is decompressed, other encodings are detected and converted."""
+"""Reading of text files as UTF-8: gzip is decompressed, other encodings are converted."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from supermax._util.text import ended
 from supermax.errors import UserError
-from supermax.training.words import nearest
-from supermax.words import ended
+from supermax.training.data.names import nearest_column
 
 UTF8 = "utf-8"
 _MARKS = {
     codecs.BOM_UTF8: UTF8,
-    codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_LE: "utf-32",  # starts with the mark of UTF-16
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -26,30 +26,33 @@ _CANDIDATES = [
     _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874",
     "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949",
 ]  # fmt: skip
-"""Encodings that tables are saved in. With every codec allowed, a few quotation marks are taken
-for Korean."""
-_SAMPLED = 2000
+"""Encodings that tables are saved in. With all codecs, a few quotation marks are detected as
+Korean."""
+_SAMPLED = 2000  # lines
 _ALIKE = 0.02
 """Difference in coherence below which two encodings are equally likely."""
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A file's contents in UTF-8, and the encoding that it is in. In a file that is UTF-8 but for
-    some lines, these are left as they are."""
+    """Contents of a file."""
 
     data: bytes
+    """UTF-8. Damaged lines of a UTF-8 file are left as they are."""
     encoding: str
+    """Encoding of the file itself."""
 
 
 def read_contents(path: Path, encoding: str | None = None) -> Contents:
-    """Read a file. `encoding` is that of the file; None detects it. Raises UserError where the
-    file cannot be read or decoded."""
+    """Read a file. `encoding` is that of the file; None detects it.
+
+    Raises UserError if the file cannot be read or decoded.
+    """
     data = _bytes(path)
     if path.suffix.lower() == ".gz":
         data = _decompressed(path, data)
     always = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
-    found = encoding or _marked(data) or always or _detected(data)
+    found = encoding or _marked(data) or always or _detect(data)
     if _known(found) == UTF8:
         while data.startswith(codecs.BOM_UTF8):  # some programs write it twice
             data = data.removeprefix(codecs.BOM_UTF8)
@@ -63,7 +66,7 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
 
 
 def suffix_of(path: Path) -> str:
-    """Return the extension that tells the format: that of notes.csv.gz is .csv."""
+    """Return the extension of the format: that of notes.csv.gz is .csv."""
     return _without_gz(path).suffix.lower()
 
 
@@ -82,7 +85,9 @@ def _bytes(path: Path) -> bytes:
     except FileNotFoundError:
         folder = path.parent
         others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
-        raise UserError(ended(f"There is no file {path}{nearest(path.name, others)}")) from None
+        raise UserError(
+            ended(f"There is no file {path}{nearest_column(path.name, others)}")
+        ) from None
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -95,7 +100,7 @@ def _decompressed(path: Path, data: bytes) -> bytes:
 
 
 def _known(encoding: str) -> str:
-    """Return the codec's own name. Raises UserError where there is none for text."""
+    """Return the canonical name of a text encoding. Raises UserError if there is none."""
     try:
         "".encode(encoding)  # some codecs are not of text
         return codecs.lookup(encoding).name
@@ -107,19 +112,21 @@ def _known(encoding: str) -> str:
 
 
 def _marked(data: bytes) -> str | None:
-    """Return the encoding that a byte order mark tells."""
+    """Return the encoding of the byte order mark; None without one."""
     return next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
 
 
-def _detected(data: bytes) -> str:
+def _detect(data: bytes) -> str:
+    """Guess the encoding: UTF-16, UTF-8 with few damaged lines, or one of the candidates."""
     even, odd = data[::2].count(0), data[1::2].count(0)
-    if even + odd > len(data) / 8 and max(even, odd) > 9 * min(even, odd):  # letters of ASCII
+    # In UTF-16, every second byte of ASCII characters is 0.
+    if even + odd > len(data) / 8 and max(even, odd) > 9 * min(even, odd):
         return "utf-16-be" if even > odd else "utf-16-le"
     non_ascii = [line for line in data.splitlines() if not line.isascii()]
     wrong = [line for line in non_ascii if not is_utf8(line)]
-    if 2 * len(wrong) <= len(non_ascii):  # UTF-8, with lines that are damaged
+    if 2 * len(wrong) <= len(non_ascii):  # UTF-8 with damaged lines
         return UTF8
-    from charset_normalizer import from_bytes  # for few files, and it takes a moment
+    from charset_normalizer import from_bytes  # slow to import, and rarely needed
 
     found = from_bytes(b"\n".join(wrong[:_SAMPLED]), cp_isolation=_CANDIDATES)
     best = found.best()
@@ -131,12 +138,12 @@ def _detected(data: bytes) -> str:
         and western.chaos <= best.chaos
         and western.coherence >= best.coherence - _ALIKE
     ):
-        return _WESTERN  # the usual one, where another is no likelier
+        return _WESTERN  # the most common one, unless another is clearly likelier
     return best.encoding
 
 
 def _decodes_alike(lines: list[bytes], encoding: str) -> bool:
-    """Return whether the lines are the same texts in the Western encoding."""
+    """Return True if the lines decode to the same text as in the Western encoding."""
     data = b"\n".join(lines)
     try:
         return data.decode(_WESTERN) == data.decode(encoding)

@@ -1,6 +1,6 @@
-"""Which column of somebody's table holds what, guessed from names and from what stands in them.
+"""Guess of the columns of a table from their names and values.
 
-A guess is to be looked at by a person: each comes with its reason, and with nobody's text.
+Guesses are meant to be reviewed: each comes with its reason, and without any text of the data.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
+from supermax.training.data.names import is_name
 from supermax.training.data.rows import check_header, plain, read_rows
-from supermax.training.words import is_name
-from supermax.words import counted
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -36,6 +36,8 @@ _TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "spl
 
 @dataclass(frozen=True)
 class Guess:
+    """Guessed column of a role."""
+
     role: str
     column: str
     why: str
@@ -43,31 +45,36 @@ class Guess:
 
 @dataclass(frozen=True)
 class Guessed:
+    """Guesses for a file."""
+
     columns: tuple[Guess, ...]
     unused: tuple[str, ...]
     labels: tuple[str, ...]
     unlabelled: int = 0
-    """Rows of the file without a label, where a column of labels was found."""
+    """Rows without a label, if a column of labels was found."""
     unfit: tuple[tuple[str, str], ...] = ()
-    """Columns that are named like labels and cannot be any, each with the reason."""
+    """Columns named like labels that cannot hold classes, each with the reason."""
     encoding: str = UTF8
     remarks: tuple[str, ...] = ()
-    """Sentences on what a search will refuse, or do otherwise than the file seems to ask for."""
+    """Sentences about mistakes that a search will refuse, and about columns that it ignores."""
 
     def role(self, name: str) -> str | None:
+        """Return the column of a role; None if there is none."""
         return next((guess.column for guess in self.columns if guess.role == name), None)
 
     @property
     def agent(self) -> str:
-        """The agent that learns from what there is."""
+        """Agent that fits the columns."""
         if self.role("answer") is None:
             return "criteria"
         return "evidence" if self.role("label") is None else "share"
 
 
 def guess_file(path: Path, encoding: str | None = None) -> Guessed:
-    """Guess from all rows of a file. Raises UserError where it cannot be read, or holds no text.
-    `encoding`: None detects it."""
+    """Guess the columns of a file from all of its rows. `encoding` None detects it.
+
+    Raises UserError if the file cannot be read, or has no column of texts.
+    """
     bad = BadRows()
     table = read_rows(path.expanduser(), bad, encoding)
     if not table.rows:
@@ -92,25 +99,25 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
         yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
     if label is not None and len(_kinds(cells[label])) == 1:
-        yield f"The column '{label}' holds one class alone; a search needs two."
+        yield f"The column '{label}' holds only one class; a search needs two."
     if split is not None:
-        there = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
-        if "train" not in there:
+        parts = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
+        if "train" not in parts:
             yield (
                 f"The column '{split}' has no rows of train, which `tune` needs: add such rows, "
-                f"or remove data.columns.split to split all rows anew."
+                f"or remove data.columns.split to let `tune` split all rows."
             )
-        elif "validation" not in there:
+        elif "validation" not in parts:
             yield f"The column '{split}' has no rows of validation: `tune` draws them from train."
         return
     for name in (name for name in found.unused if _is_named("split", name)):
         values = {cell.strip() for cell in cells[name]}
         odd = sorted(value for value in values if value.lower() not in PART_NAMES)
-        if len(odd) == len(values):  # another kind of part: of a body, say
+        if len(odd) == len(values):  # not a split: parts of a body, for example
             continue
         shown = ", ".join(repr(cell) for cell in odd if not cell or is_name(cell)) or "others"
         yield (
-            f"The column '{name}' is not used, and all rows are split anew: beside train, "
+            f"The column '{name}' is not used, and `tune` splits all rows: besides train, "
             f"validation and test it holds {shown[:80]}."
         )
 
@@ -123,26 +130,28 @@ def chosen_columns(
     *,
     asks: bool,
 ) -> Columns:
-    """Return the columns of a file to predict, by their roles: those that are given, else those
-    that are known from the search and in the file, else guessed ones. No column has two roles.
-    `asks`: the model takes questions."""
+    """Return the columns of a file to predict.
+
+    Each role takes the given column, else that of the search if the file has it, else a guess. No
+    column has two roles. `asks`: the model takes questions.
+    """
     chosen = {role: column for role, column in given.items() if column is not None}
     try:
         guessed = guess_file(path, encoding)
     except UserError:
-        if "text" not in chosen:  # short texts are not recognised, but may stand where they stood
-            there = set(read_rows(path.expanduser(), BadRows(), encoding).columns)
+        if "text" not in chosen:  # short texts are not recognised: use the search's columns
+            in_file = set(read_rows(path.expanduser(), BadRows(), encoding).columns)
             wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
-            same = {role: known[role] for role in wanted if known.get(role) in there}
+            same = {role: known[role] for role in wanted if known.get(role) in in_file}
             chosen = same | chosen
         if "text" not in chosen:
             raise
-        return Columns(**chosen)  # what is wrong with the file is said when it is read
-    there = {guess.column for guess in guessed.columns} | set(guessed.unused)
+        return Columns(**chosen)  # mistakes in the file are reported when it is read
+    in_file = {guess.column for guess in guessed.columns} | set(guessed.unused)
     for column_of in (known.get, guessed.role):
         for role in _TO_PREDICT if asks else _TO_PREDICT[1:]:
             column = column_of(role)
-            if role not in chosen and column in there - set(chosen.values()):
+            if role not in chosen and column in in_file - set(chosen.values()):
                 chosen[role] = column
     if "answer" not in chosen:
         chosen.pop("answer_start", None)
@@ -150,7 +159,7 @@ def chosen_columns(
 
 
 def guess(cells: dict[str, list[str]], file: str) -> Guessed:
-    """From the cells of each column."""
+    """Guess the columns from the cells of each. Raises UserError without a column of texts."""
     left = dict(cells)
     found: list[Guess] = []
 
@@ -160,7 +169,7 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
             del left[column]
 
     for role in ("split", "id", "group", "answer_start"):
-        take(role, _named(role, left, _SOUND[role]), "by its name")
+        take(role, _named(role, left, _VALID[role]), "by its name")
     text = _named("text", left, _has_words) or _longest(left)
     if text is None:
         raise UserError(f"{file} has no column that holds texts.")
@@ -168,7 +177,7 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     take("text", text, "by its name" if _is_named("text", text) else "the longest texts")
     answer = _named("answer", left, lambda own: _are_parts(own, words))
     quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]
-    take("answer", answer or next(iter(quoted), None), "its pieces stand in the texts")
+    take("answer", answer or next(iter(quoted), None), "its values are pieces of the texts")
     question = _named("question", left, _has_words)
     asked = [name for name, own in left.items() if _asks(own)]
     take(
@@ -188,11 +197,11 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     take(
         "label",
         label or (None if unfit else next(iter(classes), None)),
-        "by its name" if label else "few values, each of them often",
+        "by its name" if label else "few values, each in many rows",
     )
     if "group" not in {guess.role for guess in found}:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
-        take("group", next(iter(repeated), None), "its values stand for several rows each")
+        take("group", next(iter(repeated), None), "each value is in several rows")
     if "answer" not in {guess.role for guess in found}:
         found = [guess for guess in found if guess.role != "answer_start"]
     own = next((guess.column for guess in found if guess.role == "label"), None)
@@ -223,7 +232,7 @@ def _has_words(own: Sequence[str]) -> bool:
 
 
 def _are_parts(own: Sequence[str], texts: Sequence[str]) -> bool:
-    """Evidence stands in its text, and is not all of it."""
+    """Return True if nearly all values are pieces of their texts, and not the whole texts."""
     pairs = [(part, text) for part, text in zip(own, texts, strict=True) if part.strip()]
     inside = sum(part.strip() in text and len(part) < len(text) for part, text in pairs)
     return bool(pairs) and inside >= 0.9 * len(pairs) and fmean(len(p) for p, _ in pairs) > 3
@@ -244,21 +253,23 @@ def _are_classes(own: Sequence[str]) -> bool:
 
 
 def _are_groups(own: Sequence[str]) -> bool:
-    """Names that several rows share, too many to be classes."""
+    """Return True for names that several rows share, too many to be classes."""
     kinds = set(own)
     names = all(cell.strip() and " " not in cell.strip() for cell in own)
     return names and len(kinds) > _MOST_LABELS and len(kinds) < 0.9 * len(own)
 
 
 def _are_titles(own: Sequence[str], texts: Sequence[str]) -> bool:
-    """Names that texts share, where each text stands in several rows with the same name. A class
-    would differ between the questions on a text."""
+    """Return True for names that texts share, if each text is in several rows with one name.
+
+    A class would differ between the questions on a text.
+    """
     title_of = dict(zip(texts, own, strict=True))
     same = all(title_of[text] == cell for text, cell in zip(texts, own, strict=True))
     return same and all(map(str.strip, own)) and len(set(own)) < len(title_of) < 0.9 * len(own)
 
 
-def _are_parts_of_data(own: Sequence[str]) -> bool:
+def _are_splits(own: Sequence[str]) -> bool:
     return all(cell.strip().lower() in PART_NAMES for cell in own)
 
 
@@ -267,8 +278,8 @@ def _are_ids(own: Sequence[str]) -> bool:
     return len(filled) == len(own) == len(set(own))
 
 
-_SOUND: dict[str, Callable[[list[str]], bool]] = {
-    "split": _are_parts_of_data,
+_VALID: dict[str, Callable[[list[str]], bool]] = {
+    "split": _are_splits,
     "id": _are_ids,
     "group": lambda own: all(cell.strip() for cell in own),
     "answer_start": lambda own: all(is_whole(cell.strip() or "0") for cell in own),

@@ -1,6 +1,6 @@
-"""ReDSM5 in its published format: posts, and sentences of them annotated for symptoms.
+"""Reader of ReDSM5 in its published format: posts, and sentences annotated for symptoms.
 
-The corpus is gated: users bring their own copy. `synthetic.py` makes data of the same form.
+The corpus is gated: users bring their own copy. `synthetic.py` generates data of the same form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.names import is_name, nearest_column
 from supermax.training.data.rows import Row, Rows, plain, read_rows, require
 from supermax.training.data.spans import Span, locate, merged
-from supermax.training.words import is_name, nearest
 
 POSTS, ANNOTATIONS = "redsm5_posts.csv", "redsm5_annotations.csv"
 POST_COLUMNS = ("post_id", "text")
@@ -32,19 +32,19 @@ SYMPTOMS = {
     "SUICIDAL_THOUGHTS": "The writer has thoughts of death or of ending life.",
     "SPECIAL_CASE": "The writer shows another sign of distress, such as worry or withdrawal.",
 }
-"""Each symptom as the question that is asked of a text."""
+"""Question for each symptom."""
 
 
 def is_clinical(corpus: Corpus) -> bool:
-    """Tell whether a corpus asks texts for symptoms: ReDSM5 itself, data made in its form, or a
-    table with its questions."""
+    """Return True if a corpus has questions about symptoms: ReDSM5, synthetic data, or a table
+    with the same questions."""
     questions = {e.question for e in corpus.examples}
     return bool(questions & {*SYMPTOMS, *SYMPTOMS.values()})
 
 
 @dataclass(frozen=True)
 class Annotation:
-    """A sentence of a post, and whether it shows a symptom (1) or explicitly not (0)."""
+    """Sentence of a post that shows a symptom (status 1) or explicitly does not (0)."""
 
     post: str
     sentence: str
@@ -52,7 +52,8 @@ class Annotation:
     status: int
     text: str
     span: Span | None
-    """Range of the sentence in its post; None: it is not there, and no positions are needed."""
+    """Characters [start, end) of the sentence in its post; None: it is not in the post, and no
+    positions are needed."""
 
     @property
     def id(self) -> str:
@@ -62,10 +63,10 @@ class Annotation:
 def read_redsm5(
     folder: str | Path, *, name: str = "redsm5", on_bad: OnBad = "stop", located: bool = True
 ) -> Corpus:
-    """Classes: a sentence for each annotation. Spans: a post for each symptom annotated in it.
+    """Read a corpus: class examples from annotations, span examples from posts and symptoms.
 
-    `located`: every sentence must stand in its post. Without it, as `criteria` needs it, a post
-    has no spans for a symptom if a sentence on it is not there.
+    `located`: every sentence must be in its post. Without it, which is enough for `criteria`, a
+    post and symptom has no span example if one of its sentences is not in the post.
     """
     check_on_bad(on_bad)
     bad = BadRows()
@@ -82,21 +83,22 @@ def read_redsm5(
 
 
 def is_redsm5(folder: Path) -> bool:
-    """Return whether a folder has one of the corpus's files; which is missing is told later."""
+    """Return True if a folder has one of the corpus's files. Reading reports a missing one."""
     return any((folder / name).exists() for name in (POSTS, ANNOTATIONS))
 
 
 def not_redsm5(folder: Path) -> str:
+    """Return the message for a folder that is not ReDSM5."""
     return (
-        f"{folder} is a folder without {POSTS} and {ANNOTATIONS}: it is no folder of ReDSM5. Name "
-        f"the file itself for a CSV or JSONL."
+        f"{folder} is not a folder of ReDSM5: it has neither {POSTS} nor {ANNOTATIONS}. For a CSV "
+        f"or JSONL file, name the file itself."
     )
 
 
 def assemble(
     name: str, posts: Mapping[str, str], annotations: Iterable[Annotation], skipped: int = 0
 ) -> Corpus:
-    """The corpus that annotations make; a post without any takes no part."""
+    """Return the corpus of the annotations. Posts without annotations are not part of it."""
     classes, shown = [], dict[tuple[str, str], list[Span]]()
     lost = set[tuple[str, str]]()
     for a in annotations:
@@ -133,14 +135,15 @@ def _files(folder: Path, bad: BadRows) -> tuple[Rows, Rows]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """What annotations are read with, and what is remembered of those before."""
+    """State of reading the annotations of a file."""
 
     file: str
     bad: BadRows
     located: bool = True
     texts: dict[str, str] = field(default_factory=dict)
-    """Posts by id; a bad post has no text here."""
+    """Texts of the posts by id; empty for a bad post."""
     line_of: dict[str, int] = field(default_factory=dict)
+    """First line of each annotation, by its id."""
 
 
 def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
@@ -152,7 +155,7 @@ def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
             bad.add(table.file, row.line, "post_id is missing")
         elif line_of.setdefault(post, row.line) != row.line:
             first = f" (first in line {line_of[post]})"
-            bad.add(table.file, row.line, "the post stands twice", first, id=post)
+            bad.add(table.file, row.line, "the post occurs twice", first, id=post)
         else:
             texts[post] = text if text.strip() else ""
             if not text.strip():
@@ -161,7 +164,7 @@ def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
 
 
 def _annotation(row: Row, reading: _Reading) -> Annotation | None:
-    """The annotation of a row; None where it is bad, with every mistake of it reported."""
+    """Return the annotation of a row; None if it is bad. All of its mistakes are reported."""
     post, sentence, symptom, status = (
         _cell(row, name).strip() for name in ("post_id", "sentence_id", "DSM5_symptom", "status")
     )
@@ -169,7 +172,7 @@ def _annotation(row: Row, reading: _Reading) -> Annotation | None:
     mistakes = [
         f"{name} is missing" for name in ANNOTATION_COLUMNS if not _cell(row, name).strip()
     ]
-    mistakes += _wrong(symptom, status)
+    mistakes += _invalid_values(symptom, status)
     name = f"{post}/{sentence}/{symptom}"
     if post and sentence and symptom and reading.line_of.setdefault(name, row.line) != row.line:
         mistakes.append("the sentence is annotated twice for its symptom")
@@ -182,18 +185,18 @@ def _annotation(row: Row, reading: _Reading) -> Annotation | None:
     return Annotation(post, sentence, symptom, _STATUS[status], text, span)
 
 
-def _wrong(symptom: str, status: str) -> list[str]:
+def _invalid_values(symptom: str, status: str) -> list[str]:
     mistakes = []
     if symptom and symptom not in SYMPTOMS:
         shown = f" {symptom}" if is_name(symptom) else ""
-        near = nearest(symptom, SYMPTOMS) if shown else ""
+        near = nearest_column(symptom, SYMPTOMS) if shown else ""
         mistakes.append(f"there is no symptom{shown or ' of that name'}{near}")
     if status and status not in _STATUS:
         mistakes.append("status is neither 0 nor 1")
     return mistakes
 
 
-_STATUS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # numbers come so from a table with gaps
+_STATUS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 in columns with gaps
 
 
 def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span | None:

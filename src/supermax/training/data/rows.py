@@ -1,7 +1,6 @@
-"""CSV and JSONL files as rows that know their line; what cannot be a row is reported.
+"""Reader of CSV and JSONL files as rows with line numbers; bad rows are reported.
 
-Bytes that are not UTF-8 become lone surrogates, so that one bad line costs one row and not the
-file.
+Bytes that are not UTF-8 become lone surrogates, so that a bad line costs one row and not the file.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ from typing import NoReturn
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.files import UTF8, is_utf8, read_contents, suffix_of
-from supermax.training.words import nearest
+from supermax.training.data.names import nearest_column
 
 NOT_UTF8 = "this is not UTF-8 text"
 _LARGEST_FIELD = 2**31 - 1
-_SNIFFED, _RECORDS = 100_000, 20
-_WORDS_OF_A_TEXT = 8
+_SNIFFED, _RECORDS = 100_000, 20  # characters and records that decide the delimiter
+_WORDS_OF_A_TEXT = 8  # from which a value is a text and not a name
 
 
 @dataclass(frozen=True)
 class Row:
+    """Row of a file."""
+
     line: int
-    """Where the row begins in the file, as an editor counts."""
+    """First line of the row in the file, from 1."""
     values: Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a file holds, less the rows that were reported."""
+    """Good rows of a file."""
 
     file: str
     columns: tuple[str, ...]
@@ -44,8 +45,10 @@ class Rows:
 
 
 def read_rows(path: Path, bad: BadRows, encoding: str | None = None) -> Rows:
-    """Read the rows of a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file, which may be
-    compressed (.csv.gz). `encoding`: None detects it."""
+    """Read a CSV (.csv, .tsv, .txt) or JSONL (.jsonl, .ndjson) file, also with gzip (.csv.gz).
+
+    Bad rows are added to `bad`. `encoding` is that of the file; None detects it.
+    """
     reader = _READERS.get(suffix_of(path))
     if reader is None:
         raise UserError(
@@ -59,38 +62,40 @@ def read_rows(path: Path, bad: BadRows, encoding: str | None = None) -> Rows:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether the name is that of a CSV or JSONL file."""
+    """Return True for the name of a CSV or JSONL file."""
     return suffix_of(path) in _READERS
 
 
 def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:
-    """Whether the columns are there; each one that is not is reported."""
+    """Return True if the table has all columns; missing ones are added to `bad`."""
     missing = [name for name in dict.fromkeys(columns) if name not in table.columns]
     if missing:
         check_header(table)
     for name in missing:
-        near = nearest(name, table.columns)
+        near = nearest_column(name, table.columns)
         bad.add(table.file, 1, f"there is no column {name!r}{near}", skippable=False)
     return not missing
 
 
 def check_header(table: Rows) -> None:
-    """Raise UserError where the first line of a CSV file is a row and not the columns' names."""
+    """Raise UserError if the first line of a CSV file is a row and not the columns' names."""
     is_csv = _READERS.get(suffix_of(Path(table.file))) is _read_csv
     if not is_csv or not any(_is_cell(name, table) for name in table.columns):
         return
-    many = len(table.columns)
-    names = ["text", "label", *(f"column{i}" for i in range(3, many + 1))]
+    count = len(table.columns)
+    names = ["text", "label", *(f"column{i}" for i in range(3, count + 1))]
     raise UserError(
         f"{table.file} has no header: its first line looks like a row. Put a line with the "
-        f"columns' names before it, such as {','.join(names[:many])} (if it holds the names, "
-        f"shorten them)."
+        f"columns' names before it, such as {','.join(names[:count])} (if the first line holds "
+        f"the names, shorten them)."
     )
 
 
 def _is_cell(name: str, table: Rows) -> bool:
-    """A name of many words above texts of as many, or one that stands in its own column among few
-    values."""
+    """Return True if a column's name looks like a value of the column.
+
+    It is as long as the texts below it, or one of few distinct values.
+    """
     if not name:
         return False
     cells = [plain(row.values.get(name)) or "" for row in table.rows]
@@ -102,7 +107,7 @@ def _is_cell(name: str, table: Rows) -> bool:
 
 
 def plain(value: object) -> str | None:
-    """A cell as text, numbers as people write them; None where it is a list or an object."""
+    """Return a cell as text, with 2.0 as "2"; None for a list or an object."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -121,21 +126,21 @@ def _read_csv(file: str, data: bytes, bad: BadRows) -> Rows:
         bad.add(file, first, NOT_UTF8, skippable=False)
     columns = tuple(name.strip() for name in header)
     for name in {name for name in columns if columns.count(name) > 1 and name}:
-        bad.add(file, first, f"the column {name!r} stands twice", skippable=False)
+        bad.add(file, first, f"the column {name!r} occurs twice", skippable=False)
     rows = []
     for start, end, record in records:
         if lines := [line for line in range(start, end + 1) if line in wrong]:
             bad.add(file, lines[0], NOT_UTF8)
         elif len(record) != len(columns):
             counts = f" ({len(record)}, not {len(columns)})"
-            bad.add(file, start, "the row has not as many fields as the header", counts)
+            bad.add(file, start, "the row and the header have different numbers of fields", counts)
         else:
             rows.append(Row(start, dict(zip(columns, record, strict=True))))
     return Rows(file, columns, tuple(rows))
 
 
 def _records(file: str, text: str, bad: BadRows) -> Iterator[tuple[int, int, list[str]]]:
-    """First line, last line and fields of each record; blank lines are no records."""
+    """Yield first line, last line and fields of each record, without blank lines."""
     delimiter = _delimiter(text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     limit = csv.field_size_limit(_LARGEST_FIELD)  # posts may be longer than csv expects
@@ -147,7 +152,7 @@ def _records(file: str, text: str, bad: BadRows) -> Iterator[tuple[int, int, lis
             except StopIteration:
                 return
             except csv.Error as error:
-                _misquoted(file, start, error, bad)
+                _report_quote(file, start, error, bad)
                 continue
             if record:
                 yield start, reader.line_num, record
@@ -155,15 +160,17 @@ def _records(file: str, text: str, bad: BadRows) -> Iterator[tuple[int, int, lis
         csv.field_size_limit(limit)
 
 
-def _misquoted(file: str, line: int, error: csv.Error, bad: BadRows) -> None:
-    if "end of data" in str(error):  # all that follows was swallowed; nobody can count it
+def _report_quote(file: str, line: int, error: csv.Error, bad: BadRows) -> None:
+    # csv has one error class: only its message tells an unclosed quote, which swallows all rows
+    # that follow.
+    if "end of data" in str(error):
         bad.add(file, line, "a quote that opens here is never closed", skippable=False)
     else:
         bad.add(file, line, "a quote is out of place in the row that begins here")
 
 
 def _delimiter(text: str) -> str:
-    """The mark that cuts the first lines into the same number of fields, the more the better."""
+    """Return the delimiter that splits the first records most evenly, then into most fields."""
     fields = {}
     for mark in ",;\t":
         first = io.StringIO(text.lstrip()[:_SNIFFED], newline="")
@@ -171,8 +178,8 @@ def _delimiter(text: str) -> str:
             records = [r for r in csv.reader(first, delimiter=mark) if r][:_RECORDS]
             if counts := [len(record) for record in records]:
                 fields[mark] = (counts.count(counts[0]) / len(counts), counts[0])
-    split = {mark: (share, many) for mark, (share, many) in fields.items() if many > 1}
-    return max(split, key=lambda mark: split[mark], default=",")
+    several = {mark: (share, count) for mark, (share, count) in fields.items() if count > 1}
+    return max(several, key=lambda mark: several[mark], default=",")
 
 
 def _read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:

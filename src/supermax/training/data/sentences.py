@@ -1,8 +1,8 @@
-"""What the synthetic posts are made of: plain sentences from templates, nobody's own.
+"""Templates of the synthetic posts' sentences about symptoms.
 
-An act is what a person does or feels, as (past, base): "lay awake", "lie awake". Frames say of
-whom it is told and whether it is so. Pairs of frames hold the same words in another order, so
-that who it is about cannot be told from the words alone.
+A symptom has acts in (past, base) form: "lay awake", "lie awake". Frames decide who does it, and
+whether it is asserted or negated. Pairs of frames hold the same words in another order, so that a
+bag of words cannot distinguish them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ Frames = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Wording:
-    """How one symptom is spoken of."""
+    """Wordings for one symptom."""
 
     shown: tuple[tuple[str, str], ...]
-    """Past and base form of what shows it."""
+    """Acts that show it, in past and base form."""
     well: tuple[str, ...]
-    """What speaks against it."""
+    """Acts that contradict it."""
     vague: tuple[str, ...]
-    """What may or may not show it."""
+    """Acts that may or may not show it."""
     weight: int = 1
-    """How often it is annotated, next to the others."""
+    """Relative frequency among the annotations."""
 
 
 def _felt(*feelings: str) -> tuple[tuple[str, str], ...]:

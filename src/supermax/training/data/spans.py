@@ -1,4 +1,4 @@
-"""Where a piece of a text stands in it."""
+"""Spans: character ranges [start, end) of a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Span = tuple[int, int]
 
 
 def locate(text: str, piece: str) -> Span | None:
-    """The first place of a piece in a text, white space taken as alike; None: it is not there."""
+    """Return the first span of a piece in a text, with any white space equal; None: not found."""
     if (start := text.find(piece)) >= 0 and piece.strip():
         return start, start + len(piece)
     words = piece.split()
@@ -20,7 +20,7 @@ def locate(text: str, piece: str) -> Span | None:
 
 
 def merged(spans: Iterable[Span], text: str) -> tuple[Span, ...]:
-    """In order; those that overlap, or have only white space between them, become one."""
+    """Return the spans in order, merged if they overlap or only white space separates them."""
     result: list[Span] = []
     for start, end in sorted(spans):
         if result and not text[result[-1][1] : start].strip():

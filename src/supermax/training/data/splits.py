@@ -1,7 +1,7 @@
-"""Train, validation and test: no group and no text straddles, and every stratum keeps its share.
+"""Stratified splits into train, validation and test, where no group and no text is in two splits.
 
-Groups that have a text in common are joined, and what is joined is given out whole, those with the
-rarest strata and the largest first, each to the part that lacks most of what it holds.
+Groups with a text in common are joined into sets. Sets are assigned greedily, those with the
+rarest strata and the largest first, each to the split that lacks most of its strata.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import PARTS, Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import open_table
-from supermax.words import counted
 
-_FEWEST = 0.5  # examples expected in a part; a stratum with fewer cannot be shared out
+_FEWEST = 0.5  # expected examples of a stratum in the smallest split; rarer strata are ignored
 Strata = Counter[tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Three corpora; a search never looks at the test one."""
+    """Corpora for training, validation and test. A search never uses the test split."""
 
     train: Corpus
     validation: Corpus
     test: Corpus
     joined: int = 0
-    """Groups that were joined with another since they have a text in common."""
+    """Groups that were joined with another one, as they have a text in common."""
     undivided: float = 0.0
-    """Share of the examples in the largest set that had to stay together, where it is larger than
-    the smallest part that was asked for; otherwise 0."""
+    """Share of the examples in the largest set of joined groups, if it is larger than the smallest
+    requested split; otherwise 0."""
     drawn: bool = False
-    """The data came split, without validation rows, and these were drawn from train."""
+    """True: the data came with splits but no validation rows, which were drawn from train."""
 
     @property
     def parts(self) -> tuple[Corpus, Corpus, Corpus]:
@@ -47,7 +47,7 @@ class Splits:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when an example changes or moves to another part."""
+        """Digest that changes when an example changes or moves to another split."""
         facts = "-".join(part.fingerprint for part in self.parts)
         return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
@@ -55,7 +55,10 @@ class Splits:
 def split(
     corpus: Corpus, *, validation: float = 0.15, test: float = 0.15, seed: int = 0
 ) -> Splits:
-    """The same corpus and seed give the same splits; a share of 0 gives an empty one."""
+    """Split a corpus by shares; a share of 0 gives an empty split.
+
+    The same corpus and seed give the same splits. Raises UserError if there are too few groups.
+    """
     shares = (1 - validation - test, validation, test)
     _check(shares)
     set_of = joined(corpus)
@@ -63,50 +66,53 @@ def split(
     wanted = [share for share in shares if share > 0]
     if len(sets) < len(wanted):
         raise UserError(_too_few(corpus, len(set_of), len(sets), len(wanted)))
-    parts = _dealt(sets, shares, seed)
-    own = [[g for g, its in set_of.items() if parts[its] == number] for number in range(3)]
+    parts = _assign(sets, shares, seed)
+    groups = [[g for g, its in set_of.items() if parts[its] == part] for part in range(3)]
     sizes = Counter(set_of[example.group] for example in corpus.examples)
     largest = max(sizes.values()) / sizes.total()
     return Splits(
-        corpus.restricted_to(own[0]),
-        corpus.restricted_to(own[1]),
-        corpus.restricted_to(own[2]),
+        corpus.restricted_to(groups[0]),
+        corpus.restricted_to(groups[1]),
+        corpus.restricted_to(groups[2]),
         joined=len(set_of) - len(sets),
         undivided=largest if largest > min(wanted) else 0.0,
     )
 
 
 def joined(corpus: Corpus) -> dict[str, str]:
-    """Name for every group the set that it belongs to: groups with a text in common, directly or
-    by way of others, are one set, which is named by the first of them."""
-    above: dict[str, str] = {}
+    """Return the set of every group, named by the first of its groups.
 
-    def top(group: str) -> str:
-        while (parent := above.setdefault(group, group)) != group:
-            above[group] = above[parent]
-            group = above[group]
+    Groups with a text in common, directly or through other groups, are in one set (union-find).
+    """
+    parents: dict[str, str] = {}
+
+    def root(group: str) -> str:
+        while (parent := parents.setdefault(group, group)) != group:
+            parents[group] = parents[parent]
+            group = parents[group]
         return group
 
     first: dict[bytes, str] = {}
     for example in corpus.examples:
-        mine, other = top(example.group), top(first.setdefault(same(example.text), example.group))
-        above[max(mine, other)] = min(mine, other)
-    return {group: top(group) for group in above}
+        own = root(example.group)
+        other = root(first.setdefault(same_text(example.text), example.group))
+        parents[max(own, other)] = min(own, other)
+    return {group: root(group) for group in parents}
 
 
-def same(text: str) -> bytes:
-    """Digest that texts share which differ in letter case, white space or compatibility forms."""
+def same_text(text: str) -> bytes:
+    """Return a digest that ignores letter case, white space and compatibility forms."""
     plain = " ".join(unicodedata.normalize("NFKC", text).casefold().split())
     return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _too_few(corpus: Corpus, groups: int, sets: int, wanted: int) -> str:
-    many = counted(groups, "group", "groups")
+    count = counted(groups, "group", "groups")
     why = ""
     if sets < groups:
         why = f", which share texts and so make {counted(sets, 'set', 'sets')} that stay together"
     return (
-        f"{corpus.name} has {many} of examples{why}, too few to split in {wanted}: bring more "
+        f"{corpus.name} has {count} of examples{why}, too few to split in {wanted}: bring more "
         f"data, or set a share to 0."
     )
 
@@ -120,8 +126,10 @@ def read_splits(
     on_bad: OnBad = "stop",
     encoding: str | None = None,
 ) -> Splits:
-    """A table that comes split, by its column `columns.split`. No row is moved: `shared_texts`
-    counts what stands in two parts."""
+    """Read a table that comes with its splits, in the column `columns.split`.
+
+    No row is moved: `shared_texts` counts texts that are in two splits.
+    """
     if columns.split is None:
         raise UserError("No column is mapped as split; map one, or use read_table and split.")
     table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
@@ -130,19 +138,19 @@ def read_splits(
 
 
 def with_validation(splits: Splits, share: float, seed: int = 0) -> Splits:
-    """Return splits that have validation rows: where the file has none, labelled or not, `share`
-    of train. Test rows stay what they are."""
+    """Return the splits with validation rows: if the file has none, labelled or not, draw `share`
+    of train. The test split does not change."""
     unlabelled = any(rows.part == "validation" for rows in splits.train.unlabelled)
     if splits.validation.examples or unlabelled or not splits.train.examples or not share:
         return splits
-    dealt = split(splits.train, validation=share, test=0.0, seed=seed)
-    return replace(dealt, test=splits.test, drawn=True)
+    drawn = split(splits.train, validation=share, test=0.0, seed=seed)
+    return replace(drawn, test=splits.test, drawn=True)
 
 
 def shared_texts(splits: Splits) -> dict[str, int]:
-    """Count the distinct texts of validation that stand in train too, and those of test that stand
-    in train or validation, from both of which a refit learns."""
-    train, validation, test = ({same(e.text) for e in part.examples} for part in splits.parts)
+    """Count the distinct texts of validation that are also in train, and those of test that are
+    also in train or validation, as a refit trains on both."""
+    train, validation, test = ({same_text(e.text) for e in part.examples} for part in splits.parts)
     return {"validation": len(validation & train), "test": len(test & (train | validation))}
 
 
@@ -150,13 +158,13 @@ def _check(shares: tuple[float, float, float]) -> None:
     train, *others = shares
     if min(others) < 0 or not train > 1e-9:
         raise UserError(
-            "The shares of validation and test are at least 0 and together below 1, so that "
+            "The shares of validation and test must be at least 0 and together below 1, so that "
             "something is left to train on."
         )
 
 
 def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Strata]:
-    """Count what every set holds, in an order of its own whatever the order of the rows."""
+    """Count the strata of every set. The result does not depend on the order of the rows."""
     sets: dict[str, Strata] = {}
     for kind, examples in (("classes", corpus.classes), ("spans", corpus.spans)):
         for example in examples:
@@ -167,13 +175,13 @@ def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Stra
 
 
 def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:
-    """The stratum, and coarser ones for when each row has a question of its own."""
+    """Return the stratum, and coarser ones for data in which every row has its own question."""
     spans = "-" if example.spans is None else str(bool(example.spans))
     return [(kind,), (kind, str(example.label), spans), (kind, "stratum", example.stratum)]
 
 
-def _dealt(groups: Mapping[str, Strata], shares: Sequence[float], seed: int) -> dict[str, int]:
-    """Which part each group goes to."""
+def _assign(groups: Mapping[str, Strata], shares: Sequence[float], seed: int) -> dict[str, int]:
+    """Return the index of the split of each set of groups."""
     totals: Strata = Counter()
     for own in groups.values():
         _add(totals, own)
@@ -182,17 +190,20 @@ def _dealt(groups: Mapping[str, Strata], shares: Sequence[float], seed: int) -> 
     trimmed = {
         g: Counter({s: n for s, n in own.items() if s in kept}) for g, own in groups.items()
     }
-    table = _Table(shares, totals)
+    allocation = _Allocation(shares, totals)
     order = list(trimmed)
     random.Random(seed).shuffle(order)
     order.sort(key=lambda group: _rarity(trimmed[group], totals))
-    parts = {group: table.put(trimmed[group], table.best(trimmed[group])) for group in order}
-    _filled(parts, trimmed, table)
+    parts = {}
+    for group in order:
+        parts[group] = allocation.best(trimmed[group])
+        allocation.put(trimmed[group], parts[group])
+    _fill_empty(parts, trimmed, allocation)
     return parts
 
 
 def _add(counts: Strata, more: Strata) -> None:
-    """As `Counter.update`, which is slow for the few counts of a set."""
+    """Add counts like `Counter.update`, which is slow for the few counts of a set."""
     for stratum, n in more.items():
         counts[stratum] += n
 
@@ -201,8 +212,8 @@ def _rarity(own: Strata, totals: Strata) -> tuple[int, int]:
     return min((totals[stratum] for stratum in own), default=0), -own.total()
 
 
-class _Table:
-    """What each part holds so far, next to what it should."""
+class _Allocation:
+    """Strata that each split holds so far, compared with its share."""
 
     def __init__(self, shares: Sequence[float], totals: Strata) -> None:
         self.shares, self.totals = shares, totals
@@ -210,8 +221,10 @@ class _Table:
         self.wanted = [part for part, share in enumerate(shares) if share > 0]
 
     def cost(self, own: Strata, part: int) -> float:
-        """How much a part's distance to its shares (chi-square) grows with a group: to the bit
-        the same in whatever order its rows came."""
+        """Return the growth of a split's chi-square distance to its share with one more set.
+
+        The sum is exact, so it does not depend on the order of the rows.
+        """
         share, held, terms = self.shares[part], self.held[part], []
         for stratum, n in own.items():
             wanted = share * self.totals[stratum]
@@ -221,21 +234,23 @@ class _Table:
     def best(self, own: Strata) -> int:
         return min(self.wanted, key=lambda part: self.cost(own, part))
 
-    def put(self, own: Strata, part: int) -> int:
+    def put(self, own: Strata, part: int) -> None:
         _add(self.held[part], own)
-        return part
 
     def take(self, own: Strata, part: int) -> None:
         self.held[part].subtract(own)
 
 
-def _filled(parts: dict[str, int], groups: Mapping[str, Strata], table: _Table) -> None:
-    """Gives a part that got nothing the smallest group of the part that has most."""
-    for part in table.wanted:
+def _fill_empty(
+    parts: dict[str, int], groups: Mapping[str, Strata], allocation: _Allocation
+) -> None:
+    """Move the smallest set of the split with most sets to a split that got none."""
+    for part in allocation.wanted:
         if part in parts.values():
             continue
         largest = Counter(parts.values()).most_common(1)[0][0]
         own = [group for group, where in parts.items() if where == largest]
         group = min(own, key=lambda name: groups[name].total())
-        table.take(groups[group], largest)
-        parts[group] = table.put(groups[group], part)
+        allocation.take(groups[group], largest)
+        allocation.put(groups[group], part)
+        parts[group] = part

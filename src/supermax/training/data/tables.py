@@ -1,4 +1,4 @@
-"""Any CSV or JSONL file as a corpus, by a mapping of its columns.
+"""Reader of any CSV or JSONL file as a corpus, by a mapping of its columns.
 
 file ──read_rows()──▶ rows ──_draft()──▶ examples, and a report of every bad row
 """
@@ -25,14 +25,15 @@ from supermax.training.data.spans import Span
 
 @dataclass(frozen=True)
 class Table:
-    """A corpus, and the split that each of its rows came with."""
+    """Corpus with the splits that its rows came with."""
 
     corpus: Corpus
     part_of: dict[str, str]
-    """Train, validation or test, by the example's id."""
+    """Train, validation or test, by the example's id; empty without such a column."""
 
-    def part(self, wanted: str) -> Corpus:
-        return self.corpus.only(lambda example: self.part_of[example.id] == wanted)
+    def part(self, name: str) -> Corpus:
+        """Return the examples of one split."""
+        return self.corpus.only(lambda example: self.part_of[example.id] == name)
 
 
 def read_table(
@@ -44,12 +45,12 @@ def read_table(
     on_bad: OnBad = "stop",
     encoding: str | None = None,
 ) -> Corpus:
-    """Classes where a label is mapped, spans where an answer is, both where both are.
+    """Read a corpus, with classes if a label is mapped, and spans if an answer is mapped.
 
-    Where neither is, nothing is known of the rows: they are in both lists, to be predicted. Where
-    a label is mapped, rows without one are left out and counted in `Corpus.unlabelled`.
-    Bad rows stop it, all of them counted and a few of each kind named by file and line, or are
-    skipped and counted. `encoding` is that of the file; None detects it.
+    If neither is mapped, the rows are in both lists, for prediction. If a label is mapped, rows
+    without one are left out and counted in `Corpus.unlabelled`. Bad rows raise one UserError,
+    which counts them by kind and names a few by file and line; `on_bad="skip"` skips and counts
+    them. `encoding` is that of the file; None detects it.
     """
     table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
     return table.corpus
@@ -64,7 +65,7 @@ def open_table(
     on_bad: OnBad = "stop",
     encoding: str | None = None,
 ) -> Table:
-    """As `read_table`, with the split that each row came with."""
+    """Read a corpus like `read_table`, with the split of each row."""
     known = tuple(plain(label) or "" for label in labels or ())
     check_columns(columns, known)
     check_on_bad(on_bad)
@@ -81,8 +82,8 @@ def open_table(
         drafts = [draft for draft in drafts if draft.label]
         _check_labels(drafts, columns, known, table.file)
     names = known or _names_of(drafts)
-    number_of = {label: number for number, label in enumerate(names)}
-    examples = tuple(_labelled(draft, number_of) for draft in drafts)
+    class_of = {label: index for index, label in enumerate(names)}
+    examples = tuple(_with_label(draft, class_of) for draft in drafts)
     corpus = _corpus(name or stem_of(Path(path)), names, examples, columns, skipped)
     part_of = {draft.example.id: draft.part for draft in drafts}
     detected = table.encoding if encoding is None and table.encoding != UTF8 else ""
@@ -91,7 +92,7 @@ def open_table(
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the rows of one file are read with, and what is remembered of those before."""
+    """State of reading the rows of a file."""
 
     columns: Columns
     mapped: dict[str, str]
@@ -99,19 +100,22 @@ class _Reading:
     file: str
     bad: BadRows
     line_of: dict[str, int] = field(default_factory=dict)
+    """First line of each id."""
     part_of: dict[str, str] = field(default_factory=dict)
-    """By group."""
+    """Split of each group."""
 
 
 @dataclass(frozen=True)
 class _Draft:
+    """Example whose label is still a name."""
+
     example: Example
     label: str
     part: str
 
 
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
-    """The example of a row; None where it is bad, with every mistake of it reported."""
+    """Return the example of a row; None if it is bad. All of its mistakes are reported."""
     columns, before = reading.columns, len(reading.bad.found)
     cells = {role: _cell(row, column) for role, column in reading.mapped.items()}
     given = cells.get("id", "").strip()
@@ -145,10 +149,10 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
         if plain(row.values.get(reading.mapped[role])) is None:
             yield f"the {role} is a list or an object", ""
         elif not cells[role].strip():
-            if role != "label":  # such a row is there to be predicted
+            if role != "label":  # a row without a label is for prediction
                 yield f"the {role} is missing", ""
         elif not _is_encodable(cells[role]):
-            yield NOT_UTF8, f": half a character stands in the {role}"
+            yield NOT_UTF8, f": the {role} holds half a character"
     part = cells.get("split", "train").strip().lower()
     if part not in PART_NAMES:
         yield f"the split is none of {', '.join(PARTS)}", ""
@@ -162,20 +166,22 @@ def _few(labels: tuple[str, ...]) -> str:
 
 
 def _remember(row: Row, given: str, cells: dict[str, str], reading: _Reading) -> None:
-    """An id names one row, and a group stands in one split. (A text may stand in two: that is
-    counted, and told, by `shared_texts`.)"""
+    """Report an id that occurs twice, and a group with rows in two splits.
+
+    A text may be in two splits: `shared_texts` counts these for a notice.
+    """
     if given and reading.line_of.setdefault(given, row.line) != row.line:
         first = f" (first in line {reading.line_of[given]})"
-        reading.bad.add(reading.file, row.line, "the id stands twice", first, id=given)
+        reading.bad.add(reading.file, row.line, "the id occurs twice", first, id=given)
     part = PART_NAMES.get(cells.get("split", "").strip().lower())
     group = cells.get("group", "").strip()
     if part and group and reading.part_of.setdefault(group, part) != part:
-        what = "rows of its group stand in another split"
+        what = "rows of its group are in another split"
         reading.bad.add(reading.file, row.line, what, id=given)
 
 
 def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ...]:
-    """Where the evidence of a row stands; mistakes in it are reported."""
+    """Return the spans of a row's answers; mistakes in them are reported."""
     answer, start = reading.columns.answer, reading.columns.answer_start
     starts = row.values.get(start) if start else None
     spans, mistakes = evidence(text, row.values.get(answer or ""), starts)
@@ -192,7 +198,7 @@ def _unlabelled(drafts: list[_Draft], file: str) -> tuple[Unlabelled, ...]:
 def _check_labels(
     drafts: list[_Draft], columns: Columns, known: tuple[str, ...], file: str
 ) -> None:
-    """Raise UserError where the labels cannot be classes."""
+    """Raise UserError if the labels cannot be classes."""
     names = {draft.label for draft in drafts}
     if not names:
         raise UserError(
@@ -206,7 +212,7 @@ def _check_labels(
 
 
 def _names_of(drafts: list[_Draft]) -> tuple[str, ...]:
-    """The labels that occur, in order."""
+    """Return the labels that occur, numbers first and in numerical order."""
     return tuple(sorted({draft.label for draft in drafts if draft.label}, key=_by_number))
 
 
@@ -218,8 +224,8 @@ def _by_number(label: str) -> tuple[float, str]:
     return (math.inf if math.isnan(number) else number), label
 
 
-def _labelled(draft: _Draft, number_of: Mapping[str, int]) -> Example:
-    return replace(draft.example, label=number_of[draft.label]) if draft.label else draft.example
+def _with_label(draft: _Draft, class_of: Mapping[str, int]) -> Example:
+    return replace(draft.example, label=class_of[draft.label]) if draft.label else draft.example
 
 
 def _corpus(

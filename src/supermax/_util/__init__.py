@@ -1,0 +1,2 @@
+"""Helpers without dependencies: text, files, YAML with lines, attribute names, operating
+system."""

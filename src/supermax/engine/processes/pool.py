@@ -1,0 +1,262 @@
+"""Pool of cells: started ahead of their trials, replaced when unhealthy.
+
+keep_ready ──▶ starting ──ready──▶ idle ──pick──▶ (busy) ──served──▶ idle again, or leaving
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from supermax.engine import events as say
+from supermax.engine.processes.protocol import Exited
+from supermax.engine.processes.transport import KILL, Cell, Processes
+from supermax.engine.storage.patience import Patience, Subject
+from supermax.engine.trial.faults import Kind, signal_name
+from supermax.errors import EnvironmentFault, UserError
+
+_LOAD_TIMEOUT = 900.0  # seconds to import the objective's modules
+_START_TIMEOUT = 120.0  # seconds until a cell is ready
+_LINGER = 10.0  # seconds for a cell to exit after its trial
+_MAX_FAILED_STARTS = 5  # in a row
+_MAX_SERVER_DEATHS = 20  # in a row, without a trial finished between them
+_MAX_DEATHS_LOADING = 3  # before the first load: more likely caused by the objective
+_BACK_OFF = 0.25  # seconds; doubles with each failed start
+_FORK_SERVER = Subject(
+    "the fork server to start",
+    "The fork server could not be started",
+    "Make room on the disk, or end other processes,",
+)
+
+
+class Pool:
+    """Cells by state: starting, idle and leaving; busy ones are the coordinator's.
+
+    `reuse`: cells run one trial after another. `devices`: values of CUDA_VISIBLE_DEVICES to
+    spread the cells over; empty: as inherited.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        workers: int,
+        reuse: bool,
+        devices: Sequence[str],
+        emit: Callable[[say.Event], None],
+        patience: Patience,
+    ) -> None:
+        self._processes = processes
+        self._patience = patience
+        self._workers = workers
+        self._reuse = reuse
+        self._devices = devices
+        self._emit = emit
+        self._loaded = self._ever_loaded = False
+        self._load_by = time.monotonic() + _LOAD_TIMEOUT
+        self._starting: dict[int, tuple[Cell, float]] = {}
+        self._idle: list[Cell] = []
+        self._leaving: dict[int, tuple[Cell, float, str | None]] = {}
+        self._failed_starts = 0
+        self._fork_server_deaths = 0
+        self._not_before = 0.0  # no cell starts before this moment of time.monotonic()
+        self.faults: Counter[str] = Counter()
+
+    def keep_ready(self, launches: int, busy: int) -> None:
+        """Start cells ahead of time, at most as many as the `launches` to come can use."""
+        if not self._loaded or time.monotonic() < self._not_before:
+            return
+        wanted = min(self._workers - busy if self._reuse else self._workers, launches)
+        for _ in range(wanted - len(self._idle) - len(self._starting)):
+            self._start()
+
+    def _start(self, device: str | None = None) -> None:
+        cell = self._processes.start_cell(device or self._least_loaded_device())
+        self._starting[cell.number] = (cell, time.monotonic() + _START_TIMEOUT)
+
+    def _least_loaded_device(self) -> str | None:
+        if not self._devices:
+            return None
+        staying = [c for c in self._processes.cells.values() if c.number not in self._leaving]
+        load = Counter(cell.device for cell in staying)
+        return min(self._devices, key=lambda device: load[device])
+
+    def idle_on(self, device: str | None) -> list[Cell]:
+        return [cell for cell in self._idle if cell.device == device]
+
+    def pick(
+        self, *, fresh: bool, busy: Sequence[Cell], devices: Sequence[str | None] | None = None
+    ) -> Cell | None:
+        """Take an idle cell out of the pool; None: there is none that suits.
+
+        It is on the first of `devices` that has one, or, if `devices` is None, on the device with
+        the fewest `busy` cells. `fresh`: it must not have run a trial yet.
+        """
+        suitable = [cell for cell in self._idle if not (fresh and cell.trials)]
+        if devices is not None:
+            warm = sorted(suitable, key=lambda cell: -cell.trials)
+            candidates = [cell for device in devices for cell in warm if cell.device == device]
+            if not candidates and devices and self._idle:
+                self._replace(self._idle[0], devices[0])
+        else:
+            candidates = suitable
+            if not candidates and fresh and self._idle:
+                self._replace(self._idle[0], None)
+            candidates = self._by_device_load(candidates, busy)
+        if not candidates:
+            return None
+        self._idle.remove(candidates[0])
+        return candidates[0]
+
+    def dismiss_surplus(self) -> bool:
+        """Dismiss idle cells that have run trials, except one per device; return whether there
+        were any."""
+        used = [cell for cell in self._idle if cell.trials]
+        first = {cell.device: cell for cell in reversed(used)}
+        surplus = [cell for cell in used if cell is not first[cell.device]]
+        for cell in surplus:
+            self._idle.remove(cell)
+            self.dismiss(cell)
+        return bool(surplus)
+
+    def _by_device_load(self, cells: list[Cell], busy: Sequence[Cell]) -> list[Cell]:
+        if not self._devices:
+            return cells
+        load = Counter(cell.device for cell in busy)
+        most = math.ceil(self._workers / len(self._devices))
+        available = [cell for cell in cells if load[cell.device] < most]
+        return sorted(available, key=lambda cell: load[cell.device])
+
+    def _replace(self, cell: Cell, device: str | None) -> None:
+        """Dismiss an idle cell and start one on `device`, unless one is starting there already."""
+        if any(other.device == device for other, _ in self._starting.values() if device):
+            return
+        self._idle.remove(cell)
+        self.dismiss(cell)
+        self._start(device)
+
+    @property
+    def has_idle(self) -> bool:
+        return bool(self._idle)
+
+    def served(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
+        """Take a cell back whose trial has ended, or dismiss it. `unclean`: the trial's
+        remains."""
+        if self._reuse and healthy:
+            self._idle.append(cell)
+        else:
+            self.dismiss(cell, unclean)
+
+    def dismiss(self, cell: Cell, note: str | None = None) -> None:
+        """Have a cell exit by itself; kill it after _LINGER seconds."""
+        self._leaving[cell.number] = (cell, time.monotonic() + _LINGER, note)
+        self._processes.hang_up(cell)
+
+    def loaded(self, why_not_fork: str | None) -> None:
+        self._loaded = self._ever_loaded = True
+        if why_not_fork is not None:
+            self._emit(
+                say.Notice(
+                    f"Each cell starts as a new interpreter instead of a fork, which is slower, "
+                    f"because {why_not_fork}."
+                )
+            )
+
+    def broken(self, error: str, traceback: str) -> None:
+        raise UserError(
+            f"The objective cannot be loaded in another process: {error}. The modules that it "
+            f"uses must be importable there; move start-up work that needs more than that into "
+            f"the objective.\n\n{traceback}"
+        )
+
+    def came_up(self, cell: Cell) -> None:
+        self._starting.pop(cell.number, None)
+        self._failed_starts = 0
+        self._idle.append(cell)
+        self._emit(say.CellStarted(cell.number, cell.pid or 0))
+
+    def gone(self, cell: Cell, exit: Exited, log_tail: str, *, ran: bool) -> None:
+        """Remove a cell that has exited. `ran`: a trial was running in it."""
+        note = self._leaving.pop(cell.number, (cell, 0.0, None))[2]
+        if cell in self._idle:
+            self._idle.remove(cell)
+            note = f"ended while idle ({_exit_text(exit)})"
+        elif self._starting.pop(cell.number, None) and not cell.ready:
+            self._failed_start(_exit_text(exit), log_tail)
+        elif not ran and (exit.signum or exit.code):
+            note = f"{note or 'after its trial'}: {_exit_text(exit)}"
+        if exit.strays:
+            left = f"{exit.strays} process(es) it had left behind were killed"
+            note = f"{note}; {left}" if note else left
+        self._emit(say.CellEnded(cell.number, cell.trials, note))
+
+    def closed(self) -> None:
+        """Emit the end of dismissed cells whose exit the run did not wait for."""
+        for cell, _, note in self._leaving.values():
+            self._emit(say.CellEnded(cell.number, cell.trials, note))
+        self._leaving.clear()
+
+    def _failed_start(self, how: str, log_tail: str) -> None:
+        self.faults[str(Kind.NO_START)] += 1
+        self._failed_starts += 1
+        self._not_before = time.monotonic() + _BACK_OFF * 2**self._failed_starts
+        if self._failed_starts >= _MAX_FAILED_STARTS:
+            raise EnvironmentFault(
+                f"{self._failed_starts} cells in a row did not start (the last one: {how}). "
+                f"Check that the machine has memory and processes left, then call again. The fork "
+                f"server's log ends with:\n"
+                f"{log_tail[-1500:] or '(nothing)'}"
+            )
+
+    def fork_server_gone(self, log_tail: str) -> None:
+        """Start a new fork server after the old one and all its cells have died."""
+        self._fork_server_deaths += 1
+        most = _MAX_SERVER_DEATHS if self._ever_loaded else _MAX_DEATHS_LOADING
+        if self._fork_server_deaths >= most:
+            raise EnvironmentFault(
+                f"The fork server died {self._fork_server_deaths} time(s) "
+                f"{'in a row' if self._ever_loaded else 'while it loaded the objective'}. "
+                f"Its log ends with:\n{log_tail[-1500:] or '(nothing)'}"
+            )
+        self._starting.clear()
+        self._idle.clear()
+        self._leaving.clear()
+        self._loaded = False
+        self._load_by = time.monotonic() + _LOAD_TIMEOUT
+        self._processes.start_fork_server(self._patience.wait_for(_FORK_SERVER))
+        self._emit(
+            say.Notice("The fork server died, and its cells with it; a new one was started.")
+        )
+
+    def trial_finished(self) -> None:
+        self._fork_server_deaths = 0
+
+    def next_deadline(self) -> float:
+        """Return the moment of time.monotonic() at which enforce_deadlines is due; inf: never."""
+        due = [deadline for _, deadline in self._starting.values()]
+        due += [deadline for _, deadline, _ in self._leaving.values()]
+        due += [self._load_by] if not self._loaded else []
+        due += [self._not_before] if self._not_before > time.monotonic() else []
+        return min(due, default=math.inf)
+
+    def enforce_deadlines(self) -> None:
+        now = time.monotonic()
+        if not self._loaded and now > self._load_by:
+            raise EnvironmentFault(
+                f"Loading the objective takes longer than {_LOAD_TIMEOUT:.0f} s. Move start-up "
+                f"work into the objective."
+            )
+        for number, (cell, deadline) in self._starting.items():
+            if deadline <= now:
+                self._processes.signal(cell, KILL)
+                self._starting[number] = (cell, now + 1.0)
+        for number, (cell, deadline, note) in self._leaving.items():
+            if deadline <= now:
+                self._processes.signal(cell, KILL)
+                reason = note or f"did not exit within {_LINGER:.0f} s of its trial"
+                self._leaving[number] = (cell, now + 1.0, reason)
+
+
+def _exit_text(exit: Exited) -> str:
+    return signal_name(exit.signum) if exit.signum else f"exit code {exit.code}"

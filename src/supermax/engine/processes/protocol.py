@@ -1,0 +1,379 @@
+"""Wire protocol between coordinator, fork server and cells: message classes and their encoding.
+
+One message is one line of JSON on a Unix stream socket; file descriptors may accompany it
+(SCM_RIGHTS). Values that do not survive a JSON round trip (trials of study views, categorical
+choices that are objects) are embedded as pickles: both ends are the same installation, started by
+the same user.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+RECORD = "supermax"
+"""Key of the only trial user attribute that Supermax writes."""
+_READ_SIZE = 1 << 16  # bytes
+_MAX_FDS = 4
+_MAX_READS = 64
+_CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_PICKLED = "$pickle"
+
+
+# Coordinator to fork server ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preload:
+    """Import `module` and call its function preload() with `arguments`; Setup comes later."""
+
+    module: str
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Configure the fork server. The log's file descriptor accompanies it."""
+
+    fresh: bool
+    """True: a new cell for every trial."""
+    argv: list[str]
+    """sys.argv of the user's program, which objectives may read."""
+    env: dict[str, str]
+    """Environment variables that were not known when the process was started."""
+
+
+@dataclass(frozen=True)
+class StartCell:
+    """Start a cell. The cell's end of its socket accompanies it."""
+
+    cell: int
+    env: dict[str, str]
+
+
+@dataclass(frozen=True)
+class CaptureLog:
+    """Copy a trial's output to `path`. The read end of its output pipe accompanies it."""
+
+    cell: int
+    path: str
+
+
+@dataclass(frozen=True)
+class SignalCell:
+    cell: int
+    signum: int
+    group: bool = True
+    """True: signal the whole process group of the cell."""
+
+
+# Fork server to coordinator ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ObjectiveImported:
+    """Report that the objective was unpickled, its imports included."""
+
+    why_not_fork: str | None
+    """Reason why cells start as new interpreters; None: they are forked."""
+
+
+@dataclass(frozen=True)
+class LoadFailed:
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True)
+class Started:
+    cell: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    cell: int
+    code: int | None
+    signum: int | None
+    max_rss: int
+    """Peak resident memory in bytes."""
+    strays: int
+    """Number of descendants that outlived the cell and were killed."""
+
+
+# Cell to coordinator -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ready:
+    pid: int
+
+
+@dataclass(frozen=True)
+class Suggest:
+    name: str
+    distribution: Any
+
+
+@dataclass(frozen=True)
+class ShouldPrune:
+    pass
+
+
+@dataclass(frozen=True)
+class RelativeParams:
+    pass
+
+
+@dataclass(frozen=True)
+class ReadStudy:
+    """Read from the study: an allowed storage method, or `sampler` or `pruner`."""
+
+    what: str
+    args: list[Any]
+
+
+@dataclass(frozen=True)
+class Report:
+    step: int
+    value: float
+    written: bool = True
+    """False: the cell could not append it to the trial's folder; the coordinator does."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Progress of the trial for displays. There is no reply."""
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Attribute:
+    key: str
+    value: Any
+    system: bool
+
+
+@dataclass(frozen=True)
+class StopStudy:
+    pass
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Report that the objective returned or raised."""
+
+    outcome: dict[str, Any]
+    """Outcome.to_json()."""
+    unclean: str | None
+    """Reason why this cell should not run another trial; None: it may."""
+    written: bool = True
+    """False: the cell could not write outcome.json; the coordinator does, except after an
+    interruption, which has no file."""
+
+
+# Coordinator to cell -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """Run one attempt at a trial. The write end of its output pipe accompanies it."""
+
+    folder: str
+    attempt: int
+    study_name: str
+    study_id: int
+    directions: list[int]
+    trial: Any
+    """FrozenTrial whose parameters have the objective's names, without branch suffixes."""
+    env: dict[str, str]
+    volatile: bool
+    """True: the study is in memory, where attributes may be any object."""
+    plan: dict[str, Any] | None = None
+    """Execution plan (`trial.plan`); None: the run has no planner."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    value: Any = None
+    error: Any = None
+    """Exception to raise in the objective; None: there is none."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the trial at its next report; a later run resumes it."""
+
+
+Message = (
+    Preload
+    | Setup
+    | StartCell
+    | CaptureLog
+    | SignalCell
+    | ObjectiveImported
+    | LoadFailed
+    | Started
+    | Exited
+    | Ready
+    | Suggest
+    | ShouldPrune
+    | RelativeParams
+    | ReadStudy
+    | Report
+    | Note
+    | Attribute
+    | StopStudy
+    | Finished
+    | Task
+    | Reply
+    | Stop
+)
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
+
+
+class ConnectionLost(Exception):
+    """Raised when the peer closed the socket, died, or has not read for too long."""
+
+
+def encode_message(message: Message) -> bytes:
+    fields = {"": type(message).__name__, **vars(message)}
+    return json.dumps(fields, default=_pickle, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_message(line: bytes) -> Message:
+    fields = json.loads(line, object_hook=_unpickle)
+    message: Message = _KINDS[fields.pop("")](**fields)
+    return message
+
+
+def json_or_pickle(value: Any) -> Any:
+    """Return `value` if it survives a JSON round trip unchanged, otherwise its pickle."""
+    try:
+        equal = json.loads(json.dumps(value)) == value
+    except (TypeError, ValueError, RecursionError):
+        equal = False
+    return value if equal and _has_json_types(value) else _pickle(value)
+
+
+def _has_json_types(value: Any) -> bool:
+    """Return whether `value` is built of JSON's own types: JSON turns tuples and subclasses into
+    something else that may still compare equal."""
+    if isinstance(value, list):
+        return type(value) is list and all(map(_has_json_types, value))
+    if isinstance(value, dict):
+        return all(
+            type(key) is str and key != _PICKLED and _has_json_types(item)
+            for key, item in value.items()
+        )
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _pickle(value: Any) -> dict[str, str]:
+    return {_PICKLED: base64.b64encode(cloudpickle.dumps(value)).decode()}
+
+
+def _unpickle(fields: dict[str, Any]) -> Any:
+    if fields.keys() == {_PICKLED}:
+        return cloudpickle.loads(base64.b64decode(fields[_PICKLED]))
+    return fields
+
+
+class Channel:
+    """One end of a socket that sends and receives whole messages, in order.
+
+    With `send_timeout`, a send fails with ConnectionLost when the peer has not read for that many
+    seconds, so that a stopped cell cannot block the coordinator.
+    """
+
+    def __init__(self, sock: socket.socket, send_timeout: int | None = None) -> None:
+        self.sock = sock
+        self._lines: list[bytes] = []
+        self._partial: list[bytes] = []
+        self._fds: list[int] = []
+        if send_timeout is not None:
+            limit = struct.pack("ll", send_timeout, 0)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        data = encode_message(message)
+        try:
+            if fds:
+                sent = socket.send_fds(self.sock, [data], fds)
+                data = data[sent:]
+            self.sock.sendall(data)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def receive(self) -> Message:
+        """Block until the next message and return it."""
+        while not self._lines:
+            self._read()
+        return decode_message(self._lines.pop(0))
+
+    def waiting(self) -> Iterator[Message]:
+        """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
+        if the peer is gone."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        lost: ConnectionLost | None = None
+        try:
+            for _ in range(_MAX_READS):  # so that one busy peer does not starve the others
+                if not poll.poll(0):
+                    break
+                self._read()
+        except ConnectionLost as error:
+            lost = error  # messages that arrived before the end are still delivered
+        while self._lines:
+            yield decode_message(self._lines.pop(0))
+        if lost:
+            raise lost
+
+    def has_waiting(self) -> bool:
+        """Return whether data has arrived that was not read yet."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(self._lines or poll.poll(0))
+
+    def has_room(self) -> bool:
+        """Return whether a short message can be sent without blocking."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLOUT)
+        return bool(poll.poll(0))
+
+    def take_fd(self) -> int:
+        """Return the oldest received file descriptor that was not taken yet."""
+        return self._fds.pop(0)
+
+    def close(self) -> None:
+        self.sock.close()
+        for fd in self._fds:  # received with messages that were not processed
+            os.close(fd)
+        self._fds.clear()
+
+    def _read(self) -> None:
+        try:
+            data, fds, _, _ = socket.recv_fds(self.sock, _READ_SIZE, _MAX_FDS, _CLOEXEC)
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        self._fds += fds
+        if not data:
+            raise ConnectionLost("closed")
+        first, *rest = data.split(b"\n")
+        self._partial.append(first)
+        for part in rest:
+            self._lines.append(b"".join(self._partial))
+            self._partial = [part]

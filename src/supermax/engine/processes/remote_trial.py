@@ -1,0 +1,379 @@
+"""Trial and study that an objective sees in its cell: Optuna's own classes over a remote storage.
+
+Optuna's code does all checking and bookkeeping. Only `suggest_*`, `should_prune` and reads of the
+study become requests to the coordinator, and a trial may be interrupted when the run stops. The
+study is Optuna's Study over a storage that reads from the coordinator and refuses to write.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    distribution_to_json,
+)
+from optuna.storages import BaseStorage
+from optuna.study import Study, StudyDirection
+from optuna.study.study import _ThreadLocalStudyAttribute
+from optuna.trial import FrozenTrial, Trial
+
+from supermax._util.files import make_folder
+from supermax.engine.processes.protocol import (
+    RECORD,
+    Attribute,
+    Channel,
+    Message,
+    Note,
+    ReadStudy,
+    RelativeParams,
+    Reply,
+    Report,
+    ShouldPrune,
+    Stop,
+    StopStudy,
+    Suggest,
+    Task,
+    json_or_pickle,
+)
+from supermax.engine.storage.run_folder import TrialFolder
+from supermax.engine.trial.branch_names import compatible
+from supermax.engine.trial.notes import Notes
+
+
+class TrialInterrupted(BaseException):
+    """Ends the trial because the run is stopping; a later run resumes it under its number.
+
+    Not an Exception, so that an objective's `except Exception` does not catch it.
+    """
+
+
+class Link:
+    """Connection of one task to the coordinator: thread-safe, and closed when the task ends."""
+
+    def __init__(self, channel: Channel, task: Task) -> None:
+        self.task = task
+        self.stop_requested = False
+        self.system_attrs = dict(task.trial.system_attrs)  # with those that this attempt sets
+        self._channel: Channel | None = channel
+        self._lock = threading.RLock()
+        self._notes = Notes()
+
+    @property
+    def channel(self) -> Channel:
+        if self._channel is None:
+            raise RuntimeError(
+                "This trial has ended: it can no longer report, suggest or read the study."
+            )
+        return self._channel
+
+    def end(self, last: Message) -> None:
+        """Send the last message of the task and refuse all others."""
+        with self._lock:
+            self.channel.send(last)
+            self._channel = None
+
+    def tell(self, message: Message) -> None:
+        """Send a message that has no reply."""
+        with self._lock:
+            self.channel.send(message)
+
+    def note(self, facts: dict[str, object]) -> None:
+        if self._notes.add(facts):
+            self.send_notes()
+
+    def send_notes(self) -> None:
+        """Send pending notes, unless that would block; then they go with the next ones."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            channel = self._channel
+            if channel and channel.has_room() and (facts := self._notes.take()):
+                channel.send(Note(facts))
+        finally:
+            self._lock.release()
+
+    def ask(self, message: Message) -> Any:
+        """Send a request, wait for its reply, and return the value or raise the error in it."""
+        with self._lock:
+            self.channel.send(message)
+            while not isinstance(answer := self.channel.receive(), Reply):
+                self.stop_requested |= isinstance(answer, Stop)
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def check_stop(self) -> bool:
+        with self._lock:
+            for message in self.channel.waiting():
+                self.stop_requested |= isinstance(message, Stop)
+        return self.stop_requested
+
+    def end_if_stopped(self) -> None:
+        if self.check_stop():
+            raise TrialInterrupted
+
+
+_current: Link | None = None
+
+
+def set_current_link(link: Link) -> None:
+    global _current
+    _current = link
+
+
+def current_study() -> RemoteStudy:
+    """Return the study of the running task; references to the study inside a pickled objective
+    become calls of this."""
+    return RemoteStudy()
+
+
+class RemoteStorage(BaseStorage):
+    """Storage that forwards reads, and a trial's own reports and attributes, to the coordinator.
+    It refuses every other write.
+
+    `link` None: that of the task that runs at the time of the call.
+    """
+
+    def __init__(self, link: Link | None = None) -> None:
+        self._fixed_link = link
+
+    @property
+    def _link(self) -> Link:
+        link = self._fixed_link or _current
+        if link is None:
+            raise RuntimeError("The study can only be read while a trial runs in this cell.")
+        return link
+
+    def _read_study(self, what: str, *args: Any) -> Any:
+        return self._link.ask(ReadStudy(what, list(args)))
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return int(self._read_study("get_study_id_from_name", study_name))
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return str(self._read_study("get_study_name_from_id", study_id))
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return [StudyDirection(d) for d in self._read_study("get_study_directions", study_id)]
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return dict(self._read_study("get_study_user_attrs", study_id))
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return dict(self._read_study("get_study_system_attrs", study_id))
+
+    def get_all_studies(self) -> list[Any]:
+        return list(self._read_study("get_all_studies"))
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        trial: FrozenTrial = self._read_study("get_trial", trial_id)
+        return trial
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        if self._link.task.trial._trial_id == trial_id:
+            return self._link.system_attrs
+        return self.get_trial(trial_id).system_attrs
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Any = None
+    ) -> list[FrozenTrial]:
+        wanted = (
+            None if states is None else [int(s) for s in optuna.trial.TrialState if s in states]
+        )
+        return list(self._read_study("get_all_trials", study_id, wanted))
+
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> None:
+        link = self._own(trial_id)
+        try:
+            folder = TrialFolder(Path(link.task.folder))
+            folder.append_report(link.task.attempt, step, intermediate_value)
+            written = True
+        except OSError:  # such as a full disk: the coordinator retries until it can be written
+            written = False
+        link.tell(Report(step, intermediate_value, written))
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        if key == RECORD:
+            raise ValueError(f"The attribute {key!r} is reserved for Supermax; use another name.")
+        self._set(trial_id, key, value, system=False)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._set(trial_id, key, value, system=True)
+
+    def _set(self, trial_id: int, key: str, value: Any, *, system: bool) -> None:
+        link = self._own(trial_id)
+        if not link.task.volatile:
+            json.dumps(value)  # raises what the study's storage would raise
+        link.ask(Attribute(key, json_or_pickle(value), system))
+        if system:
+            link.system_attrs[key] = value
+
+    def _own(self, trial_id: int) -> Link:
+        link = self._link
+        if link.task.trial._trial_id != trial_id:
+            self._refuse()
+        return link
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(
+            "Inside a trial the study can be read but not changed: only the coordinator writes "
+            "it. Return a value, report, or set attributes of the trial; change the study in the "
+            "program that called supermax.optimize."
+        )
+
+    def create_new_study(
+        self, directions: Sequence[StudyDirection], study_name: str | None = None
+    ) -> int:
+        self._refuse()
+
+    def delete_study(self, study_id: int) -> None:
+        self._refuse()
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._refuse()
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._refuse()
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        self._refuse()
+
+    def set_trial_param(
+        self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any
+    ) -> None:
+        self._refuse()
+
+    def set_trial_state_values(self, trial_id: int, state: Any, values: Any = None) -> bool:
+        self._refuse()
+
+
+class RemoteStudy(Study):
+    """Optuna's Study, read-only except for `stop`."""
+
+    _storage: RemoteStorage
+
+    def __init__(self, link: Link | None = None) -> None:
+        self._storage = RemoteStorage(link)
+        self._thread_local = _ThreadLocalStudyAttribute()
+        self._stop_flag = False
+
+    @property
+    def _task(self) -> Task:
+        return self._storage._link.task
+
+    @property
+    def study_name(self) -> str:  # type: ignore[override]
+        return self._task.study_name
+
+    @property
+    def _study_id(self) -> int:  # type: ignore[override]
+        return self._task.study_id
+
+    @property
+    def _directions(self) -> list[StudyDirection]:  # type: ignore[override]
+        return [StudyDirection(direction) for direction in self._task.directions]
+
+    @property
+    def sampler(self) -> Any:  # type: ignore[override]
+        return self._storage._read_study("sampler")
+
+    @property
+    def pruner(self) -> Any:  # type: ignore[override]
+        return self._storage._read_study("pruner")
+
+    def stop(self) -> None:
+        self._storage._link.tell(StopStudy())
+
+
+class RemoteTrial(Trial):
+    """Optuna's Trial in a cell, with `attempt`, `plan`, `checkpoint_dir`, `stop_requested` and
+    `note` in addition."""
+
+    def __init__(self, link: Link, task: Task) -> None:
+        self._link = link
+        self._task = task
+        self.study = RemoteStudy(link)
+        self.storage = self.study._storage
+        self._trial_id = task.trial._trial_id
+        self._cached_frozen_trial = task.trial
+        self.relative_search_space = None
+        self._relative_params = None
+        self._fixed_params = task.trial.system_attrs.get("fixed_params", {})
+
+    @property
+    def attempt(self) -> int:
+        """Number of this attempt at the trial, counted from 1."""
+        return self._task.attempt
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """Execution plan of this attempt; None: the run has no memory planner."""
+        return self._task.plan
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder of this trial that all its attempts share; created on access."""
+        folder = TrialFolder(Path(self._task.folder)).checkpoint
+        make_folder(folder)
+        return folder
+
+    @property
+    def stop_requested(self) -> bool:
+        """True once the run is stopping: save a checkpoint, the next report ends the trial."""
+        return self._link.check_stop()
+
+    @property
+    def relative_params(self) -> dict[str, Any]:
+        if self._relative_params is None:
+            self._relative_params = self._link.ask(RelativeParams())
+        return self._relative_params
+
+    def note(self, **facts: object) -> None:
+        """Show progress in the live view: finite numbers and short texts by name.
+
+        It takes microseconds and never fails. Nothing is stored; the latest value of each name is
+        shown while the trial runs. None, or a value that cannot be shown, removes the name. The
+        view knows `encoder`, `epoch`, `epochs` and `samples_per_second`.
+        """
+        self._link.note(facts)
+
+    def report(self, value: float, step: int) -> None:
+        self._link.send_notes()
+        super().report(value, step)
+        self._link.end_if_stopped()
+
+    def should_prune(self) -> bool:
+        if len(self.study.directions) > 1:
+            return super().should_prune()  # raises NotImplementedError
+        self._link.end_if_stopped()
+        return bool(self._link.ask(ShouldPrune()))
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        known = self._cached_frozen_trial.distributions.get(name)
+        if known is not None and compatible(known, distribution):
+            return self._cached_frozen_trial.params[name]
+        self._link.end_if_stopped()
+        internal = self._link.ask(Suggest(name, _portable(distribution)))
+        value = distribution.to_external_repr(internal)
+        self._cached_frozen_trial.distributions[name] = distribution
+        self._cached_frozen_trial.params[name] = value
+        return value
+
+
+def _portable(distribution: BaseDistribution) -> Any:
+    """Return the distribution as JSON text where that is exact, otherwise the object itself, which
+    the channel pickles."""
+    if isinstance(distribution, CategoricalDistribution):
+        json_types = (type(None), bool, int, float, str)
+        if not all(type(choice) in json_types for choice in distribution.choices):
+            return distribution
+    return distribution_to_json(distribution)

@@ -1,0 +1,381 @@
+"""Process and socket handles of the coordinator: the fork server and its cells.
+
+    start_cell, give, signal ──▶ Processes ──▶ fork server and cells
+    MessageReceived, CellReady, CellGone, ForkServerGone ◀── wait() ◀── one selector, all sockets
+
+It knows processes, not trials. Only wait() blocks, and close() until the fork server has ended
+every process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from supermax._util import system
+from supermax._util.files import open_private
+from supermax.engine.processes import descriptors, prestart
+from supermax.engine.processes.prestart import SEND_TIMEOUT, TAG, thread_limits
+from supermax.engine.processes.protocol import (
+    CaptureLog,
+    Channel,
+    ConnectionLost,
+    Exited,
+    LoadFailed,
+    Message,
+    ObjectiveImported,
+    Ready,
+    Setup,
+    SignalCell,
+    StartCell,
+    Started,
+    Task,
+)
+from supermax.engine.storage.patience import Wait
+
+TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
+_MAX_KILLS = 10  # SIGKILLs sent to one cell before the fork server counts as stuck
+_CLOSE_TIMEOUT = 15.0  # seconds
+_MAX_LOG = 1 << 20  # bytes
+
+
+@dataclass
+class Cell:
+    """Process that runs one trial at a time."""
+
+    number: int
+    channel: Channel
+    device: str | None = None
+    """CUDA_VISIBLE_DEVICES of the process; None: as inherited."""
+    pid: int | None = None
+    ready: bool = False
+    trials: int = 0
+    """Number of attempts it was given so far."""
+    kills: int = 0
+    """Number of SIGKILLs sent to it."""
+
+
+@dataclass(frozen=True)
+class MessageReceived:
+    """Event: a cell sent a message."""
+
+    cell: Cell
+    message: Message
+
+
+@dataclass(frozen=True)
+class CellReady:
+    """Event: a cell can take a task."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class CellDisconnected:
+    """Event: a cell closed its socket or sent invalid data. Usually it is exiting."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class CellGone:
+    """Event: a cell has exited."""
+
+    cell: Cell
+    exit: Exited
+
+
+@dataclass(frozen=True)
+class ForkServerGone:
+    """Event: the fork server died, and with it every cell."""
+
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ObjectiveLoaded:
+    """Event: cells can be started."""
+
+    why_not_fork: str | None
+    """Reason why cells start as new interpreters; None: they are forked."""
+
+
+@dataclass(frozen=True)
+class ObjectiveBroken:
+    """Event: loading the objective raised an exception."""
+
+    error: str
+    traceback: str
+
+
+ProcessEvent = (
+    MessageReceived
+    | CellReady
+    | CellDisconnected
+    | CellGone
+    | ForkServerGone
+    | ObjectiveLoaded
+    | ObjectiveBroken
+)
+
+
+class Processes:
+    """Fork server and cells of a run.
+
+    `identity` tags every process of the run in its environment, so that processes left by a
+    killed run can be found. `fresh`: a new cell for every trial.
+    """
+
+    def __init__(self, objective: bytes, *, identity: str, workers: int, fresh: bool, log: Path):
+        self.cells: dict[int, Cell] = {}
+        self.made = 0  # number of cells started so far
+        self._objective = objective
+        self._fresh = fresh
+        self._log = log
+        self._tag = f"{TAG}={identity}"
+        self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
+        self._selector = selectors.DefaultSelector()
+        with descriptors.describe_limit("The run"):
+            self._wake_r, self._wake_w = os.pipe()
+        os.set_blocking(self._wake_r, False)
+        os.set_blocking(self._wake_w, False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._fork_server: subprocess.Popen[bytes] | None = None
+        self._loaded = False
+        self._control: Channel | None = None
+        _open.add(self)
+
+    def start_fork_server(self, patience: Wait | None = None) -> None:
+        """Start the process that loads the objective; wait() returns the result as an event.
+
+        With `patience`, retry while the system refuses to start a process.
+        """
+        while True:
+            try:
+                self._control = self._start_fork_server()
+                break
+            except OSError as error:
+                if patience is None:
+                    raise descriptors.fault("The fork server", error) from error
+                patience.pause(error.strerror or str(error))
+        self._loaded = False
+        self._selector.register(self._control, selectors.EVENT_READ)
+
+    def _start_fork_server(self) -> Channel:
+        with self._open_log() as log:
+            started = prestart.take(self._env) or prestart.start(self._env, log)
+            self._fork_server = started.process
+            try:
+                started.write(self._objective)
+                setup = Setup(self._fresh, list(map(str, sys.argv)), started.lacks(self._env))
+                started.channel.send(setup, (log.fileno(),))
+            except ConnectionLost:
+                self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+            except BaseException:
+                started.end()
+                raise
+        return started.channel
+
+    def start_cell(self, device: str | None = None) -> Cell:
+        with descriptors.describe_limit("A cell"):
+            ours, theirs = socket.socketpair()
+        self.made += 1
+        cell = Cell(self.made, Channel(ours, SEND_TIMEOUT), device)
+        self.cells[cell.number] = cell
+        env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
+        with theirs:
+            self._send_to_fork_server(StartCell(cell.number, env), theirs.fileno())
+        self._selector.register(cell.channel, selectors.EVENT_READ, cell)
+        return cell
+
+    def _open_log(self) -> IO[bytes]:
+        """Open the fork server's log for appending; truncate it once it exceeds _MAX_LOG."""
+        too_long = self._log.exists() and self._log.stat().st_size > _MAX_LOG
+        return open_private(self._log, "wb" if too_long else "ab")
+
+    def give(self, cell: Cell, task: Task, log: Path) -> None:
+        """Send a cell its task, and have its output appended to `log`."""
+        with descriptors.describe_limit("A trial"):
+            reader, writer = os.pipe()
+        try:
+            self._send_to_fork_server(CaptureLog(cell.number, str(log)), reader)
+            with contextlib.suppress(ConnectionLost):  # wait() returns CellGone
+                cell.channel.send(task, (writer,))
+        finally:
+            os.close(reader)
+            os.close(writer)
+        cell.trials += 1
+
+    def send(self, cell: Cell, message: Message) -> None:
+        try:
+            cell.channel.send(message)
+        except ConnectionLost:  # dead, or it stopped reading in the middle of a message
+            self.signal(cell, KILL)
+
+    def hang_up(self, cell: Cell) -> None:
+        """Close the sending side of its socket: an idle cell then exits."""
+        with contextlib.suppress(OSError):
+            cell.channel.sock.shutdown(socket.SHUT_WR)
+
+    def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
+        self._send_to_fork_server(SignalCell(cell.number, int(signum), group))
+        cell.kills += signum == KILL
+        if cell.kills > _MAX_KILLS:  # the fork server does not deliver them: stopped or stuck
+            self._kill_fork_server()
+
+    def wake(self) -> None:
+        """Make wait() return. Safe in a signal handler, and after close()."""
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"!")
+
+    def _send_to_fork_server(self, message: Message, *fds: int) -> None:
+        if self._control is None:
+            return
+        try:
+            self._control.send(message, fds)
+        except ConnectionLost:
+            self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+
+    def _kill_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.kill()
+
+    def wait(self, timeout: float | None) -> list[ProcessEvent]:
+        """Block until an event or until `timeout` seconds have passed; return all events so far.
+
+        `timeout` None: no limit.
+        """
+        events: list[ProcessEvent] = []
+        exits: list[ProcessEvent] = []
+        for key, _ in self._selector.select(timeout):
+            if key.fd == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            elif key.fileobj is self._control:
+                exits += self._receive_from_fork_server()
+            else:
+                events += self._receive_from(key.data)
+        # A cell sent its last messages before it exited: return them before its exit.
+        for event in exits:
+            if isinstance(event, CellGone):
+                events += self._receive_from(event.cell)
+                self._forget(event.cell)
+            elif isinstance(event, ForkServerGone):
+                for cell in event.cells:
+                    events += self._receive_from(cell)
+                    self._forget(cell)
+        return events + exits
+
+    def _receive_from(self, cell: Cell) -> Iterator[ProcessEvent]:
+        try:
+            for message in cell.channel.waiting():
+                if isinstance(message, Ready):
+                    cell.ready = True
+                    cell.pid = (
+                        cell.pid or message.pid
+                    )  # Started may arrive later, on the other socket
+                    yield CellReady(cell)
+                else:
+                    yield MessageReceived(cell, message)
+        except Exception:  # end of file, or any bytes that do not decode as a message
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(cell.channel)
+                yield CellDisconnected(cell)
+
+    def _receive_from_fork_server(self) -> list[ProcessEvent]:
+        assert self._control is not None
+        events: list[ProcessEvent] = []
+        try:
+            for message in self._control.waiting():
+                match message:
+                    case ObjectiveImported(why_not):
+                        self._loaded = True
+                        events.append(ObjectiveLoaded(why_not))
+                    case LoadFailed(error, traceback):
+                        events.append(ObjectiveBroken(error, traceback))
+                    case Started(number, pid) if number in self.cells:
+                        self.cells[number].pid = pid
+                    case Exited(number) if number in self.cells:
+                        events.append(CellGone(self.cells.pop(number), message))
+        except ConnectionLost:
+            events.append(self._lose_fork_server())
+        return events
+
+    def _lose_fork_server(self) -> ForkServerGone:
+        """Kill every process of the lost fork server before the run continues."""
+        assert self._control is not None
+        assert self._fork_server is not None
+        self._selector.unregister(self._control)
+        self._control.close()
+        self._control = None
+        self._fork_server.kill()
+        self._fork_server.wait()
+        system.kill_tagged(self._tag)
+        lost = tuple(self.cells.values())
+        self.cells.clear()
+        return ForkServerGone(lost)
+
+    def _forget(self, cell: Cell) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(cell.channel)
+        cell.channel.close()
+
+    def close_in_child(self) -> None:
+        """Close all descriptors in a forked copy of this process, and signal nothing."""
+        for channel in [cell.channel for cell in self.cells.values()] + [self._control]:
+            if channel is not None:
+                channel.close()
+        if self._wake_r >= 0:
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            self._selector.close()
+
+    def close(self) -> None:
+        """End all processes: the fork server kills its cells and their descendants when its socket
+        closes."""
+        for cell in self.cells.values():
+            self._forget(cell)
+        self.cells.clear()
+        if self._control is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(self._control)
+            self._control.close()
+            self._control = None
+        if self._fork_server is not None:
+            if not self._loaded:  # still importing: it cannot react, and has no cells yet
+                self._fork_server.kill()
+            try:
+                self._fork_server.wait(_CLOSE_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self._fork_server.kill()
+                self._fork_server.wait()
+        _open.discard(self)
+        if self._wake_r >= 0:
+            self._selector.close()
+            pipe, self._wake_r, self._wake_w = (self._wake_r, self._wake_w), -1, -1
+            for fd in pipe:
+                os.close(fd)
+            system.kill_tagged(self._tag)
+
+
+# A process that the user's program forks must not hold the sockets open after the program has
+# exited: the fork server ends all cells when its socket reaches end of file.
+_open: weakref.WeakSet[Processes] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    for processes in list(_open):
+        processes.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,57 @@
+"""Ranking of trials: one order for display, weight retention and refitting. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from optuna.study import StudyDirection
+from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
+from optuna.trial import FrozenTrial, TrialState
+
+
+def ranked(
+    trials: Iterable[FrozenTrial], directions: Sequence[StudyDirection]
+) -> list[FrozenTrial]:
+    """Return the complete trials that violate no constraint, best first.
+
+    With several objectives, trials of the Pareto front come first; within both groups the first
+    objective decides.
+    """
+    candidates = [t for t in trials if t.state is TrialState.COMPLETE and not broken(t)]
+    pareto = _pareto_numbers(candidates, directions) if len(directions) > 1 else set()
+    return sorted(
+        candidates,
+        key=lambda t: (t.number not in pareto, place(t.values[0], t.number, directions[0])),
+    )
+
+
+def best_of(
+    trials: Iterable[FrozenTrial], directions: Sequence[StudyDirection]
+) -> FrozenTrial | None:
+    """Return the best trial; None: there is none, or the study has several objectives."""
+    order = ranked(trials, directions) if len(directions) == 1 else []
+    return order[0] if order else None
+
+
+def place(value: float, number: int, direction: StudyDirection) -> tuple[float, int]:
+    """Return the sort key of a trial for one objective: lower is better, ties by number."""
+    return (-value if direction is StudyDirection.MAXIMIZE else value), number
+
+
+def front(order: list[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    """Return the Pareto front of ranked trials; with one objective, the best trial."""
+    if len(directions) == 1:
+        return order[:1]
+    pareto = _pareto_numbers(order, directions)
+    return [trial for trial in order if trial.number in pareto]
+
+
+def broken(trial: FrozenTrial) -> dict[str, float]:
+    """Return the constraints that a trial violates, with their violations."""
+    return {name: by for name, by in trial.constraints.items() if by > 0}
+
+
+def _pareto_numbers(
+    trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]
+) -> set[int]:
+    return {trial.number for trial in _get_pareto_front_trials_by_trials(trials, directions)}

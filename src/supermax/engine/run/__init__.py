@@ -1,0 +1,1 @@
+"""One run of a study: the coordinator's loop and its decisions."""

@@ -1,0 +1,225 @@
+"""Admission control: which trial may start now, and on which device, by its memory needs.
+
+    Job ──provide()──▶ Provision ──place()──▶ cell on a device
+              └──▶ Refusal: reported to the sampler as infeasible, without a cell
+
+The Planner knows what needs the memory; the engine does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.trial import Trial
+
+from supermax._util.text import ended, in_short, size_text
+from supermax.engine.events import Notice
+from supermax.engine.processes.pool import Pool
+from supermax.engine.processes.transport import Cell
+from supermax.engine.run.job import Attempt, Job
+from supermax.engine.run.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
+from supermax.engine.run.provision import (
+    InvalidAnswer,
+    Occupied,
+    Planner,
+    Refusal,
+    checked_provision,
+    checked_room,
+)
+from supermax.engine.run.requests import RequestHandler
+from supermax.engine.trial.faults import Kind
+from supermax.engine.trial.outcome import describe
+from supermax.errors import EnvironmentFault, RunHalted, UserError
+
+LOOK_AGAIN = 5.0
+"""Seconds between two checks of whether other programs have freed memory."""
+REMIND_AFTER = 600.0
+"""Seconds between two notices about a trial that waits for memory."""
+
+
+class Admission:
+    """Places trials on devices with enough free memory. Without a planner any idle cell will
+    do."""
+
+    def __init__(
+        self,
+        planner: Planner | None,
+        pool: Pool,
+        answers: RequestHandler,
+        devices: Sequence[str],
+        emit: Callable[[Notice], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._planner = planner
+        self._pool = pool
+        self._answers = answers
+        self._devices: list[str | None] = [*devices] or [None]
+        self._emit = emit
+        self._clock = clock
+        self._waits: dict[int, float] = {}
+        """Numbers of trials that do not fit although nothing runs → moment of the last notice."""
+        self._silent_until = -math.inf
+        """Moment until which no notice is emitted: dismissed cells are still freeing memory."""
+        self._refusals = 0
+        self._placed = False
+        self.short = False
+        """True: a trial waits for memory. No event announces free memory: check again
+        regularly."""
+
+    @property
+    def plans(self) -> bool:
+        return self._planner is not None
+
+    def provide(self, job: Job) -> Refusal | None:
+        """Have the planner provide for the job; return its refusal, or None.
+
+        A job that waits although nothing runs is planned again: with the memory that is free now,
+        the plan may be another.
+        """
+        if self._planner is None or (job.provision and job.number not in self._waits):
+            return None
+        trial = ForeseenTrial(self._answers, job)
+        with self._planner_errors(f"what trial {job.number} needs"):
+            answer = checked_provision(self._planner.provide(trial, list(job.too_large)))
+        if isinstance(answer, Refusal):
+            self._no_longer_waits(job)
+            return answer
+        if job.provision is None or job.provision.reserve != answer.reserve:
+            job.provision = answer
+        return None
+
+    def replan(self, job: Job) -> Replan | Prune:
+        """Plan a trial again that ran out of memory; Prune: nothing smaller is left."""
+        job.ran_short()
+        if len(job.too_large) > MOST_REPLANS:
+            return infeasible(Refusal(f"{MOST_REPLANS} smaller plans ran out of memory as well."))
+        if (refused := self.provide(job)) is not None:
+            return infeasible(refused)
+        if job.provision is not None and job.provision.how in job.too_large:
+            job.provision = None
+            return infeasible(Refusal("The planner returned a plan that was too large before."))
+        return Replan()
+
+    def consider_halting(self, refused: Refusal) -> None:
+        """Raise RunHalted when the first trials were all refused and none has ever succeeded: the
+        run would only report thousands more as infeasible."""
+        self._refusals += 1
+        if not self._placed and self._refusals >= REFUSALS_HALT:
+            last = in_short(describe(refused.error).message, 500)
+            raise RunHalted(
+                f"The first {self._refusals} trials of this run were all refused before they "
+                f"could start, and none has ever succeeded. The last one: {ended(last)} Give the "
+                f"run more memory, or restrict the space to smaller values, then call again."
+            )
+
+    def place(self, job: Job | None, running: Iterable[Attempt]) -> Cell | None:
+        """Take an idle cell on a device with enough free memory for the job; None: there is none.
+
+        Prefer the device with the fewest trials, then the one with the least free memory.
+        """
+        attempts = list(running)
+        busy = [attempt.cell for attempt in attempts]
+        fresh = job is not None and job.needs_fresh_cell
+        if job is None or job.provision is None:
+            return self._pool.pick(fresh=fresh, busy=busy)
+        with self._planner_errors(f"what room there is for trial {job.number}"):
+            free = {device: self._free_bytes(device, attempts, fresh) for device in self._devices}
+        load = Counter(cell.device for cell in busy)
+        needed = job.provision.reserve
+        fitting = [device for device, size in free.items() if size is None or size >= needed]
+        self.short = not fitting
+        if fitting:
+            self._no_longer_waits(job)
+        elif not self._dismiss_used(every=fresh or not attempts) and not attempts:
+            self._wait(job, max(size for size in free.values() if size is not None))
+        fitting.sort(key=lambda device: (load[device], free[device] or 0))
+        cell = self._pool.pick(fresh=fresh, busy=busy, devices=fitting)
+        self._placed |= cell is not None
+        return cell
+
+    def _dismiss_used(self, *, every: bool) -> bool:
+        """Dismiss idle cells that hold memory of earlier trials, one per device excepted unless
+        `every`; return whether there were any."""
+        dismissed = self._pool.dismiss_surplus()
+        for device in self._devices if every else ():
+            while any(cell.trials for cell in self._pool.idle_on(device)):
+                cell = self._pool.pick(fresh=False, busy=(), devices=[device])  # the most used
+                assert cell is not None
+                self._pool.dismiss(cell)
+                dismissed = True
+        if dismissed:
+            self._silent_until = self._clock() + LOOK_AGAIN
+        return dismissed
+
+    def _wait(self, job: Job, free: int) -> None:
+        """Note that the job waits for memory, and emit a notice from time to time."""
+        assert job.provision is not None
+        now = self._clock()
+        if now < self._silent_until or now - self._waits.get(job.number, -math.inf) < REMIND_AFTER:
+            return
+        self._waits[job.number] = now
+        needed, available = size_text(job.provision.reserve), size_text(max(0, free))
+        self._emit(
+            Notice(
+                f"Trial {job.number} waits: it needs {needed} of memory and {available} are free, "
+                f"although no trial of this run is running. End other programs that use the "
+                f"memory, or stop the run and restrict the space to smaller values."
+            )
+        )
+
+    def _no_longer_waits(self, job: Job) -> None:
+        self.short = False
+        self._waits.pop(job.number, None)
+
+    def _free_bytes(self, device: str | None, attempts: list[Attempt], fresh: bool) -> int | None:
+        assert self._planner is not None
+        here = [a for a in attempts if a.cell.device == device]
+        reserved = sum(a.job.provision.reserve for a in here if a.job.provision is not None)
+        idle = [cell for cell in self._pool.idle_on(device) if cell.trials]
+        pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
+        occupied = Occupied(device, reserved, len(idle), frozenset(pids), fresh)
+        return checked_room(self._planner.room(occupied))
+
+    @contextlib.contextmanager
+    def _planner_errors(self, asked: str) -> Iterator[None]:
+        """Raise errors and invalid results of the planner as a UserError that names it."""
+        try:
+            yield
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            why = _error_text(error)
+            name = type(self._planner).__name__
+            raise UserError(f"The planner {name}, asked {asked}, {why}.") from error
+
+
+def _error_text(error: Exception) -> str:
+    if isinstance(error, InvalidAnswer):
+        return str(error)
+    raised = describe(error)
+    message = f": {in_short(raised.message)}" if raised.message else ""
+    return f"raised {raised.type}{message} ({raised.where})"
+
+
+def infeasible(refused: Refusal) -> Prune:
+    """Return the decision to prune a refused trial with a constraint."""
+    raised = describe(refused.error)
+    return Prune(constraint(Kind.INFEASIBLE), raised.infeasible_by or 1.0, raised.message)
+
+
+class ForeseenTrial(Trial):
+    """Claimed trial without a cell, for planners: parameters it suggests are sampled and
+    stored."""
+
+    def __init__(self, answers: RequestHandler, job: Job) -> None:
+        self.__dict__.update(vars(job.trial))
+        self._answers, self._job = answers, job
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        return self._answers.suggest(self._job, name, distribution)

@@ -1,0 +1,120 @@
+"""Validation of a call: all errors at once, before anything is changed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from optuna.study import Study
+
+from supermax._util import system
+from supermax.engine.processes.fork_server import LOADING
+from supermax.engine.processes.remote_trial import RemoteStudy
+from supermax.engine.run.options import RunOptions
+from supermax.errors import UserError
+
+
+def check_arguments(study: Any, objective: Any, options: RunOptions, run_dir: Any) -> None:
+    """Raise UserError that lists all invalid arguments, or names a call that cannot work."""
+    wrong = [
+        f"{name} must be {wanted}, but is {_shown(value)}"
+        for name, value, fits, wanted in (
+            ("study", study, _is_study, "an optuna.Study"),
+            ("objective", objective, callable, "a function that takes a trial"),
+            ("n_trials", options.n_trials, _or_none(_integer_from(0)), "an integer >= 0"),
+            ("workers", options.workers, _integer_from(1), "an integer >= 1"),
+            ("retries", options.retries, _integer_from(0), "an integer >= 0"),
+            ("timeout", options.timeout, _or_none(_seconds), _SECONDS),
+            ("deadline", options.deadline, _or_none(_moment), "a moment of time.monotonic()"),
+            ("trial_timeout", options.trial_timeout, _or_none(_seconds), _SECONDS),
+            ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
+            ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
+            ("callbacks", options.callbacks, _are_functions, "a list of functions"),
+            ("planner", options.planner, _or_none(_is_planner), _PLANNER),
+            ("run_dir", run_dir, _or_none(_is_path), "the path of a folder"),
+        )
+        if not fits(value)
+    ]
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}.")
+    _check_gpus(options.devices)
+    if isinstance(study, RemoteStudy):
+        raise UserError(
+            "supermax.optimize cannot run on a study from inside one of that study's own trials."
+        )
+    if os.environ.get(LOADING):
+        raise UserError(
+            "supermax.optimize was called while the objective was being loaded in another "
+            "process: a module that the objective needs calls it when it is imported. Put that "
+            "call under `if __name__ == '__main__':`."
+        )
+    if study._thread_local.in_optimize_loop:
+        raise UserError(
+            "This study is being optimised already. Wait for that call to return, then call again."
+        )
+
+
+def _check_gpus(devices: Sequence[int | str]) -> None:
+    """Raise UserError for a GPU that does not exist: a cell there would silently use the CPU."""
+    gpus = system.count_gpus()
+    if gpus is None:
+        return
+    if missing := [d for d in devices if isinstance(d, int) and not 0 <= d < gpus]:
+        raise UserError(
+            f"devices names {', '.join(map(str, missing))}, but this machine has {gpus} GPU(s), "
+            f"counted from 0."
+        )
+
+
+_SECONDS = "a number of seconds above 0"
+_PLANNER = "an object with the methods provide and room"
+
+
+def _is_study(value: Any) -> bool:
+    return isinstance(value, Study)
+
+
+def _integer_from(least: int) -> Callable[[Any], bool]:
+    return lambda value: _number(value, Integral) and value >= least
+
+
+def _seconds(value: Any) -> bool:
+    return _number(value, Real) and bool(value > 0)
+
+
+def _moment(value: Any) -> bool:
+    return _number(value, Real) and not math.isnan(value)
+
+
+def _number(value: Any, kind: type[Any]) -> bool:
+    return type(value) is not bool and isinstance(value, kind)
+
+
+def _are_devices(value: Any) -> bool:
+    return isinstance(value, (list, tuple, range)) and all(
+        type(device) is int or (isinstance(device, str) and device) for device in value
+    )
+
+
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(callable, value))
+
+
+def _is_planner(value: Any) -> bool:
+    methods = (getattr(value, name, None) for name in ("provide", "room"))
+    return not isinstance(value, type) and all(map(callable, methods))
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else f"{value!r:.80}"

@@ -1,0 +1,147 @@
+"""The end of an attempt: decide on its fault, and write the trial's end to the study.
+
+Evidence, Fault ──policy.decide()──▶ Retry, Replan: another attempt
+                               └───▶ Prune, Fail, or no fault ──tell()──▶ study
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable
+
+from optuna.study import Study
+from optuna.trial import TrialState
+
+from supermax._util.attributes import plain_params
+from supermax.engine import events as say
+from supermax.engine.processes.pool import Pool
+from supermax.engine.run import policy
+from supermax.engine.run.admission import Admission
+from supermax.engine.run.job import Job
+from supermax.engine.run.options import RunOptions
+from supermax.engine.run.progress import StudyProgress
+from supermax.engine.run.tell import halting_words, tell
+from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.trial.faults import Evidence, Fault
+from supermax.engine.trial.outcome import PRUNED
+from supermax.errors import RunHalted
+
+
+class Conclusions:
+    def __init__(
+        self,
+        study: Study,
+        storage: PatientStorage,
+        progress: StudyProgress,
+        pool: Pool,
+        admission: Admission,
+        options: RunOptions,
+        emit: Callable[[say.Event], None],
+    ) -> None:
+        self._study, self._storage = study, storage
+        self._progress, self._pool, self._admission = progress, pool, admission
+        self._options, self._emit = options, emit
+        self.faults: Counter[str] = Counter()
+        self.retries = 0
+        self.told = 0
+        """Trials whose end this run has written to the study."""
+        self._failures: list[str] = []
+        """Signatures of the faults that trials failed with in this run."""
+
+    def conclude(
+        self, job: Job, evidence: Evidence, fault: Fault | None, *, earlier_run: bool = False
+    ) -> bool:
+        """Act on the end of an attempt. Return True if the trial is to be attempted again.
+
+        `fault`: the evidence as classified; None: the attempt completed or was pruned.
+        `earlier_run`: the attempt was one of an earlier run. Its fault is not counted here.
+        Raise `RunHalted` if the first trials have all failed alike."""
+        if fault is None:
+            if evidence.outcome is not None:
+                pruned = evidence.outcome.state == PRUNED
+                self._finish(job, TrialState.PRUNED if pruned else TrialState.COMPLETE, evidence)
+            return False
+        decision = self._decide(job, fault)
+        fault = policy.as_decided(fault, decision)
+        self._record(job, fault, decision, evidence, earlier_run)
+        match decision:
+            case policy.Retry() | policy.Replan():
+                self.retries += 1
+                job.go_on(decision, evidence.lasted)
+                return True
+            case policy.Prune(name, value):
+                self._finish(job, TrialState.PRUNED, evidence, (name, value))
+            case policy.Fail():
+                self._finish(job, TrialState.FAIL, evidence)
+                if not earlier_run:  # that run's objective may have been another
+                    self._consider_halting(fault, evidence)
+        return False
+
+    def _decide(self, job: Job, fault: Fault) -> policy.Decision:
+        planned = self._admission.plans and job.provision is not None and bool(job.provision.how)
+        decision = policy.decide(fault, job.faults, self._options.retries, planned)
+        return self._admission.replan(job) if isinstance(decision, policy.Replan) else decision
+
+    def _record(
+        self,
+        job: Job,
+        fault: Fault,
+        decision: policy.Decision,
+        evidence: Evidence,
+        earlier_run: bool,
+    ) -> None:
+        """Write the fault to the trial's ledger, and emit it."""
+        words = job.note_fault(fault, decision, evidence)
+        if earlier_run:
+            words = f"{words} (it had ended so in an earlier run)"
+        else:
+            self.faults[fault.name] += 1
+        self._emit(
+            say.FaultSeen(
+                job.number,
+                job.attempt,
+                fault.name,
+                str(fault.culprit),
+                fault.message,
+                words,
+                retried=isinstance(decision, policy.Retry | policy.Replan),
+            )
+        )
+
+    def _consider_halting(self, fault: Fault, evidence: Evidence) -> None:
+        self._failures.append(fault.signature)
+        if evidence.outcome and policy.halts(self._failures, self._progress.ever_succeeded):
+            raised = evidence.outcome.raised
+            raise RunHalted(halting_words(fault, raised, len(self._failures)))
+
+    def _finish(
+        self,
+        job: Job,
+        state: TrialState,
+        evidence: Evidence,
+        constraint: tuple[str, float] | None = None,
+    ) -> None:
+        told = tell(self._study, self._storage, job, state, evidence, constraint)
+        if told.trouble is not None:
+            kind = type(told.trouble).__name__
+            self._emit(say.Notice(f"The sampler raised {kind}: {told.trouble}"))
+        self.told += 1
+        self._pool.trial_finished()
+        self._progress.add(success=constraint is None and told.state is not TrialState.FAIL)
+        self._emit(
+            say.TrialFinished(
+                number=job.number,
+                state=told.state.name,
+                values=tuple(told.values) if told.values is not None else None,
+                params=plain_params(job.trial._cached_frozen_trial),
+                attempts=job.attempt,
+                seconds=job.spent + evidence.lasted,
+                finished=self._progress.finished,
+            )
+        )
+        if self._options.callbacks:
+            frozen = self._storage.get_trial(job.trial._trial_id)
+            for callback in self._options.callbacks:
+                callback(self._study, copy.deepcopy(frozen))
+            self._progress.recount_soon()  # a callback may have added trials

@@ -1,0 +1,408 @@
+"""ask → launch → wait → tell: the loop of a run, and the study's only writer.
+
+    study.ask ─▶ Job ─▶ idle cell ─▶ messages ─▶ Evidence ─▶ fault? ─▶ decision ─▶ study.tell
+                  ▲                                                       │
+                  └────────────────── retry, after a pause ◀──────────────┘
+
+The loop has one blocking wait, `Processes.wait`. A cell with unread messages in its socket, or
+one that waits for a reply, is not silent: a slow storage, sampler or callback never makes a
+living cell look dead."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.study import Study
+
+from supermax._util import system
+from supermax._util.text import in_short
+from supermax.engine import events as say
+from supermax.engine.processes.pool import Pool
+from supermax.engine.processes.protocol import (
+    Exited,
+    Finished,
+    Message,
+    Note,
+    Report,
+    Stop,
+    StopStudy,
+    Task,
+)
+from supermax.engine.processes.transport import (
+    KILL,
+    Cell,
+    CellDisconnected,
+    CellGone,
+    CellReady,
+    ForkServerGone,
+    MessageReceived,
+    ObjectiveBroken,
+    ObjectiveLoaded,
+    Processes,
+)
+from supermax.engine.run.admission import LOOK_AGAIN, Admission
+from supermax.engine.run.conclusions import Conclusions
+from supermax.engine.run.deadlines import Deadlines
+from supermax.engine.run.job import Attempt, Job
+from supermax.engine.run.options import RunOptions
+from supermax.engine.run.progress import StudyProgress
+from supermax.engine.run.provision import Refusal
+from supermax.engine.run.requests import RequestHandler, snapshot
+from supermax.engine.run.resume import standing_outcome
+from supermax.engine.run.seeded_samplers import exhausted
+from supermax.engine.storage.logs import tail_of
+from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.trial.faults import Evidence, KilledFor, classify
+from supermax.engine.trial.notes import readable
+from supermax.engine.trial.outcome import INTERRUPTED, RAISED, Outcome, describe
+from supermax.errors import EnvironmentFault
+
+_LONGEST_WAIT = 3600.0  # seconds; the longest that select() takes
+
+
+class Coordinator:
+    """The loop of a run and its state: `waiting` holds claimed trials without a cell,
+    `attempts` those with one."""
+
+    def __init__(
+        self,
+        study: Study,
+        storage: PatientStorage,
+        folder: StudyFolder,
+        processes: Processes,
+        answers: RequestHandler,
+        options: RunOptions,
+        emit: Callable[[say.Event], None],
+        *,
+        volatile: bool,
+    ) -> None:
+        self.study = study
+        self.storage = storage
+        self.folder = folder
+        self.processes = processes
+        self.answers = answers
+        self.options = options
+        self.emit = emit
+        self.volatile = volatile
+        devices = tuple(map(str, options.devices))
+        self.pool = Pool(
+            processes, options.workers, options.reuse_cells, devices, emit, storage.patience
+        )
+        self.watch = Deadlines(processes, options.trial_timeout, options.stall_timeout)
+        self.admission = Admission(options.planner, self.pool, answers, devices, emit)
+        self.progress = StudyProgress(study, storage, options.n_trials)
+        self.conclusions = Conclusions(
+            study, storage, self.progress, self.pool, self.admission, options, emit
+        )
+        self.waiting: list[Job] = []
+        self.attempts: dict[int, Attempt] = {}  # by cell number
+        self.stop_reason: str | None = None
+        self._first_cell: float | None = None  # when it was ready
+        self._again = False
+        self.stop_asked: str | None = None  # and not heeded yet
+
+    # The loop.
+
+    def run(self, leftovers: Sequence[Job]) -> None:
+        self.progress.recount()
+        for job in leftovers:
+            self.take_up(job)
+            job.provision = None  # planned for an earlier run's device
+        if exhausted(self.study):
+            self.study._stop_flag = True
+        if self.more_to_come():
+            self.processes.start_fork_server()
+        while True:
+            self.heed_stop()
+            self.fill()
+            if not self.attempts and not self.more_to_come():
+                return
+            for event in self.processes.wait(self.next_deadline()):
+                self.handle(event)
+            self.pool.enforce_deadlines()
+            self.watch.enforce(self.attempts.values())
+
+    def request_stop(self, reason: str) -> None:
+        """End the run cleanly; may be called from a signal handler."""
+        self.stop_asked = reason
+        self.storage.patience.stop_soon()
+        self.processes.wake()
+
+    def heed_stop(self) -> None:
+        if time.monotonic() >= self.pauses_at():
+            self.stop_asked = self.stop_asked or "timeout"
+        if self.stop_asked and not self.stop_reason:
+            self.stop_reason = self.stop_asked
+            self.emit(say.RunStopping(self.stop_reason, len(self.attempts)))
+            for attempt in self.attempts.values():
+                self.processes.send(attempt.cell, Stop())
+                self.watch.wind_down(attempt)
+
+    def pauses_at(self) -> float:
+        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
+        timeout, deadline = self.options.timeout, self.options.deadline
+        at = math.inf if deadline is None else deadline
+        if timeout is None or self._first_cell is None:
+            return at
+        return min(at, self._first_cell + timeout)
+
+    def more_to_come(self) -> bool:
+        """Return whether the run still has trials to launch."""
+        if self.stop_reason:
+            return False
+        room = self.progress.has_room(len(self.attempts))
+        return bool(self.waiting and room) or self.wants_new()
+
+    def wants_new(self) -> bool:
+        if self.study._stop_flag or self.stop_reason:
+            return False
+        return self.progress.has_room(len(self.attempts) + len(self.waiting))
+
+    def left_to_launch(self) -> int:
+        """Return the number of launches to keep cells ready for."""
+        if not self.more_to_come():
+            return 0
+        if self.study._stop_flag:
+            return len(self.waiting)
+        progress = self.progress
+        if progress.target is None:
+            return self.options.workers
+        return progress.target - progress.finished - len(self.attempts)
+
+    # Launching.
+
+    def fill(self) -> None:
+        """Launch trials until every worker is busy, or memory or the target allows no more."""
+        self.progress.recount_if_due()
+        self.pool.keep_ready(self.left_to_launch(), len(self.attempts))
+        while len(self.attempts) < self.options.workers and self.more_to_come():
+            due = [job for job in self.waiting if job.not_before <= time.monotonic()]
+            if not due and not self.wants_new():
+                return
+            if not due and self.admission.plans and self.pool.has_idle:
+                due = [self.ask()]
+                self.waiting.append(due[0])
+            job = due[0] if due else None
+            if job is not None and (refused := self.admission.provide(job)) is not None:
+                self.waiting.remove(job)
+                self.refuse(job, refused)
+                return
+            cell = self.admission.place(job, self.attempts.values())
+            if cell is None:
+                return
+            if job is not None:
+                self.waiting.remove(job)
+            self.launch(job or self.ask(), cell)
+
+    def ask(self) -> Job:
+        trial = self.study.ask()
+        return Job(trial, self.folder.trial(trial.number))
+
+    def refuse(self, job: Job, refused: Refusal) -> None:
+        """End a trial that cannot run, without a cell. It is reported to the sampler."""
+        outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
+        self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
+        self._again = True  # an idle worker is still without a trial
+        if not self.progress.ever_succeeded:
+            self.admission.consider_halting(refused)
+
+    def launch(self, job: Job, cell: Cell) -> None:
+        job.launch(cell)
+        task = Task(
+            folder=str(job.folder.path),
+            attempt=job.attempt,
+            study_name=self.study.study_name,
+            study_id=self.study._study_id,
+            directions=[int(direction) for direction in self.study.directions],
+            trial=snapshot(job),
+            env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
+            volatile=self.volatile,
+            plan=job.provision.how if job.provision is not None else None,
+        )
+        attempt = Attempt(job, cell, system.oom_kills())
+        self.attempts[cell.number] = attempt
+        self.processes.give(cell, task, job.folder.log)
+        kept = job.provision.reserve if job.provision is not None else None
+        self.emit(say.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
+
+    # Messages of cells.
+
+    def handle(self, event: object) -> None:
+        match event:
+            case MessageReceived(cell, message):
+                if (attempt := self.attempts.get(cell.number)) is not None:
+                    self.hear(attempt, message)
+            case CellReady(cell):
+                self._first_cell = self._first_cell or time.monotonic()
+                self.pool.came_up(cell)
+            case CellDisconnected(cell):
+                if (attempt := self.attempts.get(cell.number)) is not None:
+                    self.watch.mute(attempt)
+            case CellGone(cell, exit):
+                self.cell_gone(cell, exit)
+            case ForkServerGone(cells):
+                for cell in cells:
+                    self.cell_gone(cell, Exited(cell.number, None, int(KILL), 0, 0))
+                self.pool.fork_server_gone(tail_of(self.folder.fork_server_log))
+            case ObjectiveLoaded(why_not_fork):
+                self.pool.loaded(why_not_fork)
+            case ObjectiveBroken(error, traceback):
+                self.pool.broken(error, traceback)
+
+    def hear(self, attempt: Attempt, message: Message) -> None:
+        attempt.last_heard = time.monotonic()
+        match message:
+            case Finished(fields, unclean, written):
+                try:
+                    outcome = Outcome.from_json(fields)
+                except Exception as error:
+                    self.reject(attempt, error)
+                    return
+                if not written:
+                    attempt.job.folder.write_outcome(outcome)
+                del self.attempts[attempt.cell.number]
+                self.came_to(attempt, outcome, unclean)
+            case StopStudy():
+                self.study._stop_flag = True
+            case Report(step, value, written):
+                if not written:
+                    attempt.job.folder.append_report(attempt.job.attempt, step, value)
+                self.note(attempt, step, value)
+            case Note(facts):
+                self.emit(say.TrialNoted(attempt.job.number, readable(facts)))
+            case _:
+                self.processes.send(attempt.cell, self.answers.to(attempt, message))
+                attempt.last_heard = time.monotonic()  # waiting for a reply is not silence
+
+    def note(self, attempt: Attempt, step: int, value: float) -> None:
+        try:
+            self.answers.note(attempt, step, value)
+        except EnvironmentFault:
+            raise
+        except UpdateFinishedTrialError:
+            number = attempt.job.number
+            self.emit(
+                say.Notice(
+                    f"Trial {number} was finished by another program; its attempt ends here."
+                )
+            )
+            self.end_now(attempt, "its trial was finished by another program")
+            self.emit(say.TrialPaused(number))
+            self.progress.recount()
+        except Exception as error:  # a step the database has no room for, say
+            self.reject(attempt, error)
+        else:
+            self.emit(say.TrialReported(attempt.job.number, step, value))
+
+    def reject(self, attempt: Attempt, error: Exception) -> None:
+        """Fail the trial of a cell whose message cannot be understood or stored."""
+        self.end_now(attempt, "its message could not be stored")
+        outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
+        self.conclude(attempt.job, self.evidence(attempt, outcome))
+
+    def end_now(self, attempt: Attempt, why: str) -> None:
+        del self.attempts[attempt.cell.number]
+        self.pool.dismiss(attempt.cell, why)
+        self.processes.signal(attempt.cell, KILL)
+
+    def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
+        job = attempt.job
+        if outcome.state == INTERRUPTED:
+            self.pool.dismiss(attempt.cell)
+            self.put_back(job)
+            return
+        evidence = self.evidence(attempt, outcome)
+        fault = classify(evidence)
+        healthy = (fault is None or fault.harmless) and unclean is None
+        if unclean is not None:
+            job.note_unclean(unclean)
+        self.pool.served(attempt.cell, healthy, unclean)
+        self.try_again_if(self.conclusions.conclude(job, evidence, fault), job)
+
+    def cell_gone(self, cell: Cell, exit: Exited) -> None:
+        attempt = self.attempts.pop(cell.number, None)
+        self.pool.gone(cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None)
+        if attempt is None:
+            return
+        outcome = standing_outcome(attempt.job)
+        if outcome is None and attempt.killed_for is KilledFor.STOP:
+            self.put_back(attempt.job)
+            return
+        self.conclude(attempt.job, self.evidence(attempt, outcome, exit))
+
+    def put_back(self, job: Job) -> None:
+        """Keep the trial claimed for the next run: this one is stopping."""
+        job.note_stop()
+        self.waiting.append(job)
+        self.emit(say.TrialPaused(job.number))
+
+    def evidence(
+        self, attempt: Attempt, outcome: Outcome | None, exit: Exited | None = None
+    ) -> Evidence:
+        peak = outcome.peak_rss if outcome else (exit.max_rss if exit else None)
+        return Evidence(
+            outcome=outcome,
+            exit_code=exit.code if exit else None,
+            signum=exit.signum if exit else None,
+            killed_for=attempt.killed_for,
+            oom_kills=max(0, system.oom_kills() - attempt.oom_kills_before) if exit else 0,
+            fresh_cell=attempt.cell.trials <= 1,
+            directions=len(self.study.directions),
+            seconds=time.monotonic() - attempt.started,
+            limit=attempt.limit,
+            last_step=attempt.last_step,
+            peak_rss=peak,
+            log_tail=tail_of(attempt.job.folder.log) if outcome is None else "",
+        )
+
+    # Ends of attempts.
+
+    def take_up(self, job: Job) -> None:
+        """Conclude a trial that an earlier run had claimed, or queue it for another attempt."""
+        outcome = standing_outcome(job)
+        try:
+            self.answers.catch_up(job)
+        except EnvironmentFault:
+            raise
+        except Exception as error:  # a step the database has no room for, say
+            self.emit(
+                say.Notice(
+                    f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
+                )
+            )
+        if outcome is not None:
+            evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
+            fault = classify(evidence)
+        else:
+            evidence, fault = Evidence(), job.last_fault
+        if outcome is None and fault is None:
+            self.waiting.append(job)
+        else:
+            again = self.conclusions.conclude(job, evidence, fault, earlier_run=True)
+            self.try_again_if(again, job)
+
+    def conclude(self, job: Job, evidence: Evidence) -> None:
+        self.try_again_if(self.conclusions.conclude(job, evidence, classify(evidence)), job)
+
+    def try_again_if(self, again: bool, job: Job) -> None:
+        if again:
+            self.waiting.append(job)
+
+    def next_deadline(self) -> float | None:
+        """Return the seconds until the next deadline; None: there is none."""
+        now = time.monotonic()
+        if self._again:
+            self._again = False
+            return 0.0
+        due = [self.pool.next_deadline(), *self.watch.due(self.attempts.values())]
+        if self.admission.short and not self.stop_reason:
+            due.append(now + LOOK_AGAIN)
+        if not self.stop_reason:
+            due.append(self.pauses_at())
+            due += [job.not_before for job in self.waiting if job.not_before > now]
+        soonest = min(due)
+        return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)

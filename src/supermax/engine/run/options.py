@@ -1,0 +1,39 @@
+"""Options of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from supermax.engine.run.provision import Planner
+
+Callback = Callable[[Study, FrozenTrial], None]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Validated arguments of supermax.optimize; see there."""
+
+    n_trials: int | None = None
+    """Number of finished trials at which the run ends, earlier ones included; None: no limit."""
+    timeout: float | None = None
+    """Seconds after which the run pauses, counted from the first ready cell; None: no limit."""
+    deadline: float | None = None
+    """Moment of time.monotonic() at which the run pauses, start-up included; None: no limit."""
+    workers: int = 1
+    """Number of trials that run at the same time."""
+    reuse_cells: bool = False
+    """True: a cell runs several trials, one after another."""
+    trial_timeout: float | None = None
+    """Seconds after which an attempt is killed; None: no limit."""
+    stall_timeout: float | None = None
+    """Seconds without any message of the trial after which an attempt is killed, from its first
+    report on; None: no limit."""
+    retries: int = 2
+    """Number of retries of a trial after faults; kills from outside are not counted."""
+    devices: Sequence[int | str] = ()
+    callbacks: Sequence[Callback] = ()
+    planner: Planner | None = None

@@ -1,0 +1,148 @@
+"""Decide what follows a fault, given the earlier faults of the trial. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from supermax._util.text import ended
+from supermax.engine.trial.faults import Culprit, Fault, Kind
+
+MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
+MOST_REPLANS = 30  # of one trial
+REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
+SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
+_FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}
+_CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
+_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
+_MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
+_CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
+_TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}
+REPLANNED = "split further"
+_BACK_OFF = 0.5
+_LONGEST_BACK_OFF = 60.0
+_FREE_BACK_OFF = 0.05
+_LONGEST_FREE_BACK_OFF = 1.0
+
+
+@dataclass(frozen=True)
+class Retry:
+    delay: float
+    blocking_launches: bool = False
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Prune the trial, and report it to the sampler as a violated constraint; 1.0: wholly
+    infeasible."""
+
+    constraint: str
+    value: float = 1.0
+    why: str = ""
+    """Reason beyond the fault's own message."""
+
+
+@dataclass(frozen=True)
+class Replan:
+    """Retry in a fresh cell, with smaller micro-batches."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    culprit: Culprit
+
+
+Decision = Retry | Replan | Prune | Fail
+
+
+def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = False) -> Decision:
+    """Decide on `fault`, given the faults of the trial's earlier attempts. `planned`: its
+    memory was planned, so it can be planned again."""
+    if fault.kind in _CONFIGURATIONS_OWN:
+        return Prune(constraint(fault.kind), fault.violation)
+    if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
+        return Fail(fault.culprit)
+    if fault.kind in _FREE:
+        return _free(before)
+    if planned and (fault.kind in _MEMORY or _fragmented_anew(fault)):
+        return Replan()
+    charged = [earlier for earlier in before if earlier.kind not in _FREE]
+    if fault.kind in _TWICE_IS_PROOF and _seen_on_fresh_cells(fault, charged) >= 2:
+        return Fail(Culprit.CONFIGURATION_OR_CODE)
+    if len(charged) >= retries:
+        return Prune(constraint(fault.kind)) if fault.kind in _MEMORY else Fail(fault.culprit)
+    delay = min(_BACK_OFF * 2 ** len(charged), _LONGEST_BACK_OFF)
+    return Retry(delay, blocking_launches=fault.kind in _CUDA)
+
+
+def _free(before: Sequence[Fault]) -> Decision:
+    earlier = sum(fault.kind in _FREE for fault in before)
+    if earlier + 1 >= MOST_FREE_RETRIES:
+        return Fail(Culprit.OUTSIDE)
+    return Retry(min(_FREE_BACK_OFF * 2**earlier, _LONGEST_FREE_BACK_OFF) if earlier else 0.0)
+
+
+def _fragmented_anew(fault: Fault) -> bool:
+    """Return whether memory was fragmented in a fresh cell: then the trial needs too much."""
+    return fault.kind is Kind.FRAGMENTED and fault.fresh_cell
+
+
+def _seen_on_fresh_cells(fault: Fault, charged: Sequence[Fault]) -> int:
+    same = [earlier for earlier in charged if _same(earlier, fault) and earlier.fresh_cell]
+    return len(same) + fault.fresh_cell
+
+
+def _same(one: Fault, other: Fault) -> bool:
+    """Compare faults. CUDA errors surface at another line once launches block, so only their kind
+    is compared."""
+    return one.kind is other.kind and (one.kind in _CUDA or one.signature == other.signature)
+
+
+def constraint(kind: Kind) -> str:
+    return f"supermax:{kind.name.lower()}"
+
+
+def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
+    """Return True when the first trials all failed alike (one exception from one line, a wrong
+    number of values) and nothing else has ever come of this study: going on would only fail
+    thousands more. Once anything has succeeded, no trial's failure ends the run."""
+    return (
+        not ever_succeeded and len(signatures) >= SAME_FAILURE_HALTS and len(set(signatures)) == 1
+    )
+
+
+def as_decided(fault: Fault, decision: Decision) -> Fault:
+    """Return the fault with the culprit or the reason that the decision added."""
+    match decision:
+        case Fail(culprit):
+            return replace(fault, culprit=culprit)
+        case Prune(why=why) if why:
+            return replace(fault, message=f"{ended(fault.message.rstrip('.'))} {why}")
+        case _:
+            return fault
+
+
+def carried_over(decision: Decision) -> dict[str, bool]:
+    """Return the fields of the ledger from which a later run continues."""
+    match decision:
+        case Retry(_, blocking):
+            return {"again": True, "blocking": blocking}
+        case Replan():
+            return {"again": True, "replanned": True}
+        case _:
+            return {"again": False}
+
+
+def describe_decision(decision: Decision, ran: bool = True) -> str:
+    """Return a decision as text for people. `ran`: the trial has had a cell."""
+    match decision:
+        case Retry(delay, blocking):
+            return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
+        case Replan():
+            return f"{REPLANNED}, and tried again"
+        case Prune() if not ran:
+            return "reported to the sampler as infeasible"
+        case Prune(name):
+            return f"pruned, constraint {name}"
+        case Fail():
+            return "failed"

@@ -1,0 +1,105 @@
+"""Memory planning interface: the engine asks a Planner what a trial needs and how it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, Protocol
+
+from optuna.trial import Trial
+
+from supermax.errors import Infeasible
+
+
+@dataclass(frozen=True)
+class Provision:
+    """Memory reserved for a trial, and its execution plan."""
+
+    reserve: int
+    """Bytes to reserve."""
+    how: dict[str, Any] = field(default_factory=dict)
+    """Execution plan for the objective (`trial.plan`); must be JSON."""
+    where: str = "device"
+    """Memory that is reserved: device or host."""
+    why: str = ""
+    """Explanation for the user; not part of the plan."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Answer for a trial that fits with no plan."""
+
+    message: str
+    violation: float = 1.0
+    """Constraint violation: the share by which it exceeds the memory."""
+
+    @property
+    def error(self) -> Infeasible:
+        return Infeasible(self.message, by=self.violation)
+
+
+@dataclass(frozen=True)
+class Occupied:
+    """Use of a device by this run."""
+
+    device: str | None
+    reserved: int
+    """Bytes reserved for running trials."""
+    idle: int
+    """Number of idle cells that have run a trial: they keep their CUDA context and caches."""
+    pids: frozenset[int]
+    """Processes of the cells on the device."""
+    fresh: bool = False
+    """True: the trial needs a new cell, not one of the idle ones."""
+
+
+class Planner(Protocol):
+    """Knows the memory that trials need, and the memory that is free."""
+
+    def provide(self, trial: Trial, failed: Sequence[dict[str, Any]]) -> Provision | Refusal:
+        """Return the reservation and plan of a trial, or a refusal.
+
+        `failed`: plans with which the trial ran out of memory. Returning one of them again ends
+        the trial.
+        """
+
+    def room(self, occupied: Occupied) -> int | None:
+        """Return the bytes that are free for another trial; None: unknown, do not limit."""
+
+
+class InvalidAnswer(ValueError):
+    """Invalid return value of a planner. The message continues a sentence with its name."""
+
+
+def checked_provision(answer: Any) -> Provision | Refusal:
+    """Return the result of Planner.provide with plain JSON values; raise InvalidAnswer."""
+    if isinstance(answer, Refusal):
+        return answer
+    if not isinstance(answer, Provision):
+        raise InvalidAnswer(f"returned {answer!r:.80}, which is neither a Provision nor a Refusal")
+    if not _is_integer(answer.reserve) or answer.reserve < 0:
+        raise InvalidAnswer(f"returned reserve={answer.reserve!r:.80}, not an integer >= 0")
+    if not isinstance(answer.how, dict):
+        raise InvalidAnswer(f"returned how={answer.how!r:.80}, which is not a dict")
+    if not isinstance(answer.where, str):
+        raise InvalidAnswer(f"returned where={answer.where!r:.80}, which is not a str")
+    if not isinstance(answer.why, str):
+        raise InvalidAnswer(f"returned why={answer.why!r:.80}, which is not a str")
+    try:
+        how = json.loads(json.dumps(answer.how, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidAnswer(f"returned a value of how that is not JSON ({error})") from error
+    return Provision(int(answer.reserve), how, answer.where, answer.why)
+
+
+def checked_room(answer: Any) -> int | None:
+    """Return the result of Planner.room as an int; raise InvalidAnswer."""
+    if answer is not None and not _is_integer(answer):
+        raise InvalidAnswer(f"returned {answer!r:.80}, which is neither an integer nor None")
+    return None if answer is None else int(answer)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

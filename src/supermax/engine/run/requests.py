@@ -1,0 +1,188 @@
+"""Requests of running trials, answered from the study.
+
+Suggest, ShouldPrune, RelativeParams, ReadStudy, Attribute ──▶ Reply
+Report ──▶ storage
+"""
+
+from __future__ import annotations
+
+import copy
+from math import isnan
+from typing import Any
+
+import cloudpickle
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    json_to_distribution,
+)
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax._util.attributes import CLAIM, CREATION, plain_name, under_plain_names
+from supermax.engine.processes.protocol import (
+    Attribute,
+    Message,
+    ReadStudy,
+    RelativeParams,
+    Reply,
+    ShouldPrune,
+    Suggest,
+    json_or_pickle,
+)
+from supermax.engine.run.job import Attempt, Job
+from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.trial.branch_names import Names
+from supermax.errors import EnvironmentFault
+
+_STUDY_READS = {
+    "get_study_id_from_name",
+    "get_study_name_from_id",
+    "get_study_directions",
+    "get_study_user_attrs",
+    "get_study_system_attrs",
+    "get_all_studies",
+}
+
+
+class RequestHandler:
+    """Answers requests of cells, and stores their reports."""
+
+    def __init__(self, study: Study, storage: PatientStorage, names: Names) -> None:
+        self._study = study
+        self._storage = storage
+        self._names = names
+
+    def to(self, attempt: Attempt, message: Message) -> Reply:
+        """Return the reply to a request.
+
+        An error becomes part of the reply and is raised in the objective, where Optuna would raise
+        it; only EnvironmentFault is raised here.
+        """
+        try:
+            match message:
+                case Attribute(key, value, system):
+                    self._attribute(attempt.job, key, value, system)
+                case Suggest(name, distribution):
+                    return Reply(self._suggest(attempt.job, name, distribution))
+                case ShouldPrune():
+                    return Reply(attempt.job.trial.should_prune())
+                case RelativeParams():
+                    return Reply(json_or_pickle(self._relative_params(attempt.job)))
+                case ReadStudy(what, args):
+                    return Reply(json_or_pickle(self._read_study(what, args)))
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            return Reply(error=_picklable(error))
+        return Reply()
+
+    def catch_up(self, job: Job) -> None:
+        """Store reports of the trial's folder that a killed coordinator had not stored."""
+        trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
+        curve = job.folder.curve()
+        stored = cached.intermediate_values
+        differing = [s for s in {*curve, *stored} if not _equal(curve.get(s), stored.get(s))]
+        if not curve or not differing:
+            return
+        self._storage.forget_steps(trial_id, min(differing))
+        for step in sorted(s for s in curve if s >= min(differing)):
+            self._storage.set_trial_intermediate_value(trial_id, step, curve[step])
+        cached.intermediate_values = curve
+
+    @staticmethod
+    def _relative_params(job: Job) -> dict[str, Any]:
+        params, space = job.trial.relative_params, job.trial.relative_search_space or {}
+        job.keep_drawn()
+        return {plain_name(n, space[n]) if n in space else n: v for n, v in params.items()}
+
+    def _suggest(self, job: Job, name: str, encoded: Any) -> float:
+        distribution: BaseDistribution = (
+            json_to_distribution(encoded) if isinstance(encoded, str) else encoded
+        )
+        return float(distribution.to_internal_repr(self.suggest(job, name, distribution)))
+
+    def suggest(self, job: Job, name: str, distribution: BaseDistribution) -> Any:
+        """Return the value of a parameter, sampled unless it was sampled before."""
+        stored = self._names.stored(name, distribution)
+        self._apply_fixed(job, name, stored, distribution)
+        value = job.trial._suggest(stored, distribution)
+        job.keep_drawn()
+        return value
+
+    @staticmethod
+    def _apply_fixed(job: Job, name: str, stored: str, distribution: BaseDistribution) -> None:
+        """Apply an enqueued value to the branch that the trial takes; drop it if that branch does
+        not have the choice."""
+        fixed = job.trial._fixed_params
+        if name not in fixed:
+            return
+        value = fixed[name]
+        if isinstance(distribution, CategoricalDistribution) and value not in distribution.choices:
+            job.trial._fixed_params = {k: v for k, v in fixed.items() if k not in (name, stored)}
+        elif stored != name:
+            job.trial._fixed_params = {**fixed, stored: value}
+
+    def note(self, attempt: Attempt, step: int, value: float) -> None:
+        """Store a report. It has no reply."""
+        trial, cached = attempt.job.trial, attempt.job.trial._cached_frozen_trial
+        if not attempt.curve_started and attempt.job.attempt > 1:
+            # An earlier attempt may have reported later steps: they are replaced from here on.
+            self._storage.forget_steps(trial._trial_id, step)
+            kept = {s: v for s, v in cached.intermediate_values.items() if s < step}
+            cached.intermediate_values = kept
+        attempt.curve_started = True
+        attempt.last_step = step
+        self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        cached.intermediate_values[step] = value
+
+    def _attribute(self, job: Job, key: str, value: Any, system: bool) -> None:
+        trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
+        if system:
+            self._storage.set_trial_system_attr(trial_id, key, value)
+            cached.system_attrs[key] = value
+        else:
+            self._storage.set_trial_user_attr(trial_id, key, value)
+            cached.user_attrs[key] = value
+
+    def _read_study(self, what: str, args: list[Any]) -> Any:
+        if what in ("sampler", "pruner"):
+            return getattr(self._study, what)
+        if what == "get_trial":
+            return under_plain_names(self._storage.get_trial(args[0]))
+        if what == "get_all_trials":
+            study_id, states = args
+            wanted = None if states is None else tuple(TrialState(state) for state in states)
+            trials = self._storage.get_all_trials(study_id, deepcopy=False, states=wanted)
+            return [under_plain_names(trial) for trial in trials]
+        if what not in _STUDY_READS:
+            raise RuntimeError(f"{what} is not available inside a trial.")
+        return getattr(self._storage, what)(*args)
+
+
+def _equal(one: float | None, other: float | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one == other or (isnan(one) and isnan(other))
+
+
+def snapshot(job: Job) -> FrozenTrial:
+    """Return the trial for its next attempt: plain parameter names, and no intermediate values or
+    constraints of earlier attempts."""
+    trial = copy.copy(under_plain_names(job.trial._cached_frozen_trial))
+    trial.intermediate_values = {}
+    trial.system_attrs = {
+        key: value
+        for key, value in trial.system_attrs.items()
+        if key not in (CLAIM, CREATION) and not key.startswith("constraints")
+    }
+    return trial
+
+
+def _picklable(error: Exception) -> Exception:
+    """Return `error` if it survives pickling, otherwise a RuntimeError with its text."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

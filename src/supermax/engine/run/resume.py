@@ -1,0 +1,46 @@
+"""Resumption of trials that are RUNNING when a run starts."""
+
+from __future__ import annotations
+
+import optuna
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from supermax._util.attributes import CLAIM
+from supermax.engine.run.job import Job
+from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.trial.outcome import Outcome
+
+
+def find_leftovers(
+    study: Study, running: list[FrozenTrial], claim: str, folder: StudyFolder
+) -> tuple[list[Job], list[int]]:
+    """Return the trials that earlier runs in this folder have claimed, and the numbers of those
+    that other programs run."""
+    own, foreign = [], []
+    for frozen in running:
+        if frozen.system_attrs.get(CLAIM) == claim:
+            job = Job(optuna.trial.Trial(study, frozen._trial_id), folder.trial(frozen.number))
+            job.recall()
+            own.append(job)
+        else:
+            foreign.append(frozen.number)
+    return own, foreign
+
+
+def standing_outcome(job: Job) -> Outcome | None:
+    """Return the outcome that the last attempt has written; None: there is none, or a retry was
+    already decided on."""
+    outcome = job.folder.outcome()
+    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.dealt_with:
+        return None
+    return outcome
+
+
+def foreign_notice(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
+    return (
+        f"{len(numbers)} trial(s) are RUNNING that this run did not start ({shown}). They are "
+        f"not touched. If no other program runs them any more, end each with "
+        f"study.tell(NUMBER, state=optuna.trial.TrialState.FAIL)."
+    )

@@ -1,0 +1,288 @@
+"""Open a study for a run, run it, and restore the study."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax._util import system
+from supermax._util.attributes import evaluated_on, metric_names
+from supermax._util.files import make_private
+from supermax.engine import events as say
+from supermax.engine.processes import descriptors
+from supermax.engine.processes.pickling import pickle_objective
+from supermax.engine.processes.prestart import TAG
+from supermax.engine.processes.transport import Processes
+from supermax.engine.ranking import best_of
+from supermax.engine.run.checks import check_arguments
+from supermax.engine.run.coordinator import Coordinator
+from supermax.engine.run.job import Job
+from supermax.engine.run.options import RunOptions
+from supermax.engine.run.progress import FINISHED
+from supermax.engine.run.requests import RequestHandler
+from supermax.engine.run.resume import find_leftovers, foreign_notice
+from supermax.engine.run.seeded_samplers import reseed
+from supermax.engine.run.signals import Signals
+from supermax.engine.storage import locations, locks
+from supermax.engine.storage.patience import Patience
+from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.rdb import reason
+from supermax.engine.storage.run_folder import (
+    StudyFolder,
+    TrialFolder,
+    cannot_be_written,
+    new_identity,
+)
+from supermax.engine.storage.sqlite import SameFile
+from supermax.engine.summary import Summary
+from supermax.engine.trial.branch_names import Names
+from supermax.errors import EnvironmentFault
+
+IDENTITY = "supermax:run"
+_OPENING_PATIENCE = 60.0
+
+
+def run(
+    study: Study,
+    objective: Callable[..., Any],
+    options: RunOptions,
+    *,
+    run_dir: str | os.PathLike[str] | None = None,
+    listeners: Sequence[say.Listener] = (),
+) -> Summary:
+    """Run `objective` until the study holds `options.n_trials` finished trials."""
+    started = time.monotonic()
+    check_arguments(study, objective, options, run_dir)
+    descriptors.check_descriptors(options.workers)
+    blob = pickle_objective(objective, study)
+    place = locations.find_location(study)
+    emit = _emitter(listeners)
+    patience = Patience(lambda text: emit(say.Notice(text)))
+    where = _absolute(run_dir) if run_dir is not None else place.run_dir
+    folder = StudyFolder(where, patience)
+    signals = Signals()
+    try:
+        with _opened(study, place, folder, patience, run_dir is not None) as (storage, trials):
+            coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
+            leftovers = _leftovers(coordinator, trials)
+            del trials  # the coordinator sees them anew as they change
+            signals.heed(coordinator)
+            with _ended(coordinator):
+                coordinator.run(leftovers)
+            summary = _summary(coordinator, time.monotonic() - started)
+            if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
+                enough = summary.finished + queued
+                emit(say.Notice(f"{queued} queued: n_trials={enough} would run them too."))
+            emit(say.RunEnded(summary))
+            return summary
+    finally:
+        signals.pass_on()
+
+
+def _absolute(run_dir: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(run_dir).absolute()
+    except OSError as error:  # the working directory is gone
+        raise EnvironmentFault(f"run_dir {str(run_dir)!r} leads nowhere ({error}).") from error
+
+
+def _coordinator(
+    study: Study,
+    storage: PatientStorage,
+    folder: StudyFolder,
+    blob: bytes,
+    options: RunOptions,
+    emit: Callable[[say.Event], None],
+    trials: list[FrozenTrial],
+    place: locations.Location,
+) -> Coordinator:
+    reseed(study.sampler, len(trials))
+    processes = Processes(
+        blob,
+        identity=storage.claim,
+        workers=options.workers,
+        fresh=not options.reuse_cells,
+        log=folder.fork_server_log,
+    )
+    answers = RequestHandler(study, storage, Names(trials))
+    return Coordinator(
+        study, storage, folder, processes, answers, options, emit, volatile=place.volatile
+    )
+
+
+def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]:
+    """Emit the state of the study. Return the trials of earlier runs to continue with."""
+    claim, emit = coordinator.storage.claim, coordinator.emit
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    own, foreign = find_leftovers(coordinator.study, running, claim, coordinator.folder)
+    emit(_started(coordinator, trials, len(own)))
+    if foreign:
+        emit(say.Notice(foreign_notice(foreign)))
+    return own
+
+
+@contextlib.contextmanager
+def _ended(coordinator: Coordinator) -> Iterator[None]:
+    """End all processes however the run ends, and note in the ledgers that attempts were
+    stopped."""
+    try:
+        yield
+    finally:
+        coordinator.processes.close()
+        coordinator.pool.closed()
+        for attempt in coordinator.attempts.values():
+            job = attempt.job
+            job.folder = TrialFolder(
+                job.folder.path
+            )  # without waiting for a folder that cannot be written
+            with contextlib.suppress(OSError):
+                job.note_stop()
+
+
+@contextlib.contextmanager
+def _opened(
+    study: Study,
+    place: locations.Location,
+    folder: StudyFolder,
+    patience: Patience,
+    elsewhere: bool,
+) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
+    """Lock the study for this run, wrap its storage, prepare its folder, and end processes that an
+    earlier run left. `elsewhere`: the run folder is not where other commands look for it."""
+    if place.file is not None and not place.file.is_file():
+        raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
+    name = study.study_name
+    with contextlib.ExitStack() as stack:
+        try:
+            owner = place.file.stat().st_uid if place.file is not None else None
+            make_private(place.run_dir.parent, trusted=owner)
+            make_private(place.run_dir, trusted=owner)
+            with tempfile.TemporaryFile(dir=place.run_dir):
+                pass
+        except (OSError, EnvironmentFault) as error:
+            if not elsewhere:
+                if isinstance(error, EnvironmentFault):
+                    raise
+                words = cannot_be_written(place.run_dir, error, in_home=place.file is None)
+                raise EnvironmentFault(words) from error
+        else:
+            stack.enter_context(_locked(place.lock, name))
+        if place.file is not None:
+            shared = locks.beside(place.file, str(study._study_id))
+            stack.enter_context(_locked(shared, name, like=place.file))
+        storage = stack.enter_context(_patient(study, place, patience))
+        identity, trials = _first_look(study, storage)
+        own = locks.own_folder() / locations.key_of(study, place, identity)
+        stack.enter_context(_locked(own, name))
+        storage.claim = folder.open(identity, name, place.address)
+        system.kill_tagged(f"{TAG}={storage.claim}")
+        yield storage, trials
+
+
+@contextlib.contextmanager
+def _locked(path: Path, study_name: str, like: Path | None = None) -> Iterator[None]:
+    """Allow one coordinator per study and host, wherever its run folder is."""
+    lock = locks.Lock(path, study_name, like=like)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _patient(
+    study: Study, place: locations.Location, patience: Patience
+) -> Iterator[PatientStorage]:
+    """Let the study write through a storage that waits for outages and claims trials."""
+    inner = study._storage
+    locations.prepare_location(inner)
+    file = SameFile(place.file) if place.file is not None else None
+    storage = PatientStorage(inner, study, file=file, patience=patience)
+    study._storage = storage
+    study._stop_flag = False
+    study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
+    try:
+        yield storage
+    finally:
+        study._storage = inner
+        study._thread_local.in_optimize_loop = False
+        study._thread_local.cached_all_trials = None
+
+
+def _first_look(study: Study, storage: PatientStorage) -> tuple[str, list[FrozenTrial]]:
+    """Return the identity of the study, created if it has none, and its trials."""
+    storage.patience.limit = _OPENING_PATIENCE
+    try:
+        identity = storage.get_study_system_attrs(study._study_id).get(IDENTITY)
+        if identity is None:
+            identity = new_identity()
+            storage.set_study_system_attr(study._study_id, IDENTITY, identity)
+        return str(identity), storage.get_all_trials(study._study_id, deepcopy=False)
+    except EnvironmentFault as error:
+        raise EnvironmentFault(_cannot_open(study, reason(error.__cause__ or error))) from error
+    finally:
+        storage.patience.limit = Patience.default
+
+
+def _cannot_open(study: Study, why: str) -> str:
+    return (
+        f"The study '{study.study_name}' cannot be opened: {why}. Check that its storage is "
+        f"there, is running and can be written."
+    )
+
+
+def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
+    active = list(listeners)
+
+    def emit(event: say.Event) -> None:
+        for listener in list(active):
+            try:
+                listener(event)
+            except Exception:  # a listener never stops the run
+                active.remove(listener)
+
+    return emit
+
+
+def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) -> say.RunStarted:
+    study, options = coordinator.study, coordinator.options
+    best = best_of(trials, study.directions)
+    return say.RunStarted(
+        study_name=study.study_name,
+        directions=tuple(direction.name.lower() for direction in study.directions),
+        target=options.n_trials,
+        finished=sum(trial.state in FINISHED for trial in trials),
+        resumed=resumed,
+        workers=options.workers,
+        run_dir=str(coordinator.folder.path),
+        best=(best.number, best.values[0]) if best is not None else None,
+        metrics=metric_names(study),
+        evaluated_on=evaluated_on(study),
+    )
+
+
+def _summary(coordinator: Coordinator, seconds: float) -> Summary:
+    study = coordinator.study
+    coordinator.storage.check_file()
+    trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
+    states = Counter(trial.state.name for trial in trials)
+    faults = coordinator.conclusions.faults + coordinator.pool.faults
+    return Summary(
+        trials={state.name: states[state.name] for state in TrialState},
+        faults=dict(faults.most_common()),
+        retries=coordinator.conclusions.retries,
+        told=coordinator.conclusions.told,
+        cells=coordinator.processes.made,
+        seconds=seconds,
+        stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),
+        run_dir=coordinator.folder.path,
+    )

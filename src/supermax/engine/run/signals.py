@@ -1,0 +1,47 @@
+"""Signals that end a run: Ctrl-C, TERM and hang-up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from supermax.engine.run.coordinator import Coordinator
+
+
+class Signals:
+    """Handlers that end the run cleanly on the first signal, and at once on another Ctrl-C.
+
+    Python sets handlers in the main thread only; in another thread nothing is changed. They stay
+    until the study is closed, so that no further signal cuts that short."""
+
+    def __init__(self) -> None:
+        self._ended_by: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def heed(self, coordinator: Coordinator) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def on_signal(signum: int, _: object) -> None:
+            if signum == signal.SIGINT:
+                if coordinator.stop_asked:
+                    raise KeyboardInterrupt
+            elif self._ended_by is not None:
+                return  # at once: of many, each would come while the one before is dealt with
+            else:
+                self._ended_by = signum
+            coordinator.request_stop("interrupt")
+
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            ignored = signal.getsignal(signum) is signal.SIG_IGN  # by nohup, or a shell's &
+            if signum == signal.SIGTERM or not ignored:  # TERM also says: the supervisor is gone
+                self._before[signum] = signal.signal(signum, on_signal)
+
+    def pass_on(self) -> None:
+        """Now that all is safe, TERM may do what it does to this program."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        if self._ended_by is not None:
+            os.kill(os.getpid(), self._ended_by)

@@ -1,0 +1,1 @@
+"""Persistence of a run: Optuna's storage and the run folder."""

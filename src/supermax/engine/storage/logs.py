@@ -1,0 +1,97 @@
+"""Bounded logs: the beginning and the end of a trial's output."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from supermax._util.text import masked_addresses
+
+HEAD = 512 * 1024  # bytes
+TAIL = 512 * 1024  # bytes
+_OVERLAP = 512  # bytes read before a tail, so that a password cut at its start is masked too
+
+
+class BoundedLog:
+    """Log file with the first HEAD and the last TAIL bytes written to it.
+
+    Output after the head goes to two side files in turn, so that the end survives a crash of the
+    writer; close() joins the parts. Errors of the disk lose output and are not raised.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = _size(path)  # output of earlier attempts
+        self._skipped = 0
+        self._parts = (path.with_suffix(".tail-a"), path.with_suffix(".tail-b"))
+        self._current = 0
+        self._current_size = 0
+        if self._written >= HEAD:  # head and tail of an earlier attempt: append to the tail only
+            self._written = HEAD
+
+    def write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError):
+            self._write(data)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._close()
+
+    def _write(self, data: bytes) -> None:
+        head_left = HEAD - self._written
+        if head_left > 0:
+            self._append(self.path, data[:head_left])
+            self._written += len(data[:head_left])
+            data = data[head_left:]
+        if data:
+            self._write_tail(data)
+
+    def _close(self) -> None:
+        older, newer = (self._parts[1 - self._current], self._parts[self._current])
+        tail = b"".join(part.read_bytes() for part in (older, newer) if part.exists())
+        if tail:
+            kept = tail[-TAIL:]
+            left_out = self._skipped + len(tail) - len(kept)
+            note = f"\n[… {left_out} bytes left out …]\n".encode() if left_out else b""
+            self._append(self.path, note + kept)
+        for part in self._parts:
+            part.unlink(missing_ok=True)
+
+    def _write_tail(self, data: bytes) -> None:
+        if self._current_size + len(data) > TAIL and self._current_size:
+            self._current = 1 - self._current
+            self._current_size = 0
+            if self._parts[self._current].exists():
+                self._skipped += self._parts[self._current].stat().st_size
+                self._parts[self._current].unlink()
+        self._append(self._parts[self._current], data)
+        self._current_size += len(data)
+
+    @staticmethod
+    def _append(path: Path, data: bytes) -> None:
+        if data:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(fd, data)
+            finally:
+                os.close(fd)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def tail_of(path: Path, most: int = 4000) -> str:
+    """Return the last `most` characters of a log with passwords masked; "": there is no log."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - most - _OVERLAP))
+            text = masked_addresses(file.read().decode(errors="replace"))
+            return text[-most:]
+    except OSError:
+        return ""

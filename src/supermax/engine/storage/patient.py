@@ -1,0 +1,345 @@
+"""Storage wrapper of a run: retries failed operations, and claims every trial it takes.
+
+A trial is claimed in the same transaction that creates it, so a kill at any moment leaves either
+no trial or one that the next run recognises as its own. Everything else is Optuna's storage.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from supermax._util.attributes import CLAIM, CREATION
+from supermax.engine.storage import rdb
+from supermax.engine.storage.patience import Patience, Subject, Wait
+from supermax.engine.storage.sqlite import SameFile
+from supermax.errors import EnvironmentFault, UserError
+
+T = TypeVar("T")
+_STORAGE = Subject("the study's storage", "The study's storage has not answered", "Bring it back")
+_CHECK_INTERVAL = 1.0  # seconds between two checks of the deadline while a server is silent
+
+
+class PatientStorage(BaseStorage):
+    """Wrapper that waits out transient errors (locks, restarts, lost connections), claims trials
+    for `claim`, and applies no write twice.
+
+    `file`: the study's file; None: a server, or memory.
+    """
+
+    def __init__(
+        self, inner: BaseStorage, study: Study, *, file: SameFile | None, patience: Patience
+    ) -> None:
+        self.inner = inner
+        self.claim = ""  # set once the study's identity is known
+        self.patience = patience
+        self._server = rdb.server_of(inner)
+        self._study_id = study._study_id
+        self._study_name = study.study_name
+        self._own: dict[int, FrozenTrial] = {}  # cache of RUNNING trials created here
+        self._file = file
+
+    def _do(self, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        try:
+            return self._retry(partial(action, *args, **kwargs))
+        except KeyError as error:
+            if self._study_is_gone():
+                raise UserError(
+                    f"The study '{self._study_name}' is not in its storage any more. Create it "
+                    f"again, or open the storage that has it."
+                ) from error
+            raise
+
+    def _retry(self, action: Callable[[], T]) -> T:
+        """Run the action until it succeeds, fails for good, or the wait times out."""
+        wait = self.patience.wait_for(_STORAGE)
+        while True:
+            try:
+                return self._in_thread(action, wait) if self._server is not None else action()
+            except (StorageInternalError, SQLAlchemyError) as error:
+                if not rdb.is_transient(error, read_only=bool(self.claim)):
+                    if rdb.is_broken(error):
+                        raise EnvironmentFault(_unusable(rdb.reason(error))) from error
+                    raise
+                failed = error
+            except (OSError, json.JSONDecodeError) as error:  # a journal file
+                raise EnvironmentFault(_unusable(rdb.reason(error))) from error
+            self.check_file()
+            wait.pause(rdb.reason(failed))
+
+    def _in_thread(self, action: Callable[[], T], wait: Wait) -> T:
+        """Run the action on a thread of its own, so that signals are handled while a server is
+        silent: most drivers block in C, and roll back over the same connection afterwards.
+
+        An abandoned thread ends with its connection and does not keep the process alive. Until
+        then it may hold the lock of Optuna's cache.
+        """
+        results: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+
+        def work() -> None:
+            try:
+                results.put((action(), None))
+            except BaseException as error:
+                results.put((None, error))
+
+        threading.Thread(target=work, name="supermax-storage", daemon=True).start()
+        while True:
+            try:
+                value, raised = results.get(timeout=_CHECK_INTERVAL)
+            except Empty:
+                wait.check("its server is silent")
+            else:
+                break
+        if raised is not None:
+            raise raised
+        return value  # type: ignore[return-value]
+
+    def _study_is_gone(self) -> bool:
+        try:
+            self._retry(partial(self.inner.get_study_user_attrs, self._study_id))
+        except KeyError:
+            return True
+        return False
+
+    def check_file(self) -> None:
+        """Raise EnvironmentFault if the study's file was removed or replaced."""
+        if self._file is not None and not self._file.is_there():
+            raise EnvironmentFault(_unusable(f"{self._file.path} was removed or replaced"))
+
+    # The two operations that claim a trial: creation, and WAITING → RUNNING.
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        if template_trial is None:
+            template_trial = optuna.trial.FrozenTrial(
+                number=-1,
+                trial_id=-1,
+                state=TrialState.RUNNING,
+                value=None,
+                datetime_start=datetime.now(),
+                datetime_complete=None,
+                params={},
+                distributions={},
+                user_attrs={},
+                system_attrs={CLAIM: self.claim},
+                intermediate_values={},
+            )
+        if self._server is None:
+            trial_id = self._do(self.inner.create_new_trial, study_id, template_trial)
+        else:
+            trial_id = self._create_once(study_id, template_trial)
+        if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
+            _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
+            self._own[trial_id] = _copy(self.inner._studies[study_id].trials[number])
+        return trial_id
+
+    def _create_once(self, study_id: int, template: FrozenTrial) -> int:
+        """Create the trial on a server, once even if the reply to the commit is lost."""
+        marked = copy.copy(template)
+        marked.system_attrs = {**template.system_attrs, CREATION: uuid.uuid4().hex}
+        attempts = itertools.count()
+
+        def create() -> FrozenTrial:
+            repeated = next(attempts) > 0
+            return rdb.create_trial(self.inner, study_id, marked, repeated=repeated)
+
+        return self._do(create)._trial_id
+
+    def _write(self, trial_id: int, action: Callable[..., T], *args: Any) -> T:
+        """Write to a trial; drop it from the cache if another program has finished it."""
+        try:
+            return self._do(action, trial_id, *args)
+        except UpdateFinishedTrialError:
+            self._own.pop(trial_id, None)
+            raise
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        if state is not TrialState.RUNNING:
+            done = self._write(trial_id, self._finish, state, values)
+            self._own.pop(trial_id, None)
+            return done
+        backend = self._sql()
+        if backend is not None:
+            return self._do(rdb.take_trial, backend, trial_id, self.claim)
+        self.set_trial_system_attr(trial_id, CLAIM, self.claim)
+        taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
+        if not taken:  # another run was faster
+            self.set_trial_system_attr(trial_id, CLAIM, None)
+        return taken
+
+    def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
+        """Finish a trial. If it already has this state and these values, an earlier attempt at
+        this write succeeded and its reply was lost."""
+        try:
+            return self.inner.set_trial_state_values(trial_id, state, values)
+        except UpdateFinishedTrialError:
+            found = self.inner.get_trial(trial_id)
+            if found.state is state and list(found.values or ()) == list(values or ()):
+                return True
+            raise
+
+    def _sql(self) -> RDBStorage | None:
+        backend = rdb.unwrapped(self.inner)
+        return backend if isinstance(backend, RDBStorage) else None
+
+    def forget_steps(self, trial_id: int, first: int) -> None:
+        """Delete intermediate values from step `first` on, which a superseded attempt has
+        reported.
+
+        Optuna has no call for it; in storages that cannot, they become NaN.
+        """
+        if (own := self._own.get(trial_id)) is not None:
+            kept = {s: v for s, v in own.intermediate_values.items() if s < first}
+            own.intermediate_values = kept
+        backend = rdb.unwrapped(self.inner)
+        if isinstance(backend, RDBStorage):
+            self._do(rdb.delete_steps, backend, trial_id, first)
+        elif isinstance(backend, InMemoryStorage):
+            with backend._lock:
+                trial = copy.copy(backend._get_trial(trial_id))
+                trial.intermediate_values = {
+                    step: value
+                    for step, value in trial.intermediate_values.items()
+                    if step < first
+                }
+                backend._set_trial(trial_id, trial)
+        else:
+            for step in self.get_trial(trial_id).intermediate_values:
+                if step >= first:
+                    self.set_trial_intermediate_value(trial_id, step, float("nan"))
+
+    # All other operations are forwarded.
+
+    def create_new_study(
+        self, directions: Sequence[StudyDirection], study_name: str | None = None
+    ) -> int:
+        return self.inner.create_new_study(directions, study_name)  # runs create none: no retries
+
+    def delete_study(self, study_id: int) -> None:
+        self.inner.delete_study(study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_study_user_attr, study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        self._do(self.inner.set_study_system_attr, study_id, key, value)
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        return self._do(self.inner.get_study_id_from_name, study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        return self._do(self.inner.get_study_name_from_id, study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        return self._do(self.inner.get_study_directions, study_id)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_study_user_attrs, study_id)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_study_system_attrs, study_id)
+
+    def get_all_studies(self) -> list[Any]:
+        return self._do(self.inner.get_all_studies)
+
+    def set_trial_param(
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+    ) -> None:
+        self._write(
+            trial_id, self.inner.set_trial_param, param_name, param_value_internal, distribution
+        )
+        own = self._own.get(trial_id)
+        if own is not None and param_name not in own.params:  # a database keeps the first value
+            own.params[param_name] = distribution.to_external_repr(param_value_internal)
+            own.distributions[param_name] = distribution
+
+    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
+        return self._do(self.inner.get_trial_id_from_study_id_trial_number, study_id, trial_number)
+
+    def get_trial_number_from_id(self, trial_id: int) -> int:
+        return self._do(self.inner.get_trial_number_from_id, trial_id)
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        return self._do(self.inner.get_best_trial, study_id)
+
+    def set_trial_intermediate_value(
+        self, trial_id: int, step: int, intermediate_value: float
+    ) -> None:
+        self._write(trial_id, self.inner.set_trial_intermediate_value, step, intermediate_value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.intermediate_values[step] = intermediate_value
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._write(trial_id, self.inner.set_trial_user_attr, key, value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.user_attrs[key] = _as_stored(value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        self._write(trial_id, self.inner.set_trial_system_attr, key, value)
+        if (own := self._own.get(trial_id)) is not None:
+            own.system_attrs[key] = _as_stored(value)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        if (own := self._own.get(trial_id)) is not None:
+            return _copy(own)  # saves a query of milliseconds
+        return self._do(self.inner.get_trial, trial_id)
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        if (own := self._own.get(trial_id)) is not None:
+            return dict(own.system_attrs)
+        return self._do(self.inner.get_trial_system_attrs, trial_id)
+
+    def get_trial_user_attrs(self, trial_id: int) -> dict[str, Any]:
+        return self._do(self.inner.get_trial_user_attrs, trial_id)
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Any = None
+    ) -> list[FrozenTrial]:
+        return self._do(self.inner.get_all_trials, study_id, deepcopy, states)
+
+    def remove_session(self) -> None:
+        self.inner.remove_session()
+
+
+def _as_stored(value: Any) -> Any:
+    """Return the value as a database returns it, after a JSON round trip."""
+    return json.loads(json.dumps(value))
+
+
+def _copy(trial: FrozenTrial) -> FrozenTrial:
+    copied = copy.copy(trial)
+    copied.params = dict(trial.params)
+    copied.distributions = dict(trial.distributions)
+    copied.user_attrs = dict(trial.user_attrs)
+    copied.system_attrs = dict(trial.system_attrs)
+    copied.intermediate_values = dict(trial.intermediate_values)
+    return copied
+
+
+def _unusable(why: str) -> str:
+    return (
+        f"The study's storage cannot be used any more: {why}. Outcomes that are not in the study "
+        f"yet are in the run folder. Restore the storage and call again."
+    )

@@ -1,0 +1,199 @@
+"""SQL storages: transient errors, and idempotent operations that Optuna lacks.
+
+A connection can be lost after a COMMIT was sent and before its reply came. Whether it succeeded is
+unknown then, so each operation here is idempotent. Optuna's own writes of parameters, reports and
+attributes are upserts and need no help.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy.event
+import sqlalchemy.exc
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import FrozenTrial, TrialState
+
+from supermax._util.attributes import CLAIM, CREATION
+from supermax._util.text import masked
+from supermax.engine.storage.sqlite import is_sqlite
+
+_TRANSIENT_SQLITE = ("locked", "busy", "full", "disk i/o")
+_READ_ONLY_SQLITE = ("readonly database", "unable to open")
+_FOLLOW_UP_ERRORS = (
+    sqlalchemy.exc.PendingRollbackError,
+    sqlalchemy.exc.ResourceClosedError,
+    sqlalchemy.exc.InternalError,  # PostgreSQL: "current transaction is aborted"
+)
+_LIBPQ = {
+    "connect_timeout": 10,  # seconds
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,  # milliseconds
+}
+
+
+def unwrapped(storage: BaseStorage) -> BaseStorage:
+    """Return the storage behind Optuna's cache."""
+    return storage._backend if isinstance(storage, _CachedStorage) else storage
+
+
+def server_of(storage: BaseStorage) -> RDBStorage | None:
+    """Return the SQL storage behind `storage` if it is a server; None: SQLite, or no database."""
+    backend = unwrapped(storage)
+    return backend if isinstance(backend, RDBStorage) and not is_sqlite(backend) else None
+
+
+def root_of(error: BaseException) -> BaseException:
+    """Return the original database error, without Optuna's wrapping.
+
+    When a query fails, Optuna tries another on the same session. It raises the error of that one,
+    which only says that the session must be rolled back first.
+    """
+    if isinstance(error, StorageInternalError):
+        error = error.__cause__ or error
+    while isinstance(error, _FOLLOW_UP_ERRORS) and isinstance(
+        error.__context__, sqlalchemy.exc.SQLAlchemyError
+    ):
+        error = error.__context__
+    return error
+
+
+def is_transient(error: BaseException, *, read_only: bool = False) -> bool:
+    """Return whether a retry may succeed: a lock, a server that restarts, a full disk.
+
+    `read_only`: count an SQLite file that cannot be written as transient.
+    """
+    root = root_of(error)
+    if isinstance(root, sqlalchemy.exc.DBAPIError):
+        if type(root.orig).__module__.startswith("sqlite3"):
+            # sqlite3 raises OperationalError for all of these: only the message tells them apart.
+            markers = _TRANSIENT_SQLITE + (_READ_ONLY_SQLITE if read_only else ())
+            return isinstance(root, sqlalchemy.exc.OperationalError) and any(
+                marker in str(root.orig).lower() for marker in markers
+            )
+        return root.connection_invalidated or isinstance(
+            root, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
+        )
+    return isinstance(
+        root,
+        (
+            sqlalchemy.exc.PendingRollbackError,
+            sqlalchemy.exc.ResourceClosedError,
+            sqlalchemy.exc.DisconnectionError,
+            sqlalchemy.exc.TimeoutError,
+        ),
+    )
+
+
+def is_broken(error: BaseException) -> bool:
+    """Return whether the database is unusable, as opposed to one that rejects a value."""
+    root = root_of(error)
+    return isinstance(root, sqlalchemy.exc.DatabaseError) and not isinstance(
+        root, (sqlalchemy.exc.DataError, sqlalchemy.exc.IntegrityError)
+    )
+
+
+def reason(error: BaseException) -> str:
+    """Return the driver's message, without the statement, its parameters and passwords."""
+    root = root_of(error)
+    return masked(" ".join(str(getattr(root, "orig", root)).split()))
+
+
+def enable_keepalives(storage: RDBStorage) -> None:
+    """Set TCP keepalives and timeouts, so that a vanished PostgreSQL server is detected in about a
+    minute.
+
+    Without them a connection to a machine without power, or through a firewall that dropped its
+    state, blocks for a quarter of an hour, or for ever. Settings of the user in the URL or in
+    `connect_args` take precedence.
+    """
+    engine = storage.engine
+    if engine.driver not in ("psycopg", "psycopg2"):
+        return
+    if sqlalchemy.event.contains(engine, "do_connect", _set_keepalives):
+        return
+    sqlalchemy.event.listen(engine, "do_connect", _set_keepalives)
+    engine.dispose()  # existing connections lack the settings
+
+
+def _set_keepalives(_: Any, __: Any, ___: Any, parameters: dict[str, Any]) -> None:
+    for name, value in _LIBPQ.items():
+        parameters.setdefault(name, value)
+
+
+def create_trial(
+    storage: BaseStorage, study_id: int, template: FrozenTrial, *, repeated: bool
+) -> FrozenTrial:
+    """Create the trial in one transaction, and return it.
+
+    `template` has a unique `CREATION` attribute. `repeated`: an earlier attempt may have
+    succeeded; then return its trial. Optuna's own call, when retried after a lost reply, leaves a
+    second one.
+    """
+    backend = server_of(storage)
+    assert backend is not None
+    with _create_scoped_session(backend.scoped_session) as session:
+        # Optuna takes this row lock to number trials. It also waits for an earlier attempt that
+        # the server has not finished yet, so that the query below sees its result.
+        models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
+        creation = template.system_attrs[CREATION]
+        created: Any = _created(session, study_id, creation) if repeated else None
+        created = created or backend._get_prepared_new_trial(study_id, template, session)
+        trial = copy.deepcopy(template)
+        trial.number, trial._trial_id = created.number, created.trial_id
+        trial.datetime_start = created.datetime_start
+    if isinstance(storage, _CachedStorage):
+        with storage._lock:
+            storage._studies.setdefault(study_id, _StudyInfo())
+            storage._add_trials_to_cache(study_id, [trial])
+    return trial
+
+
+def _created(session: Any, study_id: int, creation: str) -> Any:
+    """Return the trial with this `CREATION` attribute; None: there is none."""
+    attribute = models.TrialSystemAttributeModel
+    return (
+        session.query(models.TrialModel)
+        .join(attribute, attribute.trial_id == models.TrialModel.trial_id)
+        .filter(models.TrialModel.study_id == study_id)
+        .filter(attribute.key == CREATION, attribute.value_json == json.dumps(creation))
+        .one_or_none()
+    )
+
+
+def take_trial(backend: RDBStorage, trial_id: int, claim: str) -> bool:
+    """Set a WAITING trial RUNNING and claim it, in one transaction; False: another run has it.
+
+    Raises UpdateFinishedTrialError for a trial that is finished.
+    """
+    with _create_scoped_session(backend.scoped_session) as session:
+        waiting = session.query(models.TrialModel).filter(
+            models.TrialModel.trial_id == trial_id, models.TrialModel.state == TrialState.WAITING
+        )
+        taken: dict[Any, Any] = {"state": TrialState.RUNNING, "datetime_start": datetime.now()}
+        if waiting.update(taken, synchronize_session=False):
+            backend._set_trial_attr_without_commit(
+                session, models.TrialSystemAttributeModel, trial_id, CLAIM, claim
+            )
+            return True
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
+        backend.check_trial_is_updatable(trial_id, trial.state)
+        found: Any = models.TrialSystemAttributeModel.find_by_trial_and_key(trial, CLAIM, session)
+        # With this run's claim, an earlier attempt at this call has succeeded.
+        return found is not None and json.loads(found.value_json) == claim
+
+
+def delete_steps(backend: RDBStorage, trial_id: int, first: int) -> None:
+    """Delete the intermediate values of a trial from step `first` on."""
+    model = models.TrialIntermediateValueModel
+    with _create_scoped_session(backend.scoped_session, True) as session:
+        session.query(model).filter(model.trial_id == trial_id, model.step >= first).delete()

@@ -1,0 +1,153 @@
+"""Bytes of the activations that autograd saves for the backward pass: linear in the tokens, and
+quadratic in the length where attention scores are materialised.
+
+The coefficients follow from the layers' code (which tensors autograd saves, and in which dtype).
+They agree within a percent with the sizes of saved tensors on a CPU and with memory measured on a
+GPU (docs/memory.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from supermax.memory.facts import EncoderSizes, Spec
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Coefficients of the bytes that one layer saves. T: tokens of the micro-batch; L: its length;
+    B: its sequences; h: hidden size; i: intermediate size; a: heads; s: relative positions."""
+
+    per_hidden: float
+    """× T·h"""
+    per_inner: float
+    """× T·i"""
+    per_head: float = 0
+    """× T·a"""
+    per_score: float = 0
+    """× B·L²·a"""
+    per_pair: float = 0
+    """× B·L²: the materialised mask."""
+    masks_hidden: float = 0
+    """× T·h, where there is dropout."""
+    masks_inner: float = 0
+    """× T·i, where there is dropout."""
+    dropped_scores: float = 0
+    """× B·L²·a, where there is dropout in attention."""
+    dropped_hidden: float = 0
+    """× T·h, where there is dropout in attention."""
+    unmasked: float = 0
+    """× B·L², where there is no dropout in attention."""
+    per_position: float = 0
+    """× T·a·s"""
+    per_repeat: float = 0
+    """× B·h·s"""
+    positions: float = 0
+    """× L²"""
+    position_states: float = 0
+    """× h·s"""
+
+
+_GPU_BERT = Layer(24, 4, 4, per_pair=2, masks_hidden=2)
+_CPU_BERT = Layer(32, 8, 10, unmasked=4, masks_hidden=8, dropped_scores=12)
+_GPU: dict[str, Layer] = {
+    "modernbert": Layer(24, 8, 8, per_pair=2, masks_inner=1, dropped_hidden=1),
+    "deberta-v2": Layer(
+        24.5,
+        4,
+        per_score=6,
+        per_pair=1,
+        masks_hidden=2,
+        dropped_scores=1,
+        per_position=4,
+        per_repeat=4,
+        positions=16,
+        position_states=5,
+    ),
+}
+_CPU: dict[str, Layer] = {
+    "distilbert": Layer(32, 8, 12, unmasked=4, masks_hidden=4, dropped_scores=12),
+    "modernbert": Layer(
+        40.4, 16, 1, unmasked=4, masks_inner=4, dropped_scores=12, dropped_hidden=-4.4
+    ),
+    "deberta-v2": Layer(
+        35.2,
+        8,
+        5,
+        per_score=4,
+        per_pair=1.1,
+        masks_hidden=8.5,
+        dropped_scores=8,
+        per_position=8,
+        per_repeat=8.4,
+        positions=16.3,
+        position_states=7.8,
+    ),
+}
+
+
+def layer_of(encoder: EncoderSizes, spec: Spec) -> Layer:
+    """Return the coefficients of an encoder's family; BERT's for an unknown one, which
+    measurements then correct."""
+    if spec.device == "cpu" or not spec.half:
+        return _CPU.get(encoder.family, _CPU_BERT)
+    return _GPU.get(encoder.family, _GPU_BERT)
+
+
+def by_token(layer: Layer, encoder: EncoderSizes, spec: Spec) -> float:
+    """Return the bytes that a layer saves for each token."""
+    h, i, a = encoder.hidden, encoder.inner, encoder.heads
+    saved = layer.per_hidden * h + layer.per_inner * i + layer.per_head * a
+    saved += layer.per_position * a * encoder.span
+    if spec.dropout:
+        saved += layer.masks_hidden * h + layer.masks_inner * i
+    if spec.attention_dropout:
+        saved += layer.dropped_hidden * h
+    return saved
+
+
+def attention(layer: Layer, encoder: EncoderSizes, spec: Spec, batch: int, length: int) -> float:
+    """Return the bytes that grow with the square of the length, and those of relative
+    positions."""
+    a, square = encoder.heads, batch * length * length
+    if spec.attention_dropout:
+        saved = square * ((layer.per_score + layer.dropped_scores) * a + layer.per_pair)
+    else:
+        saved = square * (layer.per_score * a + layer.per_pair + layer.unmasked)
+    saved += layer.positions * length * length if encoder.span else 0
+    states = batch * layer.per_repeat + layer.position_states
+    return saved + states * encoder.hidden * encoder.span
+
+
+def base(encoder: EncoderSizes, spec: Spec) -> float:
+    """Return the bytes that the embeddings save for each token; 0 where they are frozen."""
+    if spec.frozen:
+        return 0.0
+    on_gpu = spec.device != "cpu" and spec.half
+    mask = (1 if on_gpu else 4) if spec.dropout else 0
+    return (4.4 + mask) * encoder.hidden + 100
+
+
+def transient(encoder: EncoderSizes, spec: Spec, batch: int, checkpointing: bool) -> float:
+    """Return the bytes of temporary tensors of one layer in the backward pass."""
+    length = spec.length
+    scale = 1 if spec.half else 2  # fp32 elements are twice as large
+    tokens, square = batch * length, batch * length * length
+    linear = scale * tokens * (8 * encoder.hidden + 4 * encoder.inner)
+    if encoder.span:
+        positions = (3 if checkpointing else 9) * tokens * encoder.span
+        return linear + scale * encoder.heads * (5 * square + positions)
+    if not spec.half and spec.attention_dropout:
+        return linear + 12 * encoder.heads * square
+    return linear
+
+
+def evaluation(encoder: EncoderSizes, spec: Spec, tokens: int, length: int) -> float:
+    """Return the bytes of a forward pass that saves nothing: evaluation."""
+    scale = 1 if spec.half else 2  # fp32 elements are twice as large
+    linear = scale * tokens * (30 * encoder.hidden + 5 * encoder.inner)
+    if encoder.span:
+        linear += scale * encoder.heads * tokens * (10 * length + 9 * encoder.span)
+    elif not spec.half:
+        linear += 8 * encoder.heads * tokens * length
+    return linear

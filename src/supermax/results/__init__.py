@@ -1,0 +1,1 @@
+"""Results of a study: records, DataFrames, report and MLflow tracking."""

@@ -1,0 +1,287 @@
+"""Facts of a report's texts and tables, collected from a StudyRecord as data without HTML."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from supermax._util.attributes import SETTINGS
+from supermax._util.text import metric_title
+from supermax.engine.storage.locations import find_location
+from supermax.results.records import FaultRecord, StudyRecord, TrialRecord
+from supermax.results.report.choosing import value_of
+from supermax.results.report.noted import (
+    Baselines,
+    Counts,
+    DataNote,
+    RefitNote,
+    counts_note_of,
+    data_note_of,
+    refit_of,
+    validation_baselines,
+)
+from supermax.results.report.text import clean, real
+from supermax.search.settings.writing import reproducing
+from supermax.space import Space, flatten, nest, space_of
+from supermax.space.migration.versions import base_name
+
+LIBRARIES = (
+    "supermax",
+    "optuna",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "scikit-learn",
+    "numpy",
+    "plotly",
+)
+MOST_GROUPS = 40
+MOST_EXAMPLES = 8
+TOP = 10
+
+
+@dataclass(frozen=True)
+class FaultGroup:
+    """Faults of the same kind, culprit and signature, with the last of them as evidence."""
+
+    kind: str
+    culprit: str
+    count: int
+    trials: list[int]
+    """Numbers of the first few trials."""
+    more: int
+    """Trials beyond those."""
+    decisions: list[str]
+    example: FaultRecord
+    params: dict[str, Any]
+    """Parameters of the example's trial."""
+    log: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Texts and tables of a report, as data."""
+
+    name: str
+    objectives: list[tuple[str, str]]
+    """Name and direction of each objective."""
+    states: dict[str, int]
+    carried: int
+    started: float | None
+    ended: float | None
+    busy: float
+    """Seconds of all attempts, summed over the cells."""
+    rate: float | None
+    """Finished trials per hour, from the first start to the last end; None if unknown."""
+    retries: int
+    faults: int
+    groups: list[FaultGroup]
+    groups_left_out: int
+    top: list[TrialRecord]
+    front: list[TrialRecord]
+    improvement: tuple[TrialRecord, float] | None
+    """First trial with a value, and that value, for comparison with the best."""
+    space: Space | None
+    notices: list[str]
+    """Sentences about the data."""
+    data: DataNote | None
+    columns: list[str]
+    """Objectives as table headers, which name the split of a metric."""
+    metric: str
+    """Plain name of the first objective if it is a metric of the validation split, else ""."""
+    baselines: Baselines
+    """Baselines on the validation split."""
+    refit: RefitNote | None
+    counts: Counts
+    """Counts of the best trial's predictions on the validation split."""
+    labels: list[str]
+    about: list[tuple[str, str]]
+    commands: list[str]
+    settings: str
+    """YAML file that reproduces the search; "" if unknown."""
+    config: str
+    """Best configuration as JSON, nested as the objective gets it."""
+    versions: list[tuple[str, str]]
+
+    @property
+    def finished(self) -> int:
+        return sum(self.states.get(state, 0) for state in ("COMPLETE", "PRUNED", "FAIL"))
+
+    def title(self, metric: str) -> str:
+        """Return the display name of a metric."""
+        return metric_title(metric, self.labels)
+
+
+def collect(record: StudyRecord, storage: str | None = None) -> Facts:
+    """Return the facts of a study. `storage` is its displayed address, without a password."""
+    own = [trial for trial in record.trials if trial.origin is None]
+    started = min((t.started for t in own if t.started is not None), default=None)
+    ended = max((t.ended for t in own if t.ended is not None), default=None)
+    span = (ended - started) if started is not None and ended is not None else 0.0
+    done = sum(t.trial.state.is_finished() for t in own)
+    faults = record.faults()
+    groups = fault_groups(record, faults)
+    ranking, front = record.ranking(), record.front()
+    place = clean(storage or _address(record))
+    first = next(((t, v) for t in record.trials if (v := value_of(t)) is not None), None)
+    return Facts(
+        name=record.name,
+        objectives=list(zip(record.titles, record.directions, strict=True)),
+        states=dict(Counter(trial.state for trial in record.trials)),
+        carried=len(record.trials) - len(own),
+        started=started,
+        ended=ended,
+        busy=_busy(own),
+        rate=done / span * 3600 if span > 0 and done > 1 else None,
+        retries=sum(map(_retries, own)),
+        faults=len(faults),
+        groups=groups[:MOST_GROUPS],
+        groups_left_out=max(0, len(groups) - MOST_GROUPS),
+        top=ranking[:TOP],
+        front=front,
+        improvement=first,
+        space=_space(record),
+        notices=[clean(line) for line in record.notices],
+        data=data_note_of(record),
+        columns=[
+            name + " (validation)" * record.on_validation(i)
+            for i, name in enumerate(record.titles)
+        ],
+        metric=record.objectives[0] if record.on_validation() else "",
+        baselines=validation_baselines(record),
+        refit=refit_of(record),
+        counts=counts_note_of(record, ranking[0]) if ranking else Counts(),
+        labels=next((trial.labels for trial in record.trials if trial.labels), []),
+        about=_about(record, place, ranking[:1]),
+        commands=_commands(record.name, place),
+        settings=_settings(record),
+        config=_config(ranking[0]) if ranking else "",
+        versions=_versions(),
+    )
+
+
+def fault_groups(record: StudyRecord, faults: list[FaultRecord]) -> list[FaultGroup]:
+    """Return the faults grouped by kind, culprit and signature, most frequent first."""
+    by_signature: dict[tuple[str, str, str], list[FaultRecord]] = {}
+    for fault in faults:
+        signature = fault.signature or fault.message
+        by_signature.setdefault((fault.kind, fault.culprit, signature), []).append(fault)
+    by_number = {trial.number: trial for trial in record.trials}
+    groups = [_group(by_number, found) for found in by_signature.values()]
+    return sorted(groups, key=lambda group: (-group.count, group.trials[0]))
+
+
+def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> FaultGroup:
+    example = faults[-1]
+    numbers = list(dict.fromkeys(fault.trial for fault in faults))
+    trial = by_number[example.trial]
+    return FaultGroup(
+        kind=example.kind,
+        culprit=example.culprit,
+        count=len(faults),
+        trials=numbers[:MOST_EXAMPLES],
+        more=max(0, len(numbers) - MOST_EXAMPLES),
+        decisions=[d for d, _ in Counter(f.decision for f in faults if f.decision).most_common(3)],
+        example=example,
+        params=trial.params,
+        log=example.log_tail or trial.log,
+    )
+
+
+def _attempts(trial: TrialRecord) -> int:
+    noted = trial.notes.get("attempts")
+    return noted if isinstance(noted, int) else len(trial.attempts)
+
+
+def _retries(trial: TrialRecord) -> int:
+    """Return the number of attempts after a fault. Resuming a paused attempt is not a retry."""
+    return sum(fault.attempt < _attempts(trial) for fault in trial.faults)
+
+
+def _busy(trials: list[TrialRecord]) -> float:
+    """Return the seconds of all attempts; without a ledger, those of the last one."""
+    total = 0.0
+    for trial in trials:
+        known = [a.ended - a.started for a in trial.attempts if a.ended is not None]
+        single = real(trial.seconds) or 0.0
+        total += sum(max(0.0, part) for part in known) if known else single
+    return total
+
+
+def _space(record: StudyRecord) -> Space | None:
+    with contextlib.suppress(Exception):  # such as a space of a newer version: left out
+        return space_of(record.study)
+    return None
+
+
+def _address(record: StudyRecord) -> str:
+    return find_location(record.study).address.split("?")[0]
+
+
+def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tuple[str, str]]:
+    experiment = record.experiment
+    seed = experiment.get("seed")
+    if seed is None and best:
+        seed = best[0].params.get("train.seed")
+    rows = [
+        ("study", record.name),
+        ("storage", place),
+        (
+            "objectives",
+            ", ".join(f"{n} ({d})" for n, d in zip(record.titles, record.directions, strict=True)),
+        ),
+        *(
+            (key, _as_text(experiment[key]))
+            for key in ("agent", "data", "limits")
+            if key in experiment
+        ),
+        ("seed", "not recorded" if seed is None else str(seed)),
+    ]
+    return [(key, clean(value)) for key, value in rows]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return str(value)
+
+
+def _commands(name: str, place: str) -> list[str]:
+    # A storage without a URL or file, such as one in memory, cannot be opened by a command.
+    where = f" --storage {shlex.quote(place)}" if " " not in place and place != "memory" else ""
+    named = shlex.quote(clean(name))
+    return [
+        f"supermax study show {named}{where}",
+        f"supermax report {named} -o report.html{where}",
+    ]
+
+
+def _settings(record: StudyRecord) -> str:
+    space = _space(record)
+    kept = record.note(SETTINGS)
+    if space is None or not kept:
+        return ""
+    return clean(reproducing(kept, base_name(record.name), space.data()))
+
+
+def _config(trial: TrialRecord) -> str:
+    nested = trial.params
+    # Names cannot be nested where one is a prefix of another: "a", "a.b".
+    with contextlib.suppress(AttributeError, TypeError):
+        if set(flatten(nest(trial.params))) == set(trial.params):
+            nested = nest(trial.params)
+    return clean(json.dumps(nested, indent=1, ensure_ascii=False, default=str))
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("python", platform.python_version())]
+    for name in LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append((name, version(name)))
+    return found

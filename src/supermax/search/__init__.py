@@ -1,0 +1,1 @@
+"""Hyperparameter search of a task: settings, plan, run; checks, cleanup and replay."""

@@ -1,0 +1,276 @@
+"""Describe a search before its first trial, as `supermax tune` prints it.
+
+Search ──describe_plan()──▶ lines of text: data, encoders, space, disk, time, origin of settings
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from optuna.study import Study
+
+from supermax._util import system
+from supermax._util.text import counted, size_text
+from supermax.engine.processes import mps
+from supermax.engine.storage.locations import data_folder, find_location
+from supermax.errors import SupermaxError
+from supermax.memory import planner
+from supermax.memory.budgets import GpuBudget, HostBudget
+from supermax.memory.sharing import AUTO
+from supermax.results.records import TrialRecord, finished, read_record
+from supermax.search.search import Search, limits_of, storage_of
+from supermax.search.settings import Resolved, Settings
+from supermax.search.settings.resolving import GUESSES, THE_COMMAND
+from supermax.search.spaces import space_for
+from supermax.search.tuning import foreseen, has_cuda
+from supermax.space import find_versions, nest
+from supermax.space.feasible import varying
+from supermax.studies import existing, file_of, without_password
+from supermax.tasks.data_notices import weaknesses
+from supermax.tasks.data_summary import shown_labels
+from supermax.tasks.fits import fits
+from supermax.tasks.objective import configured
+from supermax.tasks.space_fitting import Fitted, fitted
+from supermax.tasks.specs import spec_of
+from supermax.tasks.truncation import truncation, truncation_notices
+from supermax.training.steps.base import Execution
+
+REFUSED = "supermax:infeasible"
+"""Constraint violated by a trial that does not fit into memory in any split."""
+_HEAD = 12  # columns of a line's heading
+_MAX_CLASSES = 12  # whose numbers of rows are shown
+
+
+def describe_plan(search: Search, verbose: bool = False) -> list[str]:
+    """Return the lines of the plan; `verbose`: with each setting and its source."""
+    settings, tuning = search.settings, search.tuning
+    cuda = has_cuda(tuning.execution)
+    fit = fitted(tuning.space or space_for(settings), "cuda" if cuda else "cpu")
+    assert tuning.splits is not None
+    if tuning.fit_length:
+        fit = fit.with_length(tuning.splits, tuning.cache)
+    allowed, _ = tuning.allowance(
+        fit, _run_dir(settings), search.options
+    )  # the run prints the notice
+    workers = allowed.workers
+    untrained = [name for name, source in fit.sources.items() if not source.trained]
+    encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
+    device = _on_gpus(settings, workers) if cuda else "on the CPU"
+    lines = [
+        f"Search      {settings.agent} into the study '{settings.study}' in "
+        f"{without_password(str(tuning.storage))}",
+        f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
+        f"{'up to ' * (settings.workers == AUTO)}{workers} at a time, {device}",
+        *_aligned("Data", describe_data(search)),
+        f"Encoders    {encoders}",
+        *(f"            {notice}" for notice in fit.notices if notice != fit.untrained_notice),
+        f"Space       {varying(fit.space)} parameters to search, sampler {settings.sampler}, "
+        f"pruner {settings.pruner}",
+        f"Disk        up to {size_text(allowed.total)} of weights and states",
+    ]
+    cuts = truncation(settings.agent, tuning.splits, fit.space, fit.sources.values(), tuning.cache)
+    lines += _aligned("Truncation", truncation_notices(cuts))
+    lines += _aligned("Time", _remaining_time(settings, workers))
+    lines += _aligned("Memory", _memory_fit(search, fit, cuda))
+    warnings = [
+        *unfit_preset(settings, fit),
+        *too_few_cores(settings, workers, system.cores()),
+        *weaknesses(tuning.splits),
+    ]
+    lines += _aligned("Beware", warnings)
+    return [*lines, *origins(search.resolved, verbose)]
+
+
+def folded(lines: list[str], width: int) -> list[str]:
+    """Wrap the lines at `width` columns, with continuation lines indented below the text."""
+    if width < 2 * _HEAD:
+        return lines
+    fold = partial(
+        textwrap.wrap,
+        width=width,
+        subsequent_indent=" " * _HEAD,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [part for line in lines for part in fold(line)]
+
+
+def _on_gpus(settings: Settings, workers: int) -> str:
+    count = len(settings.gpus)
+    them, it = (f"{count} GPUs", "them") if count > 1 else ("the GPU", "it")
+    if workers <= max(1, count) or shutil.which(mps.CONTROL) is None:
+        return f"on {them}"
+    return f"sharing {them}" if settings.mps else f"taking turns on {them} (--mps: sharing {it})"
+
+
+def unfit_preset(settings: Settings, fit: Fitted) -> list[str]:
+    """Return a warning where the demo preset, made for tiny encoders, has a pretrained encoder."""
+    trained = [name for name, source in fit.sources.items() if source.trained]
+    if settings.preset != "demo" or settings.space is not None or not trained:
+        return []
+    return [
+        f"The preset demo is made for tiny encoders, and its learning rates are too high for "
+        f"{', '.join(trained)}: leave `preset` out, or set it to standard"
+    ]
+
+
+def too_few_cores(settings: Settings, workers: int, cores: int) -> list[str]:
+    """Return a warning where more trials run in parallel than there are cores; a trial on a GPU
+    keeps a core busy too."""
+    parallel = min(workers, settings.trials)
+    if parallel <= cores:
+        return []
+    return [
+        f"{parallel} parallel trials share {counted(cores, 'core')} and slow each other down: "
+        f"lower --workers"
+    ]
+
+
+def _study(settings: Settings) -> Study | None:
+    """Return the newest version of the study; None where there is none yet."""
+    try:
+        versions = find_versions(existing(storage_of(settings)), settings.study)
+    except SupermaxError:  # none yet, or unreadable, which opening it for the run reports
+        return None
+    return versions[-1] if versions else None
+
+
+def _trials(settings: Settings) -> list[TrialRecord]:
+    """Return the trials of the study so far."""
+    study = _study(settings)
+    return read_record(study).trials if study is not None else []
+
+
+def _run_dir(settings: Settings) -> Path:
+    """Return the run folder, or the one that holds it where it does not exist yet."""
+    if (study := _study(settings)) is not None:
+        return find_location(study).run_dir
+    file = file_of(storage_of(settings))
+    return file.parent if file is not None else data_folder()
+
+
+def _remaining_time(settings: Settings, workers: int) -> list[str]:
+    """Return the median time of the finished trials, and the hours that the remaining ones
+    take."""
+    trials = _trials(settings)
+    seconds = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
+    left = settings.trials - finished(trials)
+    if not seconds or left <= 0:
+        return []
+    typical = median(seconds)
+    hours = typical * left / workers / 3600
+    return [f"{typical:.3g} s a trial so far: about {hours:.1f} h for the remaining {left}"]
+
+
+def _memory_fit(search: Search, fit: Fitted, cuda: bool) -> list[str]:
+    """Return the share of the space that fits the device, and the encoders that never fit."""
+    memory, device = search.settings.gpu_memory, "cuda" if cuda else "cpu"
+    budget = GpuBudget(memory).whole if cuda else HostBudget(memory).whole
+    if not budget:
+        install = "pip install nvidia-ml-py, or " * cuda
+        return [f"cannot be read, and is not planned: {install}set --gpu-memory"]
+    execution = foreseen(search.tuning.execution, device)
+    shares = fits(fit.space, fit.sources, search.settings.agent, budget, execution)
+    total = sum(share.all for share in shares.values())
+    whole, split = (sum(getattr(s, k) for s in shares.values()) for k in ("whole", "split"))
+    whose = "the GPU" if cuda else "this machine's memory"
+    in_parts = f", {split / total:.0%} in micro-batches" if split else ""
+    lines = [
+        f"{size_text(budget)} of {whose} for trials: {whole / total:.0%} of batches, lengths "
+        f"and optimizers fit whole{in_parts}"
+    ]
+    for name, share in shares.items():
+        if share.never == share.all:
+            lines.append(f"{name} never fits: it needs at least {size_text(share.smallest)}")
+    return [*lines, *_refused_that_fit(search, fit, budget, execution)]
+
+
+def _refused_that_fit(search: Search, fit: Fitted, budget: int, execution: Execution) -> list[str]:
+    """Return a line on the trials that were refused as too large and fit into `budget` bytes."""
+    settings, book = search.settings, search.tuning.book()
+    trials = _trials(settings)
+    repeated = {trial.notes.get("repeats") for trial in trials}
+    count = 0
+    for trial in trials:
+        if REFUSED not in trial.broken or trial.notes.get("attempts") or trial.number in repeated:
+            continue
+        with contextlib.suppress(Exception):  # of another space, or of an encoder that is gone
+            config = configured(settings.agent, nest(trial.params), limits_of(settings))
+            names = [config.encoder.name]
+            if settings.agent == "joint":
+                names.append((config.evidence_encoder or config.encoder).name)
+            spec = spec_of(config, [fit.sources[name] for name in names], execution)
+            found = planner.plan(spec, budget, correction=book.known(spec).correction)
+            count += isinstance(found, planner.Plan)
+    if not count:
+        return []
+    return [
+        f"{counted(count, 'trial')} refused as too large would fit now: `supermax study retry "
+        f"{settings.study} --state pruned` runs all that were pruned again"
+    ]
+
+
+def _aligned(head: str, lines: list[str]) -> list[str]:
+    return [f"{head if i == 0 else '':<{_HEAD}}{line}" for i, line in enumerate(lines)]
+
+
+def origins(resolved: Resolved, verbose: bool = False) -> list[str]:
+    """Return the number of settings by layer or, if `verbose`, each with its source. Defaults are
+    left out."""
+    rows = [row for row in resolved.origins() if resolved.layers[row[0]] != THE_COMMAND]
+    described = {key: f"{key} = {_shown(key, value)} ({source})" for key, value, source in rows}
+    if verbose:
+        return _aligned("Settings", list(described.values()))
+    # Guesses are always shown, so that a wrong one is noticed.
+    guessed = [key for key in described if resolved.layers[key] == GUESSES]
+    counts = Counter(resolved.layers[key] for key in described if key not in guessed).most_common()
+    summary = ", ".join(f"{count} from {layer}" for layer, count in counts)
+    lines = [f"{summary} (-v shows each)"] if counts else []
+    return _aligned("Settings", [*lines, *(described[key] for key in guessed)])
+
+
+def _shown(key: str, value: Any) -> str:
+    if key in ("storage", "track"):
+        return without_password(str(value))
+    if key in ("gpu_memory", "keep") and value is not None:
+        return size_text(value)
+    return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
+
+
+def describe_data(search: Search) -> list[str]:
+    """Return the sizes of the data and its splits. Quotes none of its text."""
+    corpus, splits, agent = search.tuning.corpus, search.tuning.splits, search.settings.agent
+    assert splits is not None
+    lines = []
+    if corpus.classes and agent != "evidence":
+        counts = Counter(example.label for example in corpus.classes)
+        total = len(corpus.classes)
+        names = shown_labels(corpus)[:_MAX_CLASSES]
+        balance = [f"{name} {counts[i]} ({counts[i] / total:.0%})" for i, name in enumerate(names)]
+        if more := len(corpus.label_names) - len(names):
+            balance.append(f"and {counted(more, 'more class', 'more classes')}")
+        lines.append(f"{total:,} texts to classify: {', '.join(balance)}")
+    if corpus.spans and agent != "criteria":
+        answers = sum(bool(example.spans) for example in corpus.spans)
+        lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
+    train, validation, test = (part.count(agent) for part in splits.parts)
+    lines.append(
+        f"split into {train:,} for training, {validation:,} for validation, {test:,} for the test "
+        f"of a refit"
+    )
+    if splits.drawn:
+        lines.append("the file has no validation rows: they were drawn from train")
+    if splits.joined:
+        groups = counted(splits.joined, "group shares", "groups share")
+        lines.append(f"{groups} a text with another group, and are kept in one split with it")
+    if corpus.skipped:
+        lines.append(f"{corpus.skipped} bad rows were skipped")
+    return [f"{corpus.name}: {lines[0]}", *lines[1:]]

@@ -1,0 +1,178 @@
+"""Settings of a search, as they are written in one YAML file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
+
+from supermax._util.attributes import CACHE, STORAGE, Agent
+from supermax.search.settings import units
+
+Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
+Pruner = Literal["median", "hyperband", "halving", "none"]
+Seconds = Annotated[float, BeforeValidator(units.seconds)]
+Bytes = Annotated[int, BeforeValidator(units.size)]
+Workers = Annotated[int | Literal["auto"], BeforeValidator(units.workers)]
+
+
+def _list(value: Any) -> Any:
+    """Split text at its commas into a list; put a single number into a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return [value] if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Words = Annotated[list[str], BeforeValidator(_list)]
+
+
+def _switch(value: Any) -> Any:
+    """Parse true, false or auto, as YAML, flags and the environment write them."""
+    try:
+        return value if value == "auto" else TypeAdapter(bool).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"write true, false or auto instead of {value!r:.60}") from None
+
+
+Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ColumnSettings(_Part):
+    """Columns of a table by role."""
+
+    text: str = Field(description="the text that the encoder reads")
+    question: str | None = Field(None, description="the question about the text")
+    label: str | None = Field(None, description="the class; empty for rows to predict")
+    answer: str | None = Field(None, description="the span of the text to extract")
+    answer_start: str | None = Field(None, description="its first character, counted from 0")
+    id: str | None = Field(None, description="identifier of a row")
+    group: str | None = Field(None, description="rows with the same value stay in one split")
+    split: str | None = Field(None, description="train, validation or test")
+
+
+class DataSettings(_Part):
+    path: str | None = Field(
+        None, description="a CSV or JSONL file, a folder of ReDSM5, or 'synthetic'"
+    )
+    columns: ColumnSettings | None = Field(
+        None, description="columns of a CSV or JSONL file, by role"
+    )
+    labels: Words | None = Field(None, description="the classes, in their order")
+    encoding: str | None = Field(
+        None, description="encoding of the file, such as cp1252; detected by default"
+    )
+    on_bad: Literal["stop", "skip"] = Field(
+        "stop", description="bad rows stop the search, or are skipped"
+    )
+    validation: float = Field(
+        0.15, gt=0, lt=1, description="share of the data in the validation split"
+    )
+    test: float = Field(
+        0.15, ge=0, lt=1, description="share in the test split, which only a refit uses"
+    )
+    split_seed: int = Field(0, description="random seed of the split")
+    posts: int = Field(800, ge=20, description="synthetic data: number of posts")
+    difficulty: float = Field(0.2, ge=0, le=1, description="synthetic data: difficulty")
+    max_words: int | None = Field(24, ge=5, description="synthetic data: longest post, in words")
+    seed: int = Field(2, ge=0, description="synthetic data: random seed")
+
+
+class Settings(_Part):
+    agent: Agent = Field(description="criteria, evidence, share or joint")
+    name: str | None = Field(None, min_length=1, description="name of the study; else the agent's")
+    data: DataSettings = Field(DataSettings(), description="training data")
+    preset: str = Field(
+        "demo",
+        description="demo (a tiny encoder), standard (pretrained encoders), max or supermax",
+    )
+    trials: int = Field(ge=1, description="total number of finished trials of the study")
+    models: Words | None = Field(None, description="encoders instead of the preset's")
+    space: str | dict[str, Any] | None = Field(
+        None, description="a space file, or a space, instead of the preset's"
+    )
+    narrow: dict[str, Any] = Field({}, description="parameters of the space with fewer values")
+    epochs: int = Field(ge=1, description="most epochs of a trial")
+    patience: int | None = Field(
+        None, ge=1, description="early stopping: epochs without improvement"
+    )
+    min_delta: float = Field(
+        0.0, ge=0, description="early stopping: least improvement that counts"
+    )
+    objectives: Words = Field([], description="metrics; the first decides, others are weighed")
+    sampler: Sampler = Field("tpe", description=", ".join(get_args(Sampler)))
+    pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
+    seed: int | None = Field(None, ge=0, description="random seed of the sampler")
+    workers: Workers = Field(1, description="parallel trials, or auto: by the GPUs and cores")
+    gpus: Words = Field([], description="GPUs to distribute trials over, as CUDA numbers them")
+    gpu_memory: Bytes | None = Field(
+        None, description="memory budget of a GPU, to emulate a smaller one: 24GiB"
+    )
+    mps: bool = Field(False, description="share a GPU through CUDA's multi-process service")
+    compile: Compile = Field(
+        "auto", description="compile layers on a GPU (true, false); auto: where it saves time"
+    )
+    timeout: Seconds | None = Field(None, description="wall time after which the run pauses: 8h")
+    trial_timeout: Seconds | None = Field(
+        None, description="longest time of one attempt of a trial"
+    )
+    stall_timeout: Seconds | None = Field(
+        None, description="longest time without a report of a trial"
+    )
+    retries: int = Field(2, ge=0, description="retries of a trial after a fault of the machine")
+    outdir: str = Field(".", description="folder of storage and cache by default")
+    storage: str | None = Field(
+        None,
+        description=f"a file (.journal or .log: a journal) or an Optuna URL; else {STORAGE}",
+    )
+    cache: str | None = Field(None, description=f"cache of tokenized data; else {CACHE}")
+    top: int = Field(5, ge=1, description="number of best trials whose weights are kept")
+    keep: Bytes | None = Field(None, description="disk space that kept weights may take")
+    track: str | None = Field(
+        None,
+        description="MLflow tracking: a URI, a file, or 'mlflow' for mlflow.db beside the study",
+    )
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _as_unique_strings(cls, value: Any) -> Any:
+        found = _list(value)
+        if not isinstance(found, list):
+            return found
+        return list(dict.fromkeys(str(part) for part in found))
+
+    @field_validator("data", mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @property
+    def study(self) -> str:
+        return self.name or self.agent
+
+
+def keys(kind: type[BaseModel] = Settings, before: str = "") -> dict[str, str]:
+    """Return the description of every key; keys of nested parts are joined by dots."""
+    found: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        parts = [
+            part
+            for part in (field.annotation, *getattr(field.annotation, "__args__", ()))
+            if isinstance(part, type) and issubclass(part, _Part)
+        ]
+        if not parts:
+            found[before + name] = field.description or ""
+        for part in parts:
+            found |= keys(part, f"{before}{name}.")
+    return found

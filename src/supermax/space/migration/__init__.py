@@ -1,0 +1,1 @@
+"""Versions of a study whose space changes, and the trials that are carried over."""

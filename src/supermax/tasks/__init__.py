@@ -1,0 +1,1 @@
+"""Tasks: objectives of the agents, checks before a search, memory plans and kept weights."""

@@ -1,0 +1,97 @@
+"""Notices about the data, shown before the first trial."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from supermax._util.text import counted
+from supermax.training.data.columns import PARTS
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import Splits, same_text, shared_texts
+
+_FEW_ROWS = 20  # of a split; below it, differences between trials are mostly noise
+
+
+def weaknesses(splits: Splits) -> list[str]:
+    """Return sentences about rows that were left out, and about what makes metrics unreliable."""
+    return [
+        *_detected(splits.train),
+        *_unlabelled(splits.train),
+        *_shared(splits),
+        *_undivided(splits),
+        *_rare(splits),
+    ]
+
+
+def _detected(corpus: Corpus) -> list[str]:
+    if not corpus.detected:
+        return []
+    return [
+        f"{corpus.name} is not UTF-8. It is read as {corpus.detected}; if words look wrong, set "
+        f"data.encoding to another."
+    ]
+
+
+def _unlabelled(corpus: Corpus) -> list[str]:
+    """Name rows without a label, which are in no split."""
+    notices = []
+    for left in corpus.unlabelled:
+        rows = counted(left.rows, "row", "rows")
+        of = f" of the {left.part} split" if left.part else ""
+        why = "cannot be scored and " if left.part in PARTS[1:] else ""
+        notices.append(
+            f"{rows}{of} in {left.file} without a label {why}{_is(left.rows)} left out: "
+            f"`supermax predict` predicts such rows."
+        )
+    return notices
+
+
+def _shared(splits: Splits) -> list[str]:
+    """Count texts that occur in several splits, if the data came with its splits."""
+    notices, shared = [], shared_texts(splits)
+    for part, corpus, others in (
+        ("validation", splits.validation, "train"),
+        ("test", splits.test, "train or validation"),
+    ):
+        if count := shared[part]:
+            texts = counted(len({same_text(e.text) for e in corpus.examples}), "text", "texts")
+            occur = "occurs" if count == 1 else "occur"
+            notices.append(
+                f"{count:,} of {texts} of the {part} split also {occur} in {others} (ignoring "
+                f"letter case and white space), so metrics on it are optimistic."
+            )
+    return notices
+
+
+def _undivided(splits: Splits) -> list[str]:
+    if not splits.undivided:
+        return []
+    sizes = [len(part.examples) for part in splits.parts]
+    shares = (f"{part} {size / sum(sizes):.0%}" for part, size in zip(PARTS, sizes, strict=True))
+    return [
+        f"Rows that share a group or a text stay in one split, and the largest such set makes "
+        f"{splits.undivided:.0%} of the data. The splits hold: {', '.join(shares)}."
+    ]
+
+
+def _rare(splits: Splits) -> list[str]:
+    """Name classes that a split lacks, and splits with few rows."""
+    notices = []
+    names = splits.train.label_names
+    for split_name, part in zip(PARTS, splits.parts, strict=True):
+        if not part.classes:
+            continue
+        counts = Counter(example.label for example in part.classes)
+        missing = [name for i, name in enumerate(names) if not counts[i]]
+        if missing:
+            notices.append(f"The {split_name} split has no row of {', '.join(missing)}.")
+        if len(part.classes) < _FEW_ROWS and split_name != "train":
+            notices.append(
+                f"The {split_name} split has {len(part.classes)} rows: too few to tell trials "
+                f"apart."
+            )
+    return notices
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"

@@ -1,0 +1,125 @@
+"""Share of a search space that fits a device: whole, split into micro-batches, or never.
+
+space, sources, budget ──fits()──▶ Share for each encoder
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from supermax.memory.disk import Footprint, footprint
+from supermax.memory.estimate import need
+from supermax.memory.facts import Spec
+from supermax.memory.planner import least, split_into
+from supermax.space import Categorical, Space
+from supermax.tasks.specs import spec_of
+from supermax.training.config import read_config
+from supermax.training.models.sources import Source
+from supermax.training.steps.base import Execution
+
+_MOST_VALUES = 64  # of a range; from larger ranges only some values are taken
+
+
+@dataclass(frozen=True)
+class Share:
+    """Numbers of an encoder's combinations of batch, length and optimizer, by how they fit."""
+
+    whole: int
+    """Combinations whose effective batch fits at once."""
+    split: int
+    """Combinations that fit only with micro-batches or activation checkpointing."""
+    never: int
+    """Combinations that do not fit."""
+    largest: int
+    """Bytes that the largest combination needs with its whole effective batch."""
+    smallest: int
+    """Bytes of the smallest device that all combinations fit, split as far as possible."""
+
+    @property
+    def all(self) -> int:
+        return self.whole + self.split + self.never
+
+
+def fits(
+    space: Space, sources: Mapping[str, Source], agent: str, budget: int, execution: Execution
+) -> dict[str, Share]:
+    """Return the share of each encoder, with no frozen layers and texts of maximum length."""
+    return {
+        name: share(combinations(space, agent, source, execution), budget)
+        for name, source in sources.items()
+    }
+
+
+def share(specs: list[Spec], budget: int) -> Share:
+    """Return the share by the planner's estimates, before anything is measured."""
+    whole = [need(spec, split_into(spec, spec.effective_batch)).total for spec in specs]
+    smallest = [least(spec) for spec in specs]
+    fitting = sum(size <= budget for size in whole)
+    never = sum(size > budget for size in smallest)
+    return Share(fitting, len(specs) - fitting - never, never, max(whole), max(smallest))
+
+
+def footprints(
+    space: Space, sources: Iterable[Source], agent: str, execution: Execution
+) -> list[Footprint]:
+    """Return the memory and disk footprints of all combinations, smallest state first.
+
+    Each is taken with the fewest and with the most frozen layers of the space: values between
+    them lie between these footprints.
+    """
+    frozen = _numbers(space, "encoder.frozen_layers") or [0]
+    distinct = {
+        footprint(replace(spec, frozen=min(layers, min(e.layers for e in spec.encoders))))
+        for source in sources
+        for spec in combinations(space, agent, source, execution)
+        for layers in (frozen[0], frozen[-1])
+    }
+    return sorted(distinct, key=lambda each: each.states)
+
+
+def combinations(space: Space, agent: str, source: Source, execution: Execution) -> list[Spec]:
+    """Return a spec for every effective batch, length and optimizer of the space."""
+    config = read_config(
+        {
+            "agent": agent,
+            "encoder": {"name": source.name, "dropout": 0.1, "attention_dropout": 0.1},
+            "text": {"max_length": 512},
+        }
+    )
+    base = spec_of(config, [source] * (2 if agent == "joint" else 1), execution)
+    lengths = _numbers(space, "text.max_length") or [256]
+    optimizers = _texts(space, "optim.name") or ["adamw"]
+    return [
+        replace(base, effective_batch=batch, length=min(length, base.length), optimizer=optimizer)
+        for batch, length, optimizer in itertools.product(_batches(space), lengths, optimizers)
+    ]
+
+
+def _batches(space: Space) -> list[int]:
+    """Return the effective batches; in older spaces, products of batch size and accumulation."""
+    sizes, accumulation = _numbers(space, "train.batch_size"), _numbers(space, "train.grad_accum")
+    if sizes:
+        return [size * steps for size in sizes for steps in accumulation or [1]]
+    return _numbers(space, "train.effective_batch") or [32]
+
+
+def _numbers(space: Space, key: str) -> list[int]:
+    """Return all values, or a thinned range from the lowest to the highest if there are many."""
+    numbers: dict[int, None] = {}
+    for branch in space.parameters[key].branches if key in space.parameters else ():
+        if isinstance(branch, Categorical):
+            numbers |= {int(value): None for value in branch.choices if isinstance(value, int)}
+        else:
+            low, high, step = int(branch.low), int(branch.high), int(branch.step or 1)
+            values = range(low, high + 1, step)
+            stride = -(-len(values) // _MOST_VALUES)
+            numbers |= dict.fromkeys((*values[::-stride], low))
+    return sorted(numbers)
+
+
+def _texts(space: Space, key: str) -> list[str]:
+    branches = space.parameters[key].branches if key in space.parameters else ()
+    choices = [b.choices for b in branches if isinstance(b, Categorical)]
+    return list(dict.fromkeys(str(value) for each in choices for value in each))

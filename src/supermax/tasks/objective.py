@@ -1,0 +1,232 @@
+"""Optuna objective of an agent: train a trial's configuration and report every epoch.
+
+trial ──space.sample()──▶ Config ──prepare()──▶ train() ──▶ values
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import optuna
+import torch
+from safetensors.torch import save_file
+
+from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
+from supermax.engine.processes.remote_trial import TrialInterrupted
+from supermax.errors import UserError
+from supermax.memory.facts import Spec
+from supermax.memory.measurements import MeasurementLog
+from supermax.space import Space
+from supermax.space.presets import encoders_in
+from supermax.tasks.calibrating import run_probes
+from supermax.tasks.measures import values_of
+from supermax.tasks.measuring import measure_trial
+from supermax.tasks.specs import spec_of
+from supermax.tasks.weight_retention import worth_keeping
+from supermax.training.config import Config, read_config
+from supermax.training.data.examples import Corpus
+from supermax.training.eval.counts import counts_of
+from supermax.training.loop import SAVE_EVERY, Result, train
+from supermax.training.models.assembly import count
+from supermax.training.models.encoders import import_model
+from supermax.training.models.sources import find
+from supermax.training.prepare import INITIAL_WEIGHTS, Prepared, prepare
+from supermax.training.steps.base import Execution, best_precision
+from supermax.training.steps.compilation import COMPILER
+from supermax.training.steps.memory_limits import hold_to, in_use
+
+
+def preload(*encoders: str) -> None:
+    """Import the code of these encoders, without those that are not on this machine."""
+    for name in encoders:
+        with contextlib.suppress(UserError):
+            import_model(find(name))
+
+
+@dataclass
+class TrialReporter:
+    """Reporter of the training loop that reports to an Optuna trial."""
+
+    trial: Any
+    _last: float = math.nan
+
+    def report(self, value: float, epoch: int) -> None:
+        self._last = value
+        self.trial.report(value, epoch)
+
+    def note(self, **facts: Any) -> None:
+        if (note := getattr(self.trial, "note", None)) is not None:  # not part of Optuna's Trial
+            note(**facts, memory=in_use())
+
+    def should_prune(self) -> bool:
+        """Ask the pruner, except after NaN: pruners take it for the worst value, but the trial may
+        recover."""
+        return math.isfinite(self._last) and bool(self.trial.should_prune())
+
+    def prune(self) -> NoReturn:
+        raise optuna.TrialPruned
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(getattr(self.trial, "stop_requested", False))
+
+    def stop(self) -> NoReturn:
+        raise TrialInterrupted
+
+
+@dataclass(frozen=True)
+class AgentObjective:
+    """Optuna objective: train the configuration that a trial samples and return its values."""
+
+    agent: str
+    space: Space
+    train: Corpus
+    validation: Corpus
+    cache: Path
+    objectives: Sequence[str]
+    limits: dict[str, Any]
+    """Keys of the configuration's `train` part that are not searched: epochs, patience, …"""
+    execution: Execution = field(default_factory=Execution)
+    save_every: float = SAVE_EVERY
+    book: MeasurementLog | None = None
+    """Log for memory and time of trials; None: they are not logged."""
+    top: int | None = None
+    """Trials whose weights a WeightRetention keeps; None: every trial writes its weights."""
+
+    def __call__(self, trial: Any) -> float | tuple[float, ...]:
+        config = self.config(self.space.sample(trial))
+        plan = getattr(trial, "plan", None) or {}
+        execution = apply_plan(local_execution(self.execution), plan)
+        hold_to(execution)
+        before = in_use()
+        reporter = self.reporter(trial)
+        reporter.note(encoder=encoder_title(config), epochs=config.train.epochs)
+        probes = run_probes(config, execution, plan.get("probes", ()))
+        prepared = self.prepared(config, execution)
+        with measure_trial(prepared, self._spec(prepared), self.book, before, probes) as gauge:
+            result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
+            gauge.result = result
+        values = values_of(self.objectives, prepared, result)
+        trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
+        folder = trial.checkpoint_dir.parent
+        if self.top is None or worth_keeping(folder.parent, self.top, values[0], trial.number):
+            save_weights(result, folder)
+        return values[0] if len(values) == 1 else tuple(values)
+
+    def preload(self) -> None:
+        """Import the encoders' code, which takes seconds. Called once, in the fork server."""
+        preload(*encoders_in(self.space))
+
+    def kept_bytes(self) -> int:
+        """Return the bytes of host memory that this process caches for later trials."""
+        return INITIAL_WEIGHTS.size + COMPILER.size
+
+    def config(self, sampled: dict[str, Any]) -> Config:
+        return configured(self.agent, sampled, self.limits)
+
+    def reporter(self, trial: Any) -> TrialReporter:
+        if len(self.objectives) > 1:
+            return _MultiObjectiveReporter(trial)
+        return TrialReporter(trial)
+
+    def prepared(self, config: Config, execution: Execution) -> Prepared:
+        return prepare(
+            config,
+            self.train,
+            self.validation,
+            cache=self.cache,
+            execution=execution,
+            objective=self.objectives[0],
+        )
+
+    def _spec(self, prepared: Prepared) -> Spec:
+        return spec_of(
+            prepared.config,
+            prepared.sources,
+            prepared.execution,
+            classes=len(self.train.label_names) or 2,
+            tokens=int(prepared.train.lengths.max()),
+            data=sum(
+                len(view.ids)
+                for data in (prepared.train, prepared.validation)
+                for view in data.views
+            ),
+        )
+
+
+class _MultiObjectiveReporter(TrialReporter):
+    """Reporter for several objectives: Optuna then has no reports and no pruning, only stops."""
+
+    def report(self, value: float, epoch: int) -> None:
+        if self.stop_requested:
+            raise TrialInterrupted
+
+    def should_prune(self) -> bool:
+        return False
+
+
+def configured(agent: str, sampled: dict[str, Any], limits: dict[str, Any]) -> Config:
+    """Return the configuration of a trial from its sampled parameters and the search's limits."""
+    return read_config(
+        {**sampled, "agent": agent, "train": {**sampled.get("train", {}), **limits}}
+    )
+
+
+def encoder_title(config: Config) -> str:
+    """Return the names of the encoders for display; of a folder, only its last part."""
+    used = [part.name for part in (config.encoder, config.evidence_encoder) if part is not None]
+    names = [Path(name).name if name.startswith(("/", ".", "~")) else name for name in used]
+    return " + ".join(dict.fromkeys(names))
+
+
+def apply_plan(execution: Execution, plan: dict[str, Any]) -> Execution:
+    """Return the execution with the memory plan of the trial, if there is one."""
+    if not plan:
+        return execution
+    names = ("micro_batch", "checkpoint_activations", "evaluated", "best_on_host", "memory")
+    return replace(execution, **{name: plan[name] for name in names})
+
+
+def local_execution(execution: Execution) -> Execution:
+    """Resolve "auto" for device and precision, and the threads, in this process."""
+    device = execution.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    threads = execution.threads or int(os.environ.get("OMP_NUM_THREADS") or 0) or None
+    precision = best_precision(device) if execution.precision == "auto" else execution.precision
+    return replace(execution, device=device, threads=threads, precision=precision)
+
+
+def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[str, Any]:
+    """Return the summary that is stored with a trial, without any text of the data."""
+    return {
+        "metrics": {name: round(value, 6) for name, value in result.metrics.items()},
+        "labels": list(labels),
+        "best_epoch": result.best_epoch,
+        "epochs": result.epochs,
+        "seconds": round(result.seconds, 2),
+        "parameters": count(prepared.model),
+        "new": sorted({name.split(".")[0] for name in prepared.model.new_parameters}),
+        "untrained": [source.name for source in prepared.sources if not source.trained],
+        "threshold": result.evaluation.threshold,
+        **counts_of(prepared.validation.examples, result.evaluation),
+        "train_loss": [round(row["train_loss"], 6) for row in result.curve],
+        "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
+        "micro_batch": prepared.execution.micro_batch,
+        "checkpointing": prepared.execution.checkpoint_activations,
+        "steps": prepared.executor.how,
+        "recording": round(prepared.executor.capture_seconds, 2),
+    }
+
+
+def save_weights(result: Result, folder: Path) -> None:
+    """Write the weights of the best epoch atomically."""
+    save_file({name: w.contiguous() for name, w in result.weights.items()}, folder / HALF_WRITTEN)
+    (folder / HALF_WRITTEN).chmod(0o600)
+    (folder / HALF_WRITTEN).replace(folder / WEIGHTS)

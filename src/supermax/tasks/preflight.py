@@ -1,0 +1,222 @@
+"""Checks of a search before its first trial."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from supermax._util.attributes import AGENTS
+from supermax._util.text import counted, listed, nearest
+from supermax.errors import Infeasible, UserError
+from supermax.space import Categorical, Space, load
+from supermax.training.config import TextConfig, config_keys, read_limits
+from supermax.training.data.examples import Corpus
+from supermax.training.data.names import is_name
+from supermax.training.data.offsets import without_tokens
+from supermax.training.data.splits import Splits
+from supermax.training.data.tokens import check_room
+from supermax.training.models.sources import Source
+from supermax.training.models.tokenizers import tokenizer_for
+from supermax.training.prepare import examples_for, max_input_length, texts_of
+
+VERSIONS = "metric_versions"
+"""Key of an experiment for the versions of its metrics' definitions."""
+_SHOWN = 10  # rows that a message names
+_MOST_SPECIAL_TOKENS = 16  # that a tokenizer adds to a text
+
+
+def all_of(heading: str, *checks: Callable[[], Any]) -> list[Any]:
+    """Return the results of all checks. Raises one UserError with every mistake they find."""
+    results, mistakes = [], []
+    for check in checks:
+        try:
+            results.append(check())
+        except UserError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UserError(mistakes[0] if len(mistakes) == 1 else listed(heading, mistakes))
+    return results
+
+
+def check_limits(limits: Mapping[str, Any], space: Space) -> None:
+    """Raise UserError if limits are invalid, or if the space searches them."""
+    searched = [key for key in limits if f"train.{key}" in space.parameters]
+    read_limits({key: value for key, value in limits.items() if key not in searched})
+    if searched:
+        raise UserError(
+            f"The limits set {', '.join(searched)}, which the space also searches: remove it from "
+            f"one of them."
+        )
+
+
+def check_space(agent: str, space: Space) -> None:
+    """Raise UserError if a parameter is no key of the configuration, or none of the agent."""
+    known = config_keys()
+    own = set(load(agent).parameters)
+    others = {name for other in AGENTS for name in load(other).parameters} - own
+    wrong = [
+        f"{name}: there is no such key{nearest(name, known)}"
+        for name in space.parameters
+        if name not in known
+    ]
+    wrong += [
+        f"{name}: the agent '{agent}' does not use it"
+        for name in space.parameters
+        if name in others
+    ]
+    if wrong:
+        raise UserError(listed(f"The space '{space.name}' is not for the agent '{agent}':", wrong))
+
+
+def check_corpus(corpus: object) -> None:
+    if not isinstance(corpus, Corpus):
+        raise UserError(
+            f"The data must be a corpus, as read_table, read_redsm5 and synthetic return it, not "
+            f"a {type(corpus).__name__}."
+        )
+
+
+def check_known(agent: str, corpus: Corpus) -> None:
+    """Raise UserError if the corpus has no labels, or no answers, that the agent needs."""
+    missing = []
+    if agent != "evidence" and not any(e.label is not None for e in corpus.classes):
+        missing.append("labels (map the column of the labels: data.columns.label)")
+    if agent != "criteria" and not any(e.spans is not None for e in corpus.spans):
+        missing.append("answers (map the column of the answers: data.columns.answer)")
+    if missing:
+        raise UserError(
+            f"The agent '{agent}' learns from {' and '.join(missing)}, but '{corpus.name}' has "
+            f"none."
+        )
+
+
+def check_parts(agent: str, splits: Splits) -> None:
+    """Raise UserError if the train or validation split lacks rows that the agent needs."""
+    empty = [
+        f"{what}: no row with {kind}"
+        for what, part in (("train", splits.train), ("validation", splits.validation))
+        for kind, rows, unused in (
+            ("a label", part.classes, "evidence"),
+            ("an answer, or with none marked", part.spans, "criteria"),
+        )
+        if agent != unused and not rows
+    ]
+    if empty:
+        raise UserError(
+            listed(f"The agent '{agent}' is trained on train and evaluated on validation:", empty)
+            + "\nGive these splits such rows, or leave the column of the splits unmapped "
+            "(data.columns.split), so that the data is split."
+        )
+
+
+def check_counts(**counts: object) -> None:
+    """Raise UserError if a count is neither None nor a positive integer."""
+    wrong = [
+        f"{name} must be a whole number of at least 1, not {n!r:.40}."
+        for name, n in counts.items()
+        if n is not None and (not isinstance(n, int) or isinstance(n, bool) or n < 1)
+    ]
+    if wrong:
+        raise UserError("\n".join(wrong))
+
+
+def check_questions(
+    agent: str, splits: Splits, space: Space, sources: Iterable[Source], cache: Path
+) -> None:
+    """Raise UserError if a question leaves no room for text even at the space's largest length.
+
+    Also if a tokenizer drops all of an answer: its row would be trained as one without an answer.
+    """
+    length = _extreme(space, "text.max_length", max)
+    stride = _extreme(space, "text.doc_stride", min) if agent != "criteria" else 0
+    examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
+    if (
+        agent == "criteria"
+        and length > _MOST_SPECIAL_TOKENS
+        and not any(e.question for e in examples)
+    ):
+        return  # without questions there is always room: load no tokenizer
+    for source in sources:
+        tokenizer = tokenizer_for(source, texts_of(splits.train), cache)
+        encoder_limit = max_input_length(source)
+        if agent != "criteria":
+            _check_answers(splits, source, tokenizer)
+        try:
+            check_room(examples, tokenizer, min(length, encoder_limit), stride)
+        except Infeasible as error:
+            limit = (
+                f"The encoder '{source.name}' takes {encoder_limit} tokens at most."
+                if encoder_limit <= length
+                else "This is the largest length of the space: raise text.max_length."
+            )
+            raise UserError(
+                f"{error}\n{limit} Shorten these questions, or leave the rows out."
+            ) from None
+
+
+def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
+    """Raise UserError with the rows whose answer the tokenizer drops."""
+    lost = without_tokens([e for part in splits.parts for e in part.spans], tokenizer)
+    if not lost:
+        return
+    file = re.escape(splits.train.name)
+    named = [e.id for e in lost if is_name(e.id) or re.fullmatch(rf"{file}\.\w+:\d+", e.id)]
+    rows = named[:_SHOWN]
+    if len(lost) > len(rows):
+        rows.append(f"{counted(len(lost) - len(rows), 'row')} more")
+    many = counted(len(lost), "row has", "rows have")
+    heading = f"{many} an answer of which the tokenizer of '{source.name}' leaves no token:"
+    raise UserError(
+        listed(heading, rows)
+        + "\nSuch an answer can be neither trained on nor predicted. Correct "
+        "these answers, or remove the rows from the file."
+    )
+
+
+def refuse_another(
+    name: str, where: str, before: Any, now: dict[str, Any], joined: int = 0
+) -> None:
+    """Raise UserError if the study's values come from another experiment.
+
+    `before` and `now` describe the experiments. `joined` counts the groups that are now in one
+    split because they share a text.
+    """
+    before = before if isinstance(before, dict) else {}
+    differences = [
+        f"{key}: {before[key]} then, {now[key]} now"
+        for key in now
+        if key != VERSIONS and key in before and before[key] != now[key]
+    ]
+    differences += _other_definitions(before, now)
+    # Studies without `splits` are from versions that did not join groups with equal texts.
+    if joined and "data" in before and "splits" not in before:
+        differences.append("splits: equal texts could be in different ones then, not now")
+    if differences:
+        heading = f"The study '{name}' in {where} was searched differently:"
+        raise UserError(
+            listed(heading, differences)
+            + "\nTheir values cannot be compared. Give this search another name or another "
+            "storage (--study … or --storage …). The study can still be shown and reported."
+        )
+
+
+def _other_definitions(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Name objectives of both whose metrics have another version; no stored version means 1."""
+    objectives, versions = before.get("objectives") or (), before.get(VERSIONS) or {}
+    return [
+        f"definition of {metric} (docs/agents.md): version {versions.get(metric, 1)} then, "
+        f"version {version} now"
+        for metric, version in now.get(VERSIONS, {}).items()
+        if metric in objectives and versions.get(metric, 1) != version
+    ]
+
+
+def _extreme(space: Space, name: str, extreme: Any) -> int:
+    """Return the smallest or largest value (`min` or `max`) of a parameter, or its default."""
+    values: list[Any] = []
+    for branch in space.parameters[name].branches if name in space.parameters else ():
+        values += branch.choices if isinstance(branch, Categorical) else (branch.low, branch.high)
+    default = TextConfig()
+    return int(extreme(values)) if values else int(getattr(default, name.removeprefix("text.")))

@@ -1,0 +1,119 @@
+"""Sizes of an encoder, and reasons why agents cannot use it, from its configuration alone.
+
+Source ──encoder_of()──▶ memory.facts.EncoderSizes;  Source ──why_unusable()──▶ a reason, or None
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+
+from supermax._util.files import make_private, write_whole
+from supermax.memory.facts import EncoderSizes
+from supermax.memory.measurements import default_folder
+from supermax.training.models.causality import is_causal
+from supermax.training.models.encoders import depth_of, layer_list, outline
+from supermax.training.models.sources import Source
+
+_INNER = ("intermediate_size", "hidden_dim")  # names of the feed-forward size in configurations
+_ENCODER = TypeAdapter(EncoderSizes)
+_BOOL = TypeAdapter(bool)
+_USABLE = ("bert-base-uncased", "roberta-base", "microsoft/deberta-v3-base")
+_known: dict[str, EncoderSizes] = {}
+_causal: dict[str, bool] = {}
+
+
+def encoder_of(source: Source) -> EncoderSizes:
+    """Return the sizes of an encoder, cached on disk.
+
+    The first call for an encoder imports its code, which takes seconds.
+    """
+    fingerprint = source.fingerprint
+    if fingerprint not in _known:
+        if (sizes := _cached(fingerprint)) is None:
+            sizes = _measure(source, outline(source))
+            _write(_file(fingerprint), asdict(sizes))
+        _known[fingerprint] = sizes
+    return _known[fingerprint]
+
+
+def why_unusable(source: Source) -> str | None:
+    """Return the reason why no agent can use an encoder; None if agents can. Cached on disk.
+
+    The first call for an encoder imports its code, which takes seconds.
+    """
+    if not _is_causal(source):
+        return None
+    return (
+        f"The encoder '{source.name}' cannot be used: it is a decoder with causal attention "
+        f"({source.config.model_type}), whose tokens attend only to those before them, and agents "
+        f"need tokens that attend to the whole text. Use an encoder instead, for example "
+        f"{', '.join(_USABLE)}."
+    )
+
+
+def _is_causal(source: Source) -> bool:
+    fingerprint = source.fingerprint
+    file = default_folder() / f"causal-{fingerprint}-{version('transformers')}.json"
+    if fingerprint not in _causal:
+        try:
+            _causal[fingerprint] = _BOOL.validate_json(file.read_bytes(), strict=True)
+        except (OSError, ValidationError):
+            _causal[fingerprint] = is_causal(source.config)
+            _write(file, _causal[fingerprint])
+    return _causal[fingerprint]
+
+
+def _file(fingerprint: str) -> Path:
+    return default_folder() / f"encoder-{fingerprint}-{version('transformers')}.json"
+
+
+def _cached(fingerprint: str) -> EncoderSizes | None:
+    """Return the sizes from the cache; None if they are missing, damaged or another encoder's."""
+    try:
+        sizes = _ENCODER.validate_json(_file(fingerprint).read_bytes(), strict=True)
+    except (OSError, ValidationError):
+        return None
+    return sizes if sizes.fingerprint == fingerprint else None
+
+
+def _write(file: Path, facts: Any) -> None:
+    with contextlib.suppress(OSError):  # a missing cache only costs time
+        make_private(file.parent)
+        write_whole(file, json.dumps(facts))
+
+
+def _measure(source: Source, model: nn.Module) -> EncoderSizes:
+    config, depths = source.config, depth_of(model)
+    layers = len(layer_list(model)[1])
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    by_depth = [0] * (layers + 1)
+    for name, size in sizes.items():
+        by_depth[depths[name]] += size
+    stack = layer_list(model)[0]
+    in_layers = {name: size for name, size in sizes.items() if name.startswith(f"{stack}.")}
+    matrices = sum(s for n, s in in_layers.items() if model.get_parameter(n).ndim > 1)
+    buckets = getattr(config, "position_buckets", 0) or 0
+    return EncoderSizes(
+        name=source.name,
+        family=str(config.model_type),
+        fingerprint=source.fingerprint,
+        hidden=int(config.hidden_size),
+        inner=int(next(getattr(config, key) for key in _INNER if hasattr(config, key))),
+        heads=int(config.num_attention_heads),
+        embeddings=by_depth[0],
+        by_layer=tuple(
+            sum(s for n, s in in_layers.items() if depths[n] == i + 1) for i in range(layers)
+        ),
+        after=sum(sizes.values()) - by_depth[0] - sum(in_layers.values()),
+        matrices=matrices // layers,
+        largest=max(sizes.values()),
+        span=2 * int(buckets) if getattr(config, "relative_attention", False) else 0,
+    )

@@ -1,0 +1,89 @@
+"""Fitting of a space to this machine: it keeps encoders and optimizers that are available.
+
+A notice names each choice that is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from supermax._util.text import listed
+from supermax.errors import UserError
+from supermax.space import Space, choices, narrowed
+from supermax.space.presets import ENCODERS, encoders_in
+from supermax.tasks.shapes import why_unusable
+from supermax.tasks.text_length import with_length
+from supermax.training.data.splits import Splits
+from supermax.training.models.sources import Source, find_all, installed
+from supermax.training.optim.optimizers import unavailable
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Space that can be searched on this machine."""
+
+    space: Space
+    sources: dict[str, Source]
+    notices: list[str] = field(default_factory=list)
+    untrained_notice: str | None = None
+    """One of `notices`: encoders without pretrained weights; None: all have them."""
+
+    def with_length(self, splits: Splits, cache: Path) -> Fitted:
+        """Return a copy whose only text.max_length is the one that the data needs."""
+        space, notice = with_length(self.space, splits, self.sources.values(), cache)
+        return replace(self, space=space, notices=[*self.notices, notice])
+
+
+def encoder_names(space: Space) -> list[str]:
+    """Return the encoders of a space. Raises UserError if it has none."""
+    first = ENCODERS[0]
+    names = choices(space, first) if first in space.parameters else []
+    if not names:
+        raise UserError(
+            f"The space '{space.name}' has no encoder to train. Give it some, for example "
+            f"{first}: {{choices: [bert-base-uncased]}}."
+        )
+    return [str(name) for name in names]
+
+
+def usable(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
+    """Return the encoders that agents can use, and the reasons why they cannot use the others."""
+    found, missing = find_all(names)
+    reasons = {name: why_unusable(source) for name, source in found.items()}
+    missing |= {name: reason for name, reason in reasons.items() if reason is not None}
+    return {name: source for name, source in found.items() if name not in missing}, missing
+
+
+def installed_encoders() -> list[str]:
+    """Return the pretrained encoders on this machine that agents can use."""
+    return list(usable(installed())[0])
+
+
+def fitted(space: Space, device_type: str) -> Fitted:
+    """Return the space with the choices that this machine has.
+
+    Raises UserError if no encoder is left.
+    """
+    encoder_names(space)
+    found, missing = usable(encoders_in(space))
+    if not found:
+        raise UserError(listed("None of the encoders can be used:", missing.values()))
+    notices = list(missing.values())
+    remaining: dict[str, list[object]] = {}
+    for key in ENCODERS:
+        if key in space.parameters and missing:
+            remaining[key] = [name for name in choices(space, key) if name in found]
+    if "optim.name" in space.parameters:
+        reasons = unavailable(device_type)
+        removed = [name for name in choices(space, "optim.name") if name in reasons]
+        if removed:
+            notices += [reasons[str(name)] for name in removed]
+            remaining["optim.name"] = [n for n in choices(space, "optim.name") if n not in reasons]
+    untrained = [name for name, source in found.items() if not source.trained]
+    untrained_notice = None
+    if untrained:
+        untrained_notice = f"Random weights, not pretrained: {', '.join(untrained)}."
+        notices.append(untrained_notice)
+    narrowed_space = narrowed(space, remaining) if remaining else space
+    return Fitted(narrowed_space, found, notices, untrained_notice)

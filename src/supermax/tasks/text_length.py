@@ -1,0 +1,86 @@
+"""Choice of text.max_length from the data: the shortest that truncates at most 1 % of the texts.
+
+Splits, Space, Source ──with_length()──▶ the space with that length only
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+from functools import partial
+from pathlib import Path
+
+from supermax.space import Categorical, Space, narrowed
+from supermax.space.presets import LENGTH
+from supermax.training.data.examples import Example
+from supermax.training.data.lengths import Histogram, histogram
+from supermax.training.data.splits import Splits
+from supermax.training.models.sources import Source
+from supermax.training.models.tokenizers import tokenizer_for
+from supermax.training.prepare import max_input_length, texts_of
+
+_MOST_TRUNCATED = 0.01  # share of the texts
+_SAMPLE = 20_000  # texts that are tokenized for all encoders together
+_LEAST_SAMPLE = 1_000  # for each encoder: the 95 % interval of a share is then ±3 points at most
+
+
+def with_length(
+    space: Space, splits: Splits, sources: Collection[Source], cache: Path
+) -> tuple[Space, str]:
+    """Return the space with one length, and a sentence about it."""
+    classes = [e for part in splits.parts for e in part.classes]
+    spans = [e for part in splits.parts for e in part.spans]
+    sample = sample_size(len(sources))
+    histograms = [
+        (counted_lengths(examples, source, splits, cache, sample, kind), max_input_length(source))
+        for source in sources
+        for kind, examples in (("classes", classes), ("spans", spans))
+        if examples
+    ]
+    length = shortest(histograms, all_lengths(space))
+    return narrowed(space, {LENGTH: length}), f"{LENGTH} is {length}, from the data."
+
+
+def shortest(histograms: Sequence[tuple[Histogram, int]], lengths: Sequence[int]) -> int:
+    """Return the first length that truncates at most 1 % of the texts, or the last length.
+
+    Each histogram comes with the maximum input length of its encoder.
+    """
+    for length in lengths:
+        if all(
+            length >= limit or found.longer(length) <= _MOST_TRUNCATED * found.texts
+            for found, limit in histograms
+        ):
+            return length
+    return lengths[-1]
+
+
+def all_lengths(space: Space) -> list[int]:
+    """Return all lengths of a space in ascending order."""
+    found: set[int] = set()
+    for branch in space.parameters[LENGTH].branches:
+        if isinstance(branch, Categorical):
+            found |= {int(n) for n in branch.choices if isinstance(n, int | float)}
+        else:
+            step = int(branch.step or 1)
+            found |= set(range(int(branch.low), int(branch.high) + 1, step))
+    return sorted(found)
+
+
+def sample_size(encoders: int) -> int:
+    """Return the number of texts to tokenize for each of so many encoders."""
+    return max(_LEAST_SAMPLE, _SAMPLE // max(1, encoders))
+
+
+def counted_lengths(
+    examples: Sequence[Example],
+    source: Source,
+    splits: Splits,
+    cache: Path,
+    most: int,
+    kind: str = "classes",
+) -> Histogram:
+    """Return the token lengths of at most `most` examples, cached for encoder, data and kind."""
+    load = partial(tokenizer_for, source, texts_of(splits.train), cache)
+    facts = f"{source.fingerprint} {splits.fingerprint}" + " spans" * (kind == "spans")
+    return histogram(examples, load, cache, hashlib.sha256(facts.encode()).hexdigest()[:24], most)

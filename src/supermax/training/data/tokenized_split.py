@@ -1,0 +1,42 @@
+"""Split that is tokenized for each encoder of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from supermax.training.data.examples import Example
+from supermax.training.data.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class TokenizedSplit:
+    """Examples of a split and their tokens."""
+
+    examples: tuple[Example, ...]
+    views: tuple[Tokens, ...]
+    """Tokens for each encoder; the last one has the targets."""
+    chosen: NDArray[np.int64]
+    """Sequences that are trained on or evaluated."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each chosen sequence."""
+        return self.views[-1].lengths[self.chosen]
+
+    def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the sequences at positions of `chosen`."""
+        return self.chosen[indices]
+
+    def targets(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Return labels and start positions of sequences, from which losses are normalised."""
+        rows = self.rows(indices)
+        labels, starts = self.views[-1].label[rows], self.views[-1].start[rows]
+        return (
+            torch.from_numpy(labels.astype(np.int64)),
+            torch.from_numpy(starts.astype(np.int64)),
+        )

@@ -1,0 +1,232 @@
+"""Tokenized examples as memory-mapped arrays on disk, shared by all processes of a run.
+
+    examples, tokenizer, lengths ──▶ cache/<key>/*.npy ──memory-mapped──▶ Tokens
+
+Sequences are concatenated in one array; `begin[i]:begin[i + 1]` is sequence i. A long text becomes
+several overlapping windows; `example[i]` is the example of sequence i.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from supermax._util.files import make_private, open_private
+from supermax._util.text import listed
+from supermax.errors import Infeasible
+from supermax.training.data.examples import Example
+from supermax.training.data.offsets import Array, mapped, widened
+from supermax.training.data.spans import Span
+
+NONE = -100
+"""Target that PyTorch's losses ignore."""
+_FORMAT = 2
+_BATCH = 16  # texts at a time, as the tokenizer's output is a hundred times their size
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Sequences of token ids with their targets."""
+
+    ids: Array
+    begin: Array
+    second: Array
+    """Position of the second segment in each sequence; the sequence's length if there is none."""
+    example: Array
+    """Index of the example of each sequence."""
+    label: Array
+    """Class of each sequence; NONE if its example is not for classes."""
+    start: Array
+    end: Array
+    """First and last token of the answer; 0, 0 if the window holds none; NONE if the example is
+    not for spans."""
+    offsets: Array
+    """Characters [from, to) of each token in the text of a span example; -1, -1 for others."""
+
+    def __len__(self) -> int:
+        return len(self.begin) - 1
+
+    @property
+    def lengths(self) -> Array:
+        """Tokens of each sequence."""
+        return np.diff(self.begin)
+
+
+def tokenised(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    *,
+    max_length: int,
+    doc_stride: int,
+    cache: Path,
+    key: str,
+) -> Tokens:
+    """Return the examples' tokens from the cache, or tokenize them into it.
+
+    A long text of a span example becomes several windows; others are truncated. `key` identifies
+    examples and tokenizer.
+    """
+    facts = [_FORMAT, key, max_length, doc_stride]
+    name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+    folder = cache / "tokens" / name
+    if folder.exists():
+        try:
+            return _load(folder)
+        except (OSError, ValueError, EOFError):  # a damaged cache is replaced
+            shutil.rmtree(folder, ignore_errors=True)
+    _save(_tokenise(examples, tokenizer, max_length, doc_stride), folder)
+    return _load(folder)
+
+
+def _load(folder: Path) -> Tokens:
+    return Tokens(
+        **{f.name: np.load(folder / f"{f.name}.npy", mmap_mode="r") for f in fields(Tokens)}
+    )
+
+
+def _save(tokens: Tokens, folder: Path) -> None:
+    """Write all files atomically, also if two processes write the same tokens."""
+    make_private(folder.parent)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent))
+    for f in fields(Tokens):
+        with open_private(temporary / f"{f.name}.npy", "wb") as file:
+            np.save(file, getattr(tokens, f.name))
+    try:
+        temporary.rename(folder)
+    except OSError:  # another process wrote them meanwhile
+        shutil.rmtree(temporary)
+
+
+def _tokenise(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+) -> Tokens:
+    numbered = list(enumerate(examples))
+    truncated = [item for item in numbered if item[1].spans is None]
+    windowed = [item for item in numbered if item[1].spans is not None]
+    parts: list[dict[str, Any]] = []
+    for items, stride in ((truncated, None), (windowed, doc_stride)):
+        if not items:
+            continue
+        check_room([example for _, example in items], tokenizer, max_length, stride or 0)
+        for first in range(0, len(items), _BATCH):
+            batch = items[first : first + _BATCH]
+            encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
+            parts += _sequences(encoded, batch, windows=stride is not None)
+    lengths = [len(part["ids"]) for part in parts]
+    return Tokens(
+        ids=np.concatenate([part["ids"] for part in parts]),
+        begin=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        offsets=np.concatenate([part["offsets"] for part in parts]),
+        **{
+            key: np.array([part[key] for part in parts], dtype=np.int32)
+            for key in ("second", "example", "label", "start", "end")
+        },
+    )
+
+
+def check_room(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+) -> None:
+    """Raise Infeasible if a question leaves no room for its text, or windows cannot advance."""
+    questions = {example.question: example.id for example in examples if example.question}
+    too_long, longest = [], len(tokenizer("")["input_ids"])
+    for question, example_id in questions.items():
+        used = len(tokenizer(question, "")["input_ids"])
+        longest = max(longest, used)
+        if max_length - used <= doc_stride:
+            too_long.append(f"{example_id}: {used} tokens for the question alone")
+    if longest + doc_stride >= max_length:
+        overlap = f" and an overlap of {doc_stride}" if doc_stride else ""
+        heading = f"A length of {max_length} tokens{overlap} leaves no room for texts."
+        over = (longest + doc_stride + 1 - max_length) / max_length
+        raise Infeasible(listed(heading, too_long[:10]) if too_long else heading, by=over)
+
+
+def _encode(
+    examples: Sequence[Example], tokenizer: Any, max_length: int, stride: int | None
+) -> Any:
+    texts = [example.text for example in examples]
+    questions = [example.question for example in examples]
+    pairs = (questions, texts) if any(questions) else (texts,)
+    return tokenizer(
+        *pairs,
+        truncation="only_second" if len(pairs) == 2 else True,
+        max_length=max_length,
+        stride=stride or 0,
+        return_overflowing_tokens=stride is not None,
+        return_offsets_mapping=stride is not None,
+        return_token_type_ids=False,
+        return_attention_mask=False,
+        verbose=False,
+    )
+
+
+def _sequences(
+    encoded: Any, numbered: Sequence[tuple[int, Example]], windows: bool
+) -> list[dict[str, Any]]:
+    sample_of = encoded["overflow_to_sample_mapping"] if windows else range(len(numbered))
+    targets = _targets(encoded, numbered, sample_of) if windows else {}
+    result = []
+    for i, ids in enumerate(encoded["input_ids"]):
+        number, example = numbered[sample_of[i]]
+        segments = encoded.sequence_ids(i)
+        no_offsets = np.full((len(ids), 2), -1, dtype=np.int32)
+        offsets, (start, end) = targets.get(i, (no_offsets, (NONE, NONE)))
+        result.append(
+            {
+                "ids": np.array(ids, dtype=np.int32),
+                "second": segments.index(1) if 1 in segments else len(ids),
+                "example": number,
+                "label": NONE if example.label is None else example.label,
+                "start": start,
+                "end": end,
+                "offsets": offsets,
+            }
+        )
+    return result
+
+
+def _targets(
+    encoded: Any, numbered: Sequence[tuple[int, Example]], sample_of: Sequence[int]
+) -> dict[int, tuple[Array, tuple[int, int]]]:
+    """Return offsets and target of every window.
+
+    All windows of a text are needed at once: only a character that none of them covers was
+    dropped by the tokenizer.
+    """
+    context = 1 if any(example.question for _, example in numbered) else 0
+    windows_of: dict[int, dict[int, Array]] = {}
+    for i, sample in enumerate(sample_of):
+        offsets = np.array(encoded["offset_mapping"][i], dtype=np.int32).reshape(-1, 2)
+        inside = np.array([segment == context for segment in encoded.sequence_ids(i)], dtype=bool)
+        windows_of.setdefault(sample, {})[i] = np.where(inside[:, None], offsets, np.int32(-1))
+    targets: dict[int, tuple[Array, tuple[int, int]]] = {}
+    for sample, windows in windows_of.items():
+        _, example = numbered[sample]
+        extended = widened(example.text, list(windows.values()))
+        spans = mapped(example.text, example.spans or (), extended)
+        for i, offsets in zip(windows, extended, strict=True):
+            targets[i] = (offsets, target(offsets, spans))
+    return targets
+
+
+def target(offsets: Array, spans: Iterable[Span]) -> tuple[int, int]:
+    """Return the first and last token of the first span that the window holds entirely.
+
+    0, 0 if there is none. `spans` are those that `mapped` returns.
+    """
+    for begin, end in spans:
+        inside = np.flatnonzero(
+            (offsets[:, 0] >= 0) & (offsets[:, 1] > begin) & (offsets[:, 0] < end)
+        )
+        if len(inside) and offsets[inside[0], 0] <= begin and offsets[inside[-1], 1] >= end:
+            return int(inside[0]), int(inside[-1])
+    return 0, 0

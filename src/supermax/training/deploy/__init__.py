@@ -1,0 +1,1 @@
+"""Refit, export and prediction of the best model."""

@@ -1,0 +1,145 @@
+"""Model card of an exported model: task, metrics, usage, configuration."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from supermax._util.text import metric_title
+from supermax.training.eval.intervals import Estimate
+
+_TASKS = {
+    "criteria": "classifies a text",
+    "evidence": "finds the span of a text that answers a question, or reports that there is none",
+    "share": "classifies a text and finds spans in it, with one encoder for both",
+    "joint": "classifies a text and finds spans in it, with two encoders whose outputs are fused",
+}
+
+
+def card(
+    facts: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    estimates: Mapping[str, Estimate],
+    folders: tuple[str, ...],
+    cautions: Sequence[str] = (),
+) -> str:
+    """Return the model card in Markdown. `facts` is the content of supermax.json."""
+    sections = [
+        f"# {_title(facts)}",
+        f"A model that {_TASKS[facts['config']['agent']]}, trained with Supermax.",
+        *_warnings(facts),
+        "## Metrics",
+        _metrics(metrics, estimates, facts["label_names"]),
+        *(f"**Note:** {caution}" for caution in cautions),
+        "## How to load it",
+        _loading(facts, folders),
+        "## Configuration",
+        "\n".join(_table(["Setting", "Value"], _settings(facts["config"]))),
+        "## Data and versions",
+        "\n".join(_table(["What", "Value"], _origin(facts))),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(facts: Mapping[str, Any]) -> str:
+    return f"{facts['config']['agent']} on {facts['config']['encoder']['name']}"
+
+
+def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+    if facts["clinical"]:
+        yield (
+            "**A research tool.** It makes no diagnosis and is no help in making one. Its "
+            "predictions can be wrong, and say nothing about the health of the author of a text."
+        )
+    if facts["untrained"]:
+        yield (
+            "**The encoder was not pretrained.** It was made from its configuration with random "
+            "weights, so results say little about what its architecture can do. Its tokenizer "
+            "was trained on the training texts: the vocabulary holds single words of them."
+        )
+
+
+def _metrics(
+    metrics: Mapping[str, float], estimates: Mapping[str, Estimate], labels: Sequence[str]
+) -> str:
+    if not metrics:
+        return "None were given."
+    if not estimates:
+        values = [(metric_title(n, labels), _number(v)) for n, v in metrics.items()]
+        return "\n".join(_table(["Metric", "Value"], values))
+    seeds = len(next(iter(estimates.values())).values)
+    head = ["Metric", "This model", f"Mean of {seeds} {'seed' if seeds == 1 else 'seeds'}", "95 %"]
+    rows = [
+        (metric_title(name, labels), _number(value), _number(e.mean), e.interval)
+        for name, value in metrics.items()
+        if (e := estimates.get(name)) is not None
+    ]
+    note = (
+        "On the test split, which was used neither for training nor to choose a setting. This "
+        "model is the median of its seeds there. Intervals are from a bootstrap over groups of "
+        "examples and over seeds."
+    )
+    return "\n".join([*_table(head, rows), "", note])
+
+
+def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
+    names = facts.get("columns") or {}
+    roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
+    columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
+    encoders = [
+        f'encoder = AutoModel.from_pretrained("path/to/this/folder/{name}")\n'
+        f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder/{name}")'
+        for name in folders
+    ]
+    return "\n".join(
+        [
+            "With Supermax, the whole model on a CSV or JSONL file:\n",
+            "```python",
+            "from supermax.training.data.columns import Columns",
+            "from supermax.training.deploy.predict import predict_file",
+            "",
+            f"columns = Columns({columns})",
+            'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
+            "```\n",
+            "With transformers, the trained encoder without the heads:\n",
+            "```python",
+            "from transformers import AutoModel, AutoTokenizer",
+            "",
+            *encoders,
+            "```",
+        ]
+    )
+
+
+def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _settings(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", "none" if value is None else str(value)
+
+
+def _origin(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "data fingerprint", facts["fingerprint"]
+    yield "labels", ", ".join(facts["label_names"]) or "none"
+    if facts["epochs"] is not None:
+        yield "epochs trained", str(facts["epochs"])
+    yield "precision", facts["precision"]
+    if facts["threshold"] is not None:
+        yield "calibrated no-answer threshold", _number(facts["threshold"])
+    yield from facts["versions"].items()
+
+
+def _table(head: list[str], rows: Any) -> list[str]:
+    lines = [tuple(head), ("---",) * len(head), *rows]
+    return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", r"\|").split())
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else "not defined"

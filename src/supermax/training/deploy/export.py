@@ -1,0 +1,251 @@
+"""Export of a trained model to a folder, and loading it. transformers can load its encoders.
+
+    Prepared, weights ──export()──▶ folder ──load_exported()──▶ LoadedModel
+
+    supermax.json        facts about the model, and the size of every other file
+    model.safetensors    all weights: encoders, pooling, fusion, heads
+    encoder/             the encoder and its tokenizer, in the format of transformers
+    evidence_encoder/    the second encoder of a joint model
+    README.md            the model card
+
+The export is atomic: the folder is complete or absent. It holds no text of any example.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoConfig
+
+from supermax._util.text import in_short, listed
+from supermax.errors import EnvironmentFault, UserError
+from supermax.training.config import Config, read_config
+from supermax.training.deploy.card import card
+from supermax.training.deploy.exported import FACTS, FORMAT, read_facts
+from supermax.training.eval.intervals import Estimate
+from supermax.training.models.assembly import Model
+from supermax.training.models.encoders import load_encoder
+from supermax.training.models.sources import Source
+from supermax.training.models.tokenizers import tokenizer_for
+from supermax.training.prepare import Prepared
+
+WEIGHTS, CARD = "model.safetensors", "README.md"
+_FOLDERS = ("encoder", "evidence_encoder")
+_LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Exported model, ready to predict."""
+
+    config: Config
+    model: Model
+    tokenizers: tuple[Any, ...]
+    pads: tuple[int, ...]
+    label_names: tuple[str, ...]
+    threshold: float | None
+    """Threshold of the no-answer policy "calibrated"; None with other policies."""
+    asks: bool
+    """True: it was trained on questions and texts; False: on texts alone."""
+    precision: str = "fp32"
+    """Precision in which it was evaluated and its threshold fitted."""
+
+
+def export(
+    folder: str | Path,
+    prepared: Prepared,
+    weights: Mapping[str, torch.Tensor],
+    *,
+    label_names: Sequence[str],
+    threshold: float | None,
+    metrics: Mapping[str, float],
+    fingerprint: str,
+    untrained: bool,
+    estimates: Mapping[str, Estimate] | None = None,
+    cautions: Sequence[str] = (),
+    epochs: int | None = None,
+    clinical: bool = False,
+    columns: Mapping[str, str] | None = None,
+) -> None:
+    """Write the model with these weights to a new or empty folder.
+
+    `threshold` is that of the no-answer policy "calibrated". `estimates` are the metrics over
+    several seeds, and `cautions` reasons why these are less reliable than they look. `epochs` is
+    the number of trained epochs, if it differs from the configuration. `clinical`: the model was
+    trained to find symptoms, and its card says that it makes no diagnosis. `columns` maps roles
+    to the columns of the table that it was trained on.
+    """
+    folder = Path(folder).expanduser().absolute()
+    check_free(folder)
+    _check_facts(prepared, label_names, threshold)
+    on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    facts = {
+        "format": FORMAT,
+        "config": prepared.config.model_dump(mode="json"),
+        "label_names": list(label_names),
+        "threshold": threshold,
+        "asks": any(example.question for example in prepared.train.examples),
+        "precision": prepared.execution.precision,
+        "epochs": epochs,
+        "fingerprint": fingerprint,
+        "columns": dict(columns or {}),
+        "untrained": untrained,
+        "clinical": clinical,
+        "metrics": dict(metrics),
+        "estimates": {name: asdict(value) for name, value in (estimates or {}).items()},
+        "versions": _versions(),
+    }
+    names = _FOLDERS[: len(prepared.tokenizers)]
+    text = card(facts, metrics, estimates or {}, names, cautions)
+    temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
+    try:
+        temporary.mkdir(parents=True)
+        _write_model(temporary, prepared, on_cpu)
+        (temporary / CARD).write_text(text, "utf-8")
+        _write_facts(temporary, facts)
+        _move(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        raise EnvironmentFault(f"{folder} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_free(folder: str | Path) -> None:
+    """Raise UserError if the folder exists and is not empty."""
+    folder = Path(folder).expanduser()
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise UserError(
+            f"{folder} exists and is not empty, and an export overwrites nothing: name another "
+            "folder, or remove this one."
+        )
+
+
+def _check_facts(prepared: Prepared, label_names: Sequence[str], threshold: float | None) -> None:
+    """Raise UserError if the threshold or a class name is missing."""
+    policy, model = prepared.config.no_answer.policy, prepared.model
+    if model.span_head is not None and policy == "calibrated" and threshold is None:
+        raise UserError(
+            "The no-answer policy 'calibrated' cannot be exported without its threshold."
+        )
+    if model.class_head is None:
+        return
+    outputs = model.class_head[-1].out_features
+    if outputs != len(label_names):
+        raise UserError(f"The model has {outputs} classes; {len(label_names)} names were given.")
+
+
+def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    for i, tokenizer in enumerate(prepared.tokenizers):
+        prefix = f"encoders.{i}.model."
+        state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        encoder: Any = prepared.model.encoders[i].model
+        encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        tokenizer.save_pretrained(folder / _FOLDERS[i])
+
+
+def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+    """Write the facts with the sizes of all files, then sync every file to disk.
+
+    All files get the permissions that the umask gives to new ones.
+    """
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in files if p.name != CARD}
+    text = json.dumps(_json_value(facts | {"files": sizes}), indent=2, ensure_ascii=False)
+    (folder / FACTS).write_text(text + "\n", "utf-8")
+    mode = (folder / FACTS).stat().st_mode & 0o777
+    for path in [*files, folder / FACTS]:
+        path.chmod(mode)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def _move(temporary: Path, folder: Path) -> None:
+    try:
+        temporary.rename(folder)
+    except OSError:
+        check_free(folder)  # another process created it meanwhile
+        raise
+
+
+def _json_value(value: Any) -> Any:
+    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def load_exported(folder: str | Path) -> LoadedModel:
+    """Load the model of an exported folder to the CPU.
+
+    Raises UserError if files are missing or damaged.
+    """
+    folder = Path(folder).expanduser()
+    facts = read_facts(folder)
+    _check_files(folder, facts["files"])
+    config = read_config(facts["config"])
+    names = tuple(facts["label_names"])
+    encoder_folders = _FOLDERS[: 2 if config.agent == "joint" else 1]
+    try:
+        sources = [_source(folder / name) for name in encoder_folders]
+        tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
+        model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UserError(
+            f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
+        ) from None
+    model.eval()
+    pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
+    precision = facts.get("precision", "fp32")  # earlier versions did not store it
+    threshold, asks = facts["threshold"], facts["asks"]
+    return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
+
+
+def _source(folder: Path) -> Source:
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    return Source(folder.name, str(folder), config)
+
+
+def _untrained_encoder(source: Source) -> nn.Module:
+    """Return the encoder with random weights, which the model's weights replace."""
+    return load_encoder(Source(source.name, None, source.config), source.config)
+
+
+def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    wrong = []
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            wrong.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            wrong.append(f"{name} has {path.stat().st_size:,} bytes instead of {size:,}")
+    if wrong:
+        heading = f"The model in {folder} is incomplete or changed. Copy or export it again:"
+        raise UserError(listed(heading, wrong))

@@ -1,0 +1,73 @@
+"""Predictions, and their serialisation as CSV and JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from supermax.training.data.examples import Example
+from supermax.training.eval.metrics import Span
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Prediction for one example; attributes are None if the model has no head for them."""
+
+    id: str
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    spans: tuple[Span, ...] | None = None
+    """Answers as characters [start, end); (): no answer."""
+    score: float | None = None
+    """Margin of the best span over no answer, even if no answer is predicted."""
+
+
+def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
+    """Return one JSON object a line; with `texts`, also texts, questions and answers."""
+    lines = []
+    for i, prediction in enumerate(predictions):
+        row: dict[str, Any] = {"id": prediction.id}
+        if texts is not None:
+            row |= _text(texts[i])
+        if prediction.probabilities is not None:
+            row |= {"label": prediction.label, "probabilities": prediction.probabilities}
+        if prediction.spans is not None:
+            row |= {"spans": prediction.spans, "score": prediction.score}
+            if texts is not None:
+                row["answers"] = [texts[i].text[a:b] for a, b in prediction.spans]
+        lines.append(json.dumps(row, ensure_ascii=False) + "\n")
+    return "".join(lines)
+
+
+def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
+    """Return CSV with a column of probabilities for each label.
+
+    `start` and `end` are empty for no answer. With `texts`, also texts, questions and answers.
+    """
+    rows: list[dict[str, Any]] = []
+    for i, prediction in enumerate(predictions):
+        row: dict[str, Any] = {"id": prediction.id}
+        if texts is not None:
+            row |= _text(texts[i])
+        if prediction.probabilities is not None:
+            row["label"] = prediction.label
+            row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
+        if prediction.spans is not None:
+            start, end = prediction.spans[0] if prediction.spans else (None, None)
+            row |= {"start": start, "end": end, "score": prediction.score}
+            if texts is not None:
+                row["answer"] = texts[i].text[start:end] if prediction.spans else ""
+        rows.append(row)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def _text(example: Example) -> dict[str, str]:
+    return {"question": example.question, "text": example.text}

@@ -1,0 +1,380 @@
+"""Refit: the best configuration trained on train and validation, and evaluated on test.
+
+    train + validation ──each seed──▶ models ──test, once──▶ Refit: means and intervals
+                                        └── the median model ──▶ exported folder
+
+The test split is not used before all seeds are trained. A refit that was killed resumes when it is
+called again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from supermax._util.files import make_private, open_private
+from supermax._util.text import counted
+from supermax.errors import UserError
+from supermax.training.checkpoint import Saver, read_checkpoint, write_checkpoint
+from supermax.training.config import Config
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.redsm5 import is_clinical
+from supermax.training.data.splits import Splits, shared_texts, split
+from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.deploy.export import check_free, export
+from supermax.training.eval.counts import counts_of
+from supermax.training.eval.evaluate import Evaluation, evaluate_model
+from supermax.training.eval.intervals import FEWEST_GROUPS, Estimate, estimates
+from supermax.training.eval.metrics import check_metric
+from supermax.training.loop import SAVE_EVERY, train_without_validation
+from supermax.training.models.sources import weights_mark
+from supermax.training.prepare import (
+    DEFAULT_METRIC,
+    Prepared,
+    encoders_of,
+    prepare,
+    tokenise,
+)
+from supermax.training.steps.base import Execution
+from supermax.training.steps.throughput import Throughput
+
+CALIBRATION_SHARE = 0.1
+"""Share of the groups that are held out of training to calibrate the no-answer threshold."""
+_DONE = "done.pt"
+Progress = Callable[[int, int, float], None]
+"""Called after every epoch with seed, epoch (from 1) and mean loss."""
+Stages = Callable[["Stage"], None]
+"""Called when a stage begins, and about once a second while it trains."""
+Smaller = Callable[[Exception, Execution], Execution | None]
+"""Called with an exception and its execution; returns one that needs less memory to retry with, or
+None to raise the exception."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Progress of a refit."""
+
+    name: Literal["data", "prepare", "train", "test", "export"]
+    seed: int | None = None
+    epoch: float = 0.0
+    """Trained epochs, including the fraction of the current one."""
+    epochs: int = 0
+    samples_per_second: float | None = None
+
+
+@dataclass(frozen=True)
+class RefitRun:
+    """Result of one seed's model on the test split."""
+
+    seed: int
+    metrics: dict[str, float]
+    threshold: float | None
+    """Threshold of the no-answer policy "calibrated"; None with other policies."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """Confusion matrix and span outcomes, as `counts_of` returns them."""
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Result of a refit over all of its seeds."""
+
+    objective: str
+    metrics: dict[str, Estimate]
+    runs: tuple[RefitRun, ...]
+    chosen: int
+    """Seed whose model is the median by the objective; of two middle ones the worse."""
+    folder: Path | None
+    """Folder with the exported model of that seed; None: nothing was exported."""
+    cautions: tuple[str, ...] = ()
+    """Reasons why the metrics are less reliable than they look."""
+
+
+def refit(
+    config: Config,
+    splits: Splits,
+    *,
+    seeds: Sequence[int],
+    cache: Path,
+    execution: Execution = Execution(),  # noqa: B008 (frozen)
+    epochs: int | None = None,
+    objective: str | None = None,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    save_every: float = SAVE_EVERY,
+    smaller: Smaller = lambda *_: None,
+    stages: Stages = lambda _: None,
+    columns: Mapping[str, str] | None = None,
+) -> Refit:
+    """Train with each seed, evaluate on the test split, export the median model to `folder`.
+
+    `epochs` is the best epoch of the search. Training ends after it, so at the same point of the
+    learning rate schedule; None trains all epochs. There is no early stopping, as no validation
+    split is left. When memory runs out, training resumes from its last checkpoint with the
+    execution that `smaller` returns. `columns` maps roles to the columns of the table that the
+    data comes from; the exported model stores them.
+    """
+    objective = objective or DEFAULT_METRIC[config.agent]
+    classes = len(splits.train.label_names) or 2
+    higher = check_metric(objective, config.agent, classes).higher
+    epochs = config.train.epochs if epochs is None else epochs
+    _check(config, splits, seeds, epochs)
+    if folder is not None:
+        folder = Path(folder).expanduser()
+        check_free(folder)
+    facts = [
+        config.model_dump(mode="json"),
+        _fingerprint(splits),
+        epochs,
+        execution.precision,
+    ]
+    facts += [weights_mark(source) for source in encoders_of(config)]
+    with _resume_folder(cache, facts, seeds) as resume:
+        work = _Work(config, splits, epochs, objective, cache, execution, resume, smaller, stages)
+        thresholds = {
+            seed: work.within_memory(partial(_train_seed, work, seed, progress, save_every))
+            for seed in seeds
+        }
+        prepared, data, tested = work.within_memory(partial(_test_seeds, work, thresholds))
+        runs = tuple(run for run, _ in tested)
+        metrics = estimates(data.examples, [evaluation for _, evaluation in tested])
+        median = runs[_median([run.metrics[objective] for run in runs], higher)]
+        notes = cautions(data.examples, splits)
+        if folder is not None:
+            stages(Stage("export", median.seed))
+            _export(folder, work, prepared, median, metrics, notes, columns or {})
+    return Refit(objective, metrics, runs, median.seed, folder, notes)
+
+
+def cautions(examples: Sequence[Example], splits: Splits) -> tuple[str, ...]:
+    """Return reasons why metrics on these examples of the test split are less reliable than they
+    look."""
+    reasons = []
+    groups = len({example.group for example in examples})
+    if groups < FEWEST_GROUPS:
+        reasons.append(
+            f"The test split has {counted(groups, 'group', 'groups')} of examples. Intervals need "
+            f"at least {FEWEST_GROUPS}, so there are none."
+        )
+    if shared := shared_texts(splits)["test"]:
+        texts = counted(shared, "text", "texts")
+        occur = "occurs" if shared == 1 else "occur"
+        reasons.append(
+            f"{texts} of the test split also {occur} in train or validation (ignoring letter case "
+            f"and white space), so metrics on it are optimistic."
+        )
+    return tuple(reasons)
+
+
+@contextlib.contextmanager
+def _resume_folder(cache: Path, facts: list[Any], seeds: Sequence[int]) -> Iterator[Path]:
+    """Lock and yield the folder of refits with these facts, where a killed one left its files.
+
+    The files of the seeds are removed at the end, unless an exception is raised.
+    """
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache / "refits" / name
+    make_private(folder)
+    with open_private(folder.with_suffix(".lock"), "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError("The same refit is already running: wait until it ends.") from None
+        yield folder
+        for seed in seeds:
+            shutil.rmtree(folder / str(seed))
+        with contextlib.suppress(OSError):  # files of other seeds are still there
+            folder.rmdir()
+
+
+def _fingerprint(splits: Splits) -> str:
+    parts = (splits.train, splits.validation, splits.test)
+    return "-".join(part.fingerprint for part in parts)
+
+
+@dataclass
+class _Work:
+    """Settings that all seeds share."""
+
+    config: Config
+    splits: Splits
+    epochs: int
+    objective: str
+    cache: Path
+    execution: Execution
+    resume: Path
+    """Folder for the weights of all seeds until they are tested: they may not fit in memory."""
+    smaller: Smaller
+    stages: Stages
+
+    def within_memory(self, action: Callable[[], T]) -> T:
+        """Return the action's result; retry with a smaller execution when memory runs out."""
+        while True:
+            try:
+                return action()
+            except Exception as error:
+                if (less := self.smaller(error, self.execution)) is None:
+                    raise
+            self.execution = less
+            gc.collect()  # frees the failed attempt's model, which the traceback referenced
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.empty_cache()
+
+    def seeded(self, seed: int) -> Config:
+        train = self.config.train.model_copy(update={"seed": seed})
+        return self.config.model_copy(update={"train": train})
+
+    def prepared(self, seed: int) -> Prepared:
+        return prepare(
+            self.seeded(seed),
+            *refit_splits(self.config, self.splits),
+            cache=self.cache,
+            execution=self.execution,
+            objective=self.objective,
+        )
+
+    def weights(self, seed: int) -> Any:
+        return torch.load(self.seed_folder(seed) / _DONE, weights_only=True)["weights"]
+
+    def seed_folder(self, seed: int) -> Path:
+        return self.resume / str(seed)
+
+
+def _train_seed(
+    work: _Work, seed: int, progress: Progress | None, save_every: float
+) -> float | None:
+    """Train with a seed and save the weights.
+
+    Returns the threshold of the no-answer policy "calibrated"; None with other policies.
+    """
+    folder = work.seed_folder(seed)
+    make_private(folder)
+    done = read_checkpoint(folder / _DONE)
+    if done is None:
+        work.stages(Stage("prepare", seed, epochs=work.epochs))
+        prepared = work.prepared(seed)
+        on_epoch = None if progress is None else partial(progress, seed)
+        throughput = Throughput(partial(_train_stage, work, seed))
+        _train_stage(work, seed, epoch=0.0, samples_per_second=None)
+        weights = train_without_validation(
+            prepared, work.epochs, on_epoch, folder, save_every=save_every, throughput=throughput
+        )
+        threshold = prepared.evaluate().threshold if _calibrates(work.config) else None
+        done = {"weights": weights, "threshold": threshold}
+        write_checkpoint(folder / _DONE, done)
+        Saver(folder).clear()
+    calibrated: float | None = done["threshold"]
+    return calibrated
+
+
+def _train_stage(
+    work: _Work, seed: int, *, epoch: float, samples_per_second: float | None
+) -> None:
+    work.stages(Stage("train", seed, epoch, work.epochs, samples_per_second))
+
+
+def _test_seeds(
+    work: _Work, thresholds: Mapping[int, float | None]
+) -> tuple[Prepared, TokenizedSplit, list[tuple[RefitRun, Evaluation]]]:
+    """Evaluate the models of all seeds on the test split."""
+    prepared = work.prepared(next(iter(thresholds)))
+    data = tokenise(
+        work.config, work.splits.test, prepared.sources, prepared.tokenizers, work.cache
+    )
+    return prepared, data, [_test_seed(work, prepared, data, *each) for each in thresholds.items()]
+
+
+def _test_seed(
+    work: _Work, prepared: Prepared, test: TokenizedSplit, seed: int, threshold: float | None
+) -> tuple[RefitRun, Evaluation]:
+    """Evaluate the model of a seed on the test split."""
+    work.stages(Stage("test", seed))
+    model, pads = prepared.model, prepared.pads
+    model.load_state_dict(work.weights(seed))
+    evaluation = evaluate_model(model, work.config, test, pads, work.execution, threshold)
+    counts = counts_of(test.examples, evaluation)
+    return RefitRun(seed, evaluation.metrics, evaluation.threshold, counts), evaluation
+
+
+def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) -> None:
+    """Raise UserError for mistakes that can be found before hours of training."""
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UserError("A refit needs at least one seed, all different and none below 0.")
+    if not 1 <= epochs <= config.train.epochs:
+        raise UserError(
+            f"A refit of {epochs} epochs is not possible: the learning rate schedule of the "
+            f"configuration has {config.train.epochs}. Choose 1 to {config.train.epochs}."
+        )
+    test = splits.test
+    needs_classes, needs_spans = config.agent != "evidence", config.agent != "criteria"
+    if (needs_classes and not test.classes) or (needs_spans and not test.spans):
+        raise UserError(
+            f"The test split has no rows to evaluate the agent '{config.agent}' on: split the "
+            "data with a share for test."
+        )
+
+
+def refit_splits(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
+    """Return the corpus to train on and the one to calibrate the no-answer threshold on.
+
+    A model's margins are larger on its training data than on unseen data, so a threshold fitted
+    there would reject too few answers; and margins differ between models, so the threshold of
+    the search does not fit. Hence the policy "calibrated" holds a few groups out of training.
+    With other policies both corpora are the same, and the second is not used.
+    """
+    first, other = splits.train, splits.validation
+    classes, spans = first.classes + other.classes, first.spans + other.spans
+    whole = Corpus(first.name, first.label_names, classes, spans, first.skipped)
+    if not _calibrates(config):
+        return whole, whole  # tokenized once
+    parts = split(whole, validation=CALIBRATION_SHARE, test=0)
+    return parts.train, parts.validation
+
+
+def _calibrates(config: Config) -> bool:
+    return config.no_answer.policy == "calibrated" and config.agent != "criteria"
+
+
+def _median(values: Sequence[float], higher: bool) -> int:
+    """Return the index of the median; NaN counts as the worst value."""
+    signed = np.array(values) * (1 if higher else -1)
+    order = np.argsort(np.where(np.isnan(signed), -np.inf, signed), kind="stable")
+    return int(order[(len(order) - 1) // 2])
+
+
+def _export(
+    folder: Path,
+    work: _Work,
+    prepared: Prepared,
+    run: RefitRun,
+    metrics: dict[str, Estimate],
+    notes: tuple[str, ...],
+    columns: Mapping[str, str],
+) -> None:
+    export(
+        folder,
+        replace(prepared, config=work.seeded(run.seed)),
+        work.weights(run.seed),
+        label_names=work.splits.train.label_names,
+        threshold=run.threshold,
+        metrics=run.metrics,
+        fingerprint=_fingerprint(work.splits),
+        untrained=not all(source.trained for source in prepared.sources),
+        estimates=metrics,
+        cautions=notes,
+        epochs=work.epochs,
+        clinical=is_clinical(work.splits.train),
+        columns=columns,
+    )

@@ -1,0 +1,171 @@
+"""Metrics of predictions on rows whose labels or answers are known.
+
+file ──read_truths()──▶ Truth by row ──score()──▶ Scores, with the metrics of a search
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from supermax.training.data.answers import evidence
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.columns import PART_NAMES, Columns
+from supermax.training.data.examples import Example
+from supermax.training.data.rows import Row, plain, read_rows
+from supermax.training.deploy.predictions import Prediction
+from supermax.training.eval.metrics import Span, class_metrics, span_metrics
+
+MOST_SPLITS = 6
+"""Splits above which they are not scored separately."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Label and answer of a row; None: the file has none."""
+
+    label: str | None = None
+    spans: tuple[Span, ...] | None = None
+    split: str | None = None
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """Metrics of one class."""
+
+    label: str
+    rows: int
+    recall: float
+    """Share of the rows of this class that are predicted correctly."""
+    f1: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Metrics of predictions; empty where nothing is known to compare them with."""
+
+    classes: dict[str, float] = field(default_factory=dict)
+    """Metrics of `class_metrics`; {} if no row has a label that the model knows."""
+    by_class: tuple[ClassScore, ...] = ()
+    """Metrics of each class that occurs among the labels."""
+    labelled: int = 0
+    """Rows whose label is a class of the model."""
+    unknown: int = 0
+    """Rows whose label is not a class of the model; they are not scored."""
+    spans: dict[str, float] = field(default_factory=dict)
+    """Metrics of `span_metrics`; {} if no answers are known."""
+    answered: int = 0
+    """Rows with a known answer, or known to have none."""
+    splits: Mapping[str, Scores] = field(default_factory=dict)
+    """Scores of each split, if the file names several."""
+
+
+def read_truths(
+    path: str | Path, columns: Columns, encoding: str | None = None
+) -> dict[str, Truth]:
+    """Return labels and answers by the ids that `read_table` gives the rows.
+
+    An empty label is None, and so are the spans of an answer that is not in its text.
+    """
+    if columns.label is None and columns.answer is None:
+        return {}
+    table = read_rows(Path(path).expanduser(), BadRows(), encoding)
+    answered = any(_cell(row, columns.answer) != "" for row in table.rows)
+    return {
+        _cell(row, columns.id) or f"{table.file}:{row.line}": Truth(
+            _cell(row, columns.label) or None,
+            _answers(row, columns) if answered else None,
+            _split(_cell(row, columns.split)),
+        )
+        for row in table.rows
+    }
+
+
+def _cell(row: Row, column: str | None) -> str:
+    value = row.values.get(column) if column is not None else None
+    return "" if value is None else (plain(value) or str(value)).strip()
+
+
+def _split(cell: str) -> str | None:
+    return PART_NAMES.get(cell.lower(), cell) or None
+
+
+def _answers(row: Row, columns: Columns) -> tuple[Span, ...] | None:
+    text, starts = plain(row.values.get(columns.text)) or "", columns.answer_start
+    answer = row.values.get(columns.answer or "")
+    spans, mistakes = evidence(text, answer, row.values.get(starts) if starts else None)
+    return None if mistakes else spans
+
+
+def score(
+    predictions: Sequence[Prediction],
+    examples: Sequence[Example],
+    truths: Mapping[str, Truth],
+    label_names: Sequence[str],
+) -> Scores:
+    """Score the predictions of these examples, of all and of each split.
+
+    Labels or answers for which the model has no head are not scored.
+    """
+    parts: dict[str, tuple[list[Prediction], list[Example]]] = {}
+    for prediction, example in zip(predictions, examples, strict=True):
+        if (split := truths.get(example.id, Truth()).split) is not None:
+            part = parts.setdefault(split, ([], []))
+            part[0].append(prediction)
+            part[1].append(example)
+    overall = _score(predictions, examples, truths, label_names)
+    if not 1 < len(parts) <= MOST_SPLITS:
+        return overall
+    by_split = {name: _score(*part, truths, label_names) for name, part in parts.items()}
+    return replace(overall, splits=by_split)
+
+
+def _score(
+    predictions: Sequence[Prediction],
+    examples: Sequence[Example],
+    truths: Mapping[str, Truth],
+    label_names: Sequence[str],
+) -> Scores:
+    known = [truths.get(example.id, Truth()) for example in examples]
+    class_of = {name: index for index, name in enumerate(label_names)}
+    labelled = [
+        (class_of.get(truth.label), list(p.probabilities.values()))
+        for p, truth in zip(predictions, known, strict=True)
+        if p.probabilities is not None and truth.label is not None
+    ]
+    rows = [(label, values) for label, values in labelled if label is not None]
+    answered = [
+        (p.spans, truth.spans, example.text)
+        for p, truth, example in zip(predictions, known, examples, strict=True)
+        if p.spans is not None and truth.spans is not None
+    ]
+    classes, by_class = _class_scores(rows, label_names)
+    return Scores(
+        classes,
+        by_class,
+        labelled=len(rows),
+        unknown=len(labelled) - len(rows),
+        spans=span_metrics(*zip(*answered, strict=True)) if answered else {},
+        answered=len(answered),
+    )
+
+
+def _class_scores(
+    rows: Sequence[tuple[int, list[float]]], names: Sequence[str]
+) -> tuple[dict[str, float], tuple[ClassScore, ...]]:
+    if not rows:
+        return {}, ()
+    labels = np.array([label for label, _ in rows])
+    probabilities = np.array([values for _, values in rows])
+    metrics = class_metrics(labels, probabilities)
+    by_class = []
+    for index, name in enumerate(names):
+        rows_of_class = labels == index
+        if count := int(rows_of_class.sum()):
+            of_class = labels[rows_of_class], probabilities[rows_of_class]
+            recall = class_metrics(*of_class)["accuracy"]
+            by_class.append(ClassScore(name, count, recall, metrics[f"f1_{index}"]))
+    return metrics, tuple(by_class)

@@ -1,0 +1,148 @@
+"""Evaluation of a model on a split: probabilities, answers and all metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from supermax.training.config import Config
+from supermax.training.data.examples import Example
+from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.data.tokens import NONE, Tokens
+from supermax.training.eval.decode import (
+    Answers,
+    calibrate,
+    cross_fit,
+    decode_spans,
+    gains,
+    predict_spans,
+)
+from supermax.training.eval.metrics import Floats, Span, class_metrics, span_metrics
+from supermax.training.models.assembly import Model
+from supermax.training.steps.base import Execution
+from supermax.training.steps.inference import InferenceOutputs, OnProgress, run_inference
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions and their metrics."""
+
+    metrics: dict[str, float]
+    probabilities: dict[str, list[float]]
+    """Probabilities of the classes, by the example's id."""
+    spans: dict[str, list[Span]]
+    """Predicted answers, by the example's id."""
+    threshold: float | None = None
+    """Threshold of the policy "calibrated"; None with other policies.
+
+    If it was fitted on this split, then on all rows. Spans and metrics use cross-fitted thresholds
+    instead, where no row influences its own.
+    """
+    margins: dict[str, float] = field(default_factory=dict)
+    """Margin of each example's best span over no answer, even if no answer is predicted."""
+
+
+def evaluate_model(
+    model: Model,
+    config: Config,
+    data: TokenizedSplit,
+    pads: tuple[int, ...],
+    execution: Execution,
+    threshold: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Evaluation:
+    """Run inference on a split and evaluate it.
+
+    `threshold` is that of the policy "calibrated"; None fits it on this split. `on_progress` is
+    called with the number of sequences that are done and of all sequences.
+    """
+    outputs = run_inference(model, data, pads, execution, on_progress)
+    return evaluation_of(outputs, config, data, threshold)
+
+
+def evaluation_of(
+    outputs: InferenceOutputs, config: Config, data: TokenizedSplit, threshold: float | None = None
+) -> Evaluation:
+    """Evaluate inference outputs, as `evaluate_model` does."""
+    classes, starts, ends = _logits(outputs, len(data.views[-1]))
+    metrics: dict[str, float] = {}
+    probabilities: dict[str, list[float]] = {}
+    spans: dict[str, list[Span]] = {}
+    margins: dict[str, float] = {}
+    view = data.views[-1]
+    if classes is not None:
+        rows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
+        softmax = torch.from_numpy(classes[rows]).softmax(-1).numpy()
+        ids = [data.examples[view.example[i]].id for i in rows]
+        probabilities = dict(zip(ids, softmax.tolist(), strict=True))
+        labels = view.label[rows]
+        if (labels != NONE).all():
+            metrics |= class_metrics(labels, softmax)
+    if starts is not None and ends is not None:
+        answers, examples = _answers(config, data, view, starts, ends)
+        truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
+        thresholds: float | Floats | None = threshold
+        if config.no_answer.policy == "calibrated" and threshold is None:
+            margin, gain = answers.margin, gains(answers, truths, texts)
+            threshold = calibrate(margin, gain)
+            thresholds = cross_fit(margin, gain, [e.group for e in examples])
+        predicted = predict_spans(answers, config.no_answer, thresholds)
+        spans = dict(zip(answers.ids, predicted, strict=True))
+        margins = dict(zip(answers.ids, answers.margin.tolist(), strict=True))
+        values = span_metrics(predicted, truths, texts)
+        # A diverged model predicts no answers: its metrics are NaN, not those of no answer.
+        metrics |= values if _finite(view, starts, ends) else dict.fromkeys(values, float("nan"))
+    return Evaluation(metrics, probabilities, spans, threshold, margins)
+
+
+def _logits(
+    outputs: InferenceOutputs, count: int
+) -> tuple[NDArray[Any] | None, list[Any] | None, list[Any] | None]:
+    """Return class logits [sequences, classes], and start and end logits of each sequence.
+
+    None stands for a head that the model does not have.
+    """
+    rows: list[Any] = [None] * count
+    for indices, batch in outputs:  # all batches are launched: only the first copy has to wait
+        parts = [
+            None if part is None else part.float().cpu().numpy()
+            for part in (batch.classes, batch.starts, batch.ends)
+        ]
+        for row, i in enumerate(indices):
+            rows[i] = tuple(None if part is None else part[row] for part in parts)
+    classes = None if rows[0][0] is None else np.stack([row[0] for row in rows])
+    if rows[0][1] is None:
+        return classes, None, None
+    return classes, [row[1] for row in rows], [row[2] for row in rows]
+
+
+def _finite(view: Tokens, *logits: list[Any]) -> bool:
+    """Return True if the logits of all tokens are finite, ignoring padding."""
+    return all(
+        np.isfinite(row[:length]).all()
+        for rows in logits
+        for row, length in zip(rows, view.lengths, strict=True)
+    )
+
+
+def _answers(
+    config: Config, data: TokenizedSplit, view: Tokens, starts: list[Any], ends: list[Any]
+) -> tuple[Answers, list[Example]]:
+    """Return the answers of the span examples, and these examples in the same order."""
+    windows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is not None]
+    padded = (len(windows), int(view.lengths[windows].max()))
+    start_logits, end_logits = np.full(padded, -1e9), np.full(padded, -1e9)
+    offsets = np.full((*padded, 2), -1, dtype=np.int64)
+    for row, i in enumerate(windows):
+        length = int(view.lengths[i])
+        start_logits[row, :length], end_logits[row, :length] = starts[i][:length], ends[i][:length]
+        offsets[row, :length] = view.offsets[view.begin[i] : view.begin[i + 1]]
+    owners = [data.examples[view.example[i]] for i in windows]
+    ids = [example.id for example in owners]
+    answers = decode_spans(ids, start_logits, end_logits, offsets, config.decode)
+    by_id = dict(zip(ids, owners, strict=True))
+    return answers, [by_id[name] for name in answers.ids]

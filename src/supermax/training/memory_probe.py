@@ -1,0 +1,116 @@
+"""Memory and time of a few real training steps on random tokens.
+
+Config, Execution ──probe()──▶ Peak
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from supermax.training.config import Config
+from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.data.tokens import Tokens
+from supermax.training.models.assembly import Model
+from supermax.training.models.attention import without_cudnn_attention
+from supermax.training.models.encoders import load_encoder
+from supermax.training.models.encoders import prepared_config as prepared_config
+from supermax.training.models.sources import Source
+from supermax.training.optim.optimizers import make_optimizer, parameter_groups
+from supermax.training.prepare import encoders_of, make_executor
+from supermax.training.steps.base import EagerStep, Execution, autocast, on
+from supermax.training.steps.batches import collate
+from supermax.training.steps.executors import Epoch
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Peak memory of the device in bytes, and seconds of a micro-step in the fastest update."""
+
+    allocated: int
+    reserved: int
+    """Bytes of PyTorch's caching allocator."""
+    seconds: float
+
+
+def probe(
+    config: Config, execution: Execution, length: int, *, micros: int = 2, updates: int = 3
+) -> Peak:
+    """Run `updates` updates with the step executor of a trial and return their peak.
+
+    Each update has `micros` micro-steps of `execution.micro_batch` sequences of `length` tokens.
+    On a CPU memory is not measured: both sizes are 0.
+    """
+    on_gpu = execution.device.startswith("cuda")
+    size = execution.micro_batch or config.train.effective_batch
+    if execution.threads:
+        torch.set_num_threads(execution.threads)
+    if on_gpu:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step = _build_step(config, execution)
+    data = _random_data(step.model, size * micros, length)
+    executor = make_executor(step, data, (0,) * len(data.views))
+    step.model.train()
+    executor.begin(Epoch([np.arange(size * micros)] * updates, [1.0] * updates), 0)
+    seconds = float("inf")
+    for update in range(updates):
+        started = time.perf_counter()
+        executor.take(update)
+        if on_gpu:
+            torch.cuda.synchronize()
+        seconds = min(seconds, (time.perf_counter() - started) / micros)
+    if not on_gpu:
+        return Peak(0, 0, seconds)
+    if executor.why_eager is None:
+        _run_evaluation(step, data)
+    return Peak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
+
+
+def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
+    """Evaluate one sequence: evaluation cannot reuse the memory pool of captured CUDA graphs."""
+    step.model.eval()
+    batch = on(collate(data.views, (0,) * len(data.views), data.chosen[:1]), step.execution.device)
+    with torch.inference_mode(), without_cudnn_attention(), autocast(step.execution):
+        step.model(*batch.inputs)
+
+
+def _build_step(config: Config, execution: Execution) -> EagerStep:
+    dropouts = config.encoder.dropout, config.encoder.attention_dropout
+    with torch.device(execution.device):  # initialising on the device is faster
+        encoders = [_encoder(source, dropouts) for source in encoders_of(config)]
+        model = Model(config, encoders, classes=2)
+    model.to(execution.device)
+    if execution.checkpoint_activations:
+        model.checkpoint_activations()
+    groups = parameter_groups(model, config.optim, model.layers_above())
+    optimizer = make_optimizer(groups, config.optim, execution.device)
+    return EagerStep(model, optimizer, config, None, execution)
+
+
+def _encoder(source: Source, dropouts: tuple[float | None, float | None]) -> Any:
+    return load_encoder(source, prepared_config(source, *dropouts))
+
+
+def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
+    """Return random sequences of `length` tokens, the last one shorter.
+
+    The padding makes the batch need an attention mask, as the batches of a trial do.
+    """
+    lengths = np.full(count, length)
+    lengths[-1] -= length // 4
+    begin = np.concatenate([[0], np.cumsum(lengths)])
+    ones, random = np.ones(count, dtype=np.int64), np.random.Generator(np.random.PCG64(0))
+    views = []
+    for encoder in model.encoders:
+        vocabulary = int(encoder.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
+        ids = random.integers(5, vocabulary, begin[-1])
+        no_offsets = np.full((len(ids), 2), -1)
+        views.append(Tokens(ids, begin, lengths, ones - 1, ones, ones, ones, no_offsets))
+    return TokenizedSplit((), tuple(views), np.arange(count))

@@ -1,0 +1,1 @@
+"""Encoders, tokenizers, heads and the four models made of them."""

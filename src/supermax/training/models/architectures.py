@@ -1,0 +1,109 @@
+"""Encoder configurations without weights: full-size for memory and speed, tiny for tests.
+
+The values of full-size ones are those of the published checkpoints' config files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, PretrainedConfig
+
+from supermax._util.attributes import UNTRAINED
+
+_LARGE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
+_ROBERTA: dict[str, Any] = {
+    "max_position_embeddings": 514,
+    "type_vocab_size": 1,
+    "layer_norm_eps": 1e-5,
+}
+_DEBERTA_V3: dict[str, Any] = {
+    "vocab_size": 128_100,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "relative_attention": True,
+    "position_buckets": 256,
+    "norm_rel_ebd": "layer_norm",
+    "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "max_relative_positions": -1,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+}
+FULL: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert-base-uncased": ("bert", {}),
+    "bert-large-uncased": ("bert", _LARGE),
+    "roberta-base": ("roberta", {"vocab_size": 50_265, **_ROBERTA}),
+    "roberta-large": ("roberta", {"vocab_size": 50_265, **_ROBERTA, **_LARGE}),
+    "microsoft/deberta-v3-base": ("deberta-v2", _DEBERTA_V3),
+    "microsoft/deberta-v3-large": ("deberta-v2", {**_DEBERTA_V3, **_LARGE}),
+    "xlm-roberta-base": ("xlm-roberta", {"vocab_size": 250_002, **_ROBERTA}),
+    "google/electra-base-discriminator": (
+        "electra",
+        {
+            "embedding_size": 768,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+        },
+    ),
+    "google/electra-large-discriminator": ("electra", {"embedding_size": 1024, **_LARGE}),
+    "sentence-transformers/all-MiniLM-L6-v2": (
+        "bert",
+        {
+            "hidden_size": 384,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 12,
+            "intermediate_size": 1536,
+        },
+    ),
+    "answerdotai/ModernBERT-base": ("modernbert", {}),
+    "distilbert-base-uncased": ("distilbert", {}),
+}
+_SMALL: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+    "max_position_embeddings": 514,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+}
+_SMALL_MODERN = {**_SMALL, "local_attention": 32}
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "tiny": ("modernbert", _SMALL_MODERN),
+    "tiny-bert": ("bert", _SMALL),
+    "tiny-roberta": ("roberta", {**_ROBERTA, **_SMALL}),
+    "tiny-deberta": ("deberta-v2", {**_DEBERTA_V3, **_SMALL, "position_buckets": 32}),
+    "tiny-xlmr": ("xlm-roberta", {**_ROBERTA, **_SMALL}),
+    "tiny-electra": ("electra", {**_SMALL, "embedding_size": 32}),
+    "tiny-modernbert": ("modernbert", _SMALL_MODERN),
+    "tiny-distilbert": (
+        "distilbert",
+        {"vocab_size": 2048, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 128,
+         "max_position_embeddings": 514},
+    ),
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Return the names of all encoders that can be built without pretrained weights."""
+    return [*TINY, *(f"{UNTRAINED}{name}" for name in FULL)]
+
+
+def configuration(name: str) -> PretrainedConfig:
+    """Return the configuration of an encoder of `names()`. Raises KeyError for others."""
+    family, settings = TINY[name] if name in TINY else FULL[name.removeprefix(UNTRAINED)]
+    return AutoConfig.for_model(family, **settings)

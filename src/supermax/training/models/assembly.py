@@ -1,0 +1,143 @@
+"""Models of the agents: encoders, pooling and fusion, with a head for classes, spans, or both.
+
+Inputs ──encoder──▶ states ──pooling──▶ class head ──▶ class logits
+                      └───────────────▶ span head ──▶ start and end logits
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from supermax.training.config import Config
+from supermax.training.models.encoders import depth_of, freeze, layer_list
+from supermax.training.models.heads import Fusion, Pooling, head
+from supermax.training.models.packing import Packing, can_pack, packed_states
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Sequences of one encoder [batch, length], padded; with `packing`, computed in fewer rows."""
+
+    ids: Tensor
+    mask: Tensor
+    types: Tensor
+    packing: Packing | None = None
+
+    def to(self, device: str) -> Inputs:
+        """Return the inputs on the device."""
+        ids, mask, types = (
+            t.to(device, non_blocking=True) for t in (self.ids, self.mask, self.types)
+        )
+        return Inputs(ids, mask, types, None if self.packing is None else self.packing.to(device))
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the encoder computes, padding included."""
+        packing = self.packing
+        return self.ids.numel() if packing is None else packing.rows * packing.length
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Logits of the heads; None for a head that the model does not have.
+
+    classes: [batch, classes]; starts and ends: [batch, length].
+    """
+
+    classes: Tensor | None = None
+    starts: Tensor | None = None
+    ends: Tensor | None = None
+
+
+class Encoder(nn.Module):
+    """Encoder that is given token types only if it uses them, and sequences packed or padded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        accepts = inspect.signature(model.forward).parameters
+        config = model.config
+        self.size: int = config.hidden_size  # type: ignore[union-attr,assignment]
+        type_count = getattr(config, "type_vocab_size", 0) or 0
+        self.takes_types = "token_type_ids" in accepts and type_count > 1
+        self.packs = can_pack(model)
+        """The encoder supports packed sequences."""
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        if inputs.packing is not None:
+            types = inputs.types if self.takes_types else None
+            return packed_states(self.model, inputs.ids, inputs.mask, types, inputs.packing)
+        more = {"token_type_ids": inputs.types} if self.takes_types else {}
+        states: Tensor = self.model(
+            input_ids=inputs.ids, attention_mask=inputs.mask, **more
+        ).last_hidden_state
+        return states
+
+
+class Model(nn.Module):
+    """One encoder, or two whose outputs are fused; one head or two."""
+
+    def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
+        super().__init__()
+        self.encoders = nn.ModuleList(Encoder(encoder) for encoder in encoders)
+        for encoder in encoders:
+            freeze(encoder, config.encoder.frozen_layers)
+        sizes = [encoder.size for encoder in self.encoders]
+        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)  # type: ignore[arg-type]
+        size: int = sizes[0]  # type: ignore[assignment]
+        self.fusion: Fusion | None = None
+        if len(encoders) == 2:
+            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])  # type: ignore[arg-type]
+            size = config.fusion.width
+        has_classes = config.agent in ("criteria", "share", "joint")
+        has_spans = config.agent in ("evidence", "share", "joint")
+        self.class_head = head(config.head, size, classes) if has_classes else None
+        self.span_head = head(config.head, size, 2) if has_spans else None
+
+    def forward(self, *inputs: Inputs) -> Outputs:
+        states = [encoder(its) for encoder, its in zip(self.encoders, inputs, strict=True)]
+        pooled = [
+            pool(hidden, its.mask)
+            for pool, hidden, its in zip(self.pooling, states, inputs, strict=True)
+        ]
+        summary, tokens = pooled[-1], states[-1]
+        if self.fusion is not None:
+            first, mask = states[0], inputs[0].mask
+            summary = self.fusion(summary.unsqueeze(1), first, pooled[0], mask).squeeze(1)
+            tokens = self.fusion(tokens, first, pooled[0], mask)
+        classes = self.class_head(summary) if self.class_head is not None else None
+        if self.span_head is None:
+            return Outputs(classes)
+        starts, ends = self.span_head(tokens).unbind(dim=-1)
+        return Outputs(classes, starts, ends)
+
+    def layers_above(self) -> dict[str, int]:
+        """Return the number of layers above each parameter in its own encoder: 0 in the last
+        layer, the encoder's depth for its embeddings. Parameters of heads are not included."""
+        above: dict[str, int] = {}
+        for i, encoder in enumerate(self.encoders):
+            model: nn.Module = encoder.model  # type: ignore[assignment]
+            layers = len(layer_list(model)[1])
+            for name, depth in depth_of(model).items():
+                above[f"encoders.{i}.model.{name}"] = layers - depth
+        return above
+
+    def checkpoint_activations(self) -> None:
+        """Recompute activations in the backward pass: slower, with far less memory."""
+        for encoder in self.encoders:
+            encoder.model.gradient_checkpointing_enable(  # type: ignore[union-attr,operator]
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+
+    @property
+    def new_parameters(self) -> list[str]:
+        """Names of parameters without pretrained weights, which are trained from scratch."""
+        return [name for name, _ in self.named_parameters() if not name.startswith("encoders.")]
+
+
+def count(model: nn.Module) -> int:
+    """Return the number of parameters, frozen ones included."""
+    return sum(parameter.numel() for parameter in model.parameters())

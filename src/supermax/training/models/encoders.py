@@ -1,0 +1,207 @@
+"""Encoders of Hugging Face: loaded completely or not at all; their layers, freezing, dropouts.
+
+Source ──prepared_config()──▶ configuration ──load_encoder()──▶ encoder
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from supermax._util.text import listed
+from supermax.errors import UserError
+from supermax.training.models.sources import Source
+
+_HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout", "hidden_dropout")
+_OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
+"""DeBERTa's norm of its relative position embeddings, which every layer uses."""
+_ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
+DROPOUTS = (*_HIDDEN, *_ATTENTION)
+
+
+def prepared_config(
+    source: Source, dropout: float | None, attention_dropout: float | None, **ids: int | None
+) -> PretrainedConfig:
+    """Return the configuration with the trial's dropouts; for an untrained encoder also with the
+    special ids of its tokenizer. Raises UserError where there is no such dropout."""
+    config = type(source.config).from_dict(source.config.to_dict())
+    for value, keys in ((dropout, _HIDDEN), (attention_dropout, _ATTENTION)):
+        present = [key for key in keys if hasattr(config, key)]
+        if value is not None and not present:
+            raise UserError(f"The encoder '{source.name}' has no dropout that could be set.")
+        for key in present:
+            if value is not None:
+                setattr(config, key, value)
+    if not source.trained:
+        for key, value in ids.items():
+            if value is not None:
+                setattr(config, key, value)
+    return config
+
+
+def load_encoder(source: Source, config: PretrainedConfig) -> nn.Module:
+    """Return the encoder with all its weights, in fp32 on the CPU, without its pooler.
+
+    Raises UserError if weights are missing: none stays on the meta device or is initialised
+    randomly without notice.
+    """
+    model = finish_loading(
+        untrained(config) if source.place is None else _pretrained(source, config)
+    )
+    if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise UserError(listed(f"The weights of '{source.name}' were not loaded:", meta[:5]))
+    return model
+
+
+def finish_loading(model: Any) -> nn.Module:
+    """Remove the pooler, which a pooling of our own replaces, and cache relative positions."""
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    _cache_positions(model)
+    return model  # type: ignore[no-any-return]
+
+
+def _cache_positions(model: Any) -> None:
+    """Cache DeBERTa's relative positions by sequence length.
+
+    It computes them in every forward pass with a CPU-GPU synchronisation, which capture does not
+    allow. They depend on the length alone.
+    """
+    stack: Any = getattr(model, "encoder", None)
+    if not hasattr(stack, "get_rel_pos"):
+        return
+    build, stack_ref = type(stack).get_rel_pos, weakref.ref(stack)
+    cached: dict[tuple[int, torch.device], Any] = {}
+
+    def positions(states: Any, query_states: Any = None, relative_pos: Any = None) -> Any:
+        if query_states is not None or relative_pos is not None:
+            return build(stack_ref(), states, query_states, relative_pos)
+        key = (states.size(-2), states.device)
+        if key not in cached and _is_capturing(states):
+            # Not cached: a tensor of a capture has no values until the graph is replayed.
+            return build(stack_ref(), states)
+        if key not in cached:
+            with torch.inference_mode(False):  # inference tensors could not be used in training
+                cached[key] = build(stack_ref(), states)
+        return cached[key]
+
+    stack.get_rel_pos = positions
+
+
+def _is_capturing(states: torch.Tensor) -> bool:
+    return states.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def prepare_for_length(encoder: Any, length: int, device: str) -> None:
+    """Compute what depends on the sequence length alone, before a step of it is captured."""
+    stack: Any = getattr(encoder, "encoder", None)
+    if hasattr(stack, "get_rel_pos"):
+        stack.get_rel_pos(torch.empty((1, length, 1), device=device))
+
+
+def _auto_model() -> Any:
+    from transformers import AutoModel  # imported late: takes seconds, not every process needs it
+
+    return AutoModel
+
+
+def untrained(config: PretrainedConfig) -> Any:
+    """Return an encoder with random weights from its configuration."""
+    with _no_deprecation_warnings():
+        return _auto_model().from_config(config)
+
+
+def _pretrained(source: Source, config: PretrainedConfig) -> Any:
+    # Random weights that loading overwrites must not advance the random number generator.
+    with _no_deprecation_warnings(), torch.random.fork_rng(devices=[]):
+        model, report = _auto_model().from_pretrained(
+            source.place,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    _refuse_missing(source.name, report)
+    return model
+
+
+@contextlib.contextmanager
+def _no_deprecation_warnings() -> Iterator[None]:
+    """Ignore warnings that DeBERTa's module uses functions that torch has deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
+        yield
+
+
+def _refuse_missing(name: str, report: Any) -> None:
+    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
+    if missing:
+        raise UserError(
+            listed(
+                f"The weights of '{name}' are not complete. These would be initialised randomly:",
+                sorted(missing)[:5],
+            )
+        )
+
+
+# Structure of encoders.
+
+
+def import_model(source: Source) -> None:
+    """Import the module of the encoder's model type without building an encoder."""
+    _auto_model()._model_mapping[type(source.config)]
+
+
+def outline(source: Source) -> nn.Module:
+    """Return the encoder on the meta device: modules and shapes without weights."""
+    with torch.device("meta"):
+        model = untrained(source.config)
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model  # type: ignore[no-any-return]
+
+
+def layer_list(encoder: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Return name and list of the layers: the longest ModuleList of modules of one type."""
+    lists = [
+        (name, module)
+        for name, module in encoder.named_modules()
+        if isinstance(module, nn.ModuleList) and len({type(child) for child in module}) == 1
+    ]
+    if not lists:
+        raise UserError(f"{type(encoder).__name__} has no stack of layers.")
+    return max(lists, key=lambda item: len(item[1]))
+
+
+def depth_of(encoder: nn.Module) -> dict[str, int]:
+    """Return the depth of each parameter: 0 for embeddings, i for layer i, counted from 1, and
+    the depth of the last layer for parameters after the layers."""
+    stack, layers = layer_list(encoder)
+    depths: dict[str, int] = {}
+    for name, _ in encoder.named_parameters():
+        if name.startswith(f"{stack}."):
+            depths[name] = int(name[len(stack) + 1 :].split(".")[0]) + 1
+        elif "embed" in name or "rel_" in name or name in _OF_POSITIONS:
+            depths[name] = 0
+        else:
+            depths[name] = len(layers)
+    return depths
+
+
+def freeze(encoder: nn.Module, layers: int) -> None:
+    """Freeze the embeddings and the first `layers` layers; 0 freezes nothing."""
+    total = len(layer_list(encoder)[1])
+    if layers > total:
+        raise UserError(f"{layers} layers cannot be frozen: the encoder has {total}.")
+    if layers:
+        depths = depth_of(encoder)
+        for name, parameter in encoder.named_parameters():
+            parameter.requires_grad_(depths[name] > layers)

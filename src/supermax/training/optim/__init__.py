@@ -1,0 +1,1 @@
+"""Optimizers, schedules and losses, and the bf16 copies of the weights."""

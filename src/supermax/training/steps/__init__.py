@@ -1,0 +1,1 @@
+"""Step executors: eager, as CUDA graphs, compiled; batches and the schedule of an epoch."""

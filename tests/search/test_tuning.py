@@ -1,0 +1,395 @@
+"""Searches of the agents in real cells: killed, resumed, cleaned up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import get_storage
+
+import supermax
+from supermax._util.attributes import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_params
+from supermax.errors import UserError
+from supermax.results.records import read_record
+from supermax.results.report.writing import write_report
+from supermax.search.tuning import Tuning
+from supermax.space import find_versions, load, narrowed
+from supermax.tasks import space_fitting
+from supermax.tasks.measures import check_objectives
+from supermax.tasks.objective import AgentObjective, TrialReporter
+from supermax.tasks.preflight import VERSIONS
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import split
+from tests.training.corpora import corpus
+
+pytestmark = pytest.mark.usefixtures("quick")
+LIMITS = {"epochs": 3, "patience": None}
+
+
+def small(agent: str = "criteria") -> Any:
+    """Return a space with one encoder and few parameters, so that a trial takes a second."""
+    fixed: dict[str, Any] = {"text.max_length": 48, "train.effective_batch": 16}
+    if agent != "criteria":
+        fixed |= {"text.doc_stride": 8, "decode.max_answer": 16}
+    return narrowed(load(f"demo/{agent}"), fixed)
+
+
+def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Tuning:
+    return Tuning(
+        agent,
+        corpus(60),
+        str(folder / "s.db"),
+        folder / "cache",
+        space=small(agent),
+        limits=LIMITS,
+        seed=0,
+        tell=lambda _: None,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("agent", ["criteria", pytest.param("joint", marks=pytest.mark.slow)])
+def test_a_search_keeps_the_best_weights_and_resumes(tmp_path: Path, agent: str) -> None:
+    tuned = tuning(tmp_path, agent, trials=3, top=2).run(workers=2, progress=False)
+    assert tuned.summary.trials["COMPLETE"] == 3
+    folder = tuned.summary.run_dir
+    assert len(list(folder.glob(f"trials/*/{WEIGHTS}"))) == 2
+    assert not list(folder.rglob(STATE))
+    best = tuned.best(2)
+    assert len(best) == 2
+    assert (folder / "trials" / f"{best[0]['trial']:05}" / WEIGHTS).exists()
+    first = tuned.study.trials[0]
+    assert plain_params(first) == tuned.space.defaults()  # they came first
+    assert first.user_attrs[RESULT]["untrained"] == (
+        ["tiny"] if agent != "joint" else ["tiny"] * 2
+    )
+    assert "class_head" in first.user_attrs[RESULT]["new"]
+    assert sorted(first.intermediate_values) == [1, 2, 3]
+    assert tuned.config(0).agent == agent
+    again = tuning(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
+    assert again.summary.told == 1
+    assert len(again.study.trials) == 4
+
+
+@pytest.mark.parametrize(
+    ("objectives", "names"),
+    [((), ["macro_f1"]), (("f1_1", "model_size"), ["f1 of yes", "model_size"])],
+)
+def test_values_have_names_and_data(
+    tmp_path: Path, objectives: Sequence[str], names: list[str]
+) -> None:
+    events: list[Any] = []
+
+    def search(trials: int) -> optuna.Study:
+        one = tuning(tmp_path, objectives=objectives, trials=trials)
+        return one.run(progress=events.append).study
+
+    study = search(1)
+    assert study.metric_names == names  # for Optuna's dashboard
+    begun = events[0]
+    count = len(split(corpus(60)).validation.classes)
+    assert (begun.metrics, begun.evaluated_on) == (tuple(names), ("validation", count))
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        study.set_metric_names(["mine"] * len(names))
+    search(2)
+    assert study.metric_names == ["mine"] * len(names)
+
+
+def test_no_text_of_the_data_is_in_the_run_s_files(tmp_path: Path) -> None:
+    marked = corpus(40)
+    words = Corpus(
+        marked.name,
+        marked.label_names,
+        tuple(type(e)(e.id, e.group, f"{e.text} zebrafinch", e.question, e.label) for e in
+              marked.classes),
+    )  # fmt: skip
+    one = tuning(tmp_path, trials=2)
+    tuned = Tuning(**{**vars(one), "corpus": words}).run(progress=False)
+    assert tuned.summary.trials["COMPLETE"] == 2
+    for path in tuned.summary.run_dir.rglob("*"):
+        if path.is_file():
+            assert b"zebrafinch" not in path.read_bytes(), path
+    assert b"zebrafinch" not in (tmp_path / "s.db").read_bytes()
+
+
+class _Killer(TrialReporter):
+    def report(self, value: float, epoch: int) -> None:
+        super().report(value, epoch)
+        if epoch == 2 and self.trial.attempt == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Killed(AgentObjective):
+    def reporter(self, trial: Any) -> TrialReporter:
+        return _Killer(trial)
+
+
+def searched(folder: Path, kind: type[AgentObjective]) -> list[Any]:
+    splits = split(corpus(60))
+    space = small()
+    study = supermax.open_study(space, storage=str(folder / "s.db"), direction="maximize",
+                                seed=3, quiet=True)  # fmt: skip
+    objective = kind(
+        "criteria", space, splits.train, splits.validation, folder / "cache", ["macro_f1"],
+        LIMITS, save_every=0.0,
+    )  # fmt: skip
+    summary = supermax.optimize(study, objective, n_trials=2, progress=False)
+    assert summary.trials["COMPLETE"] == 2, summary
+    weights = [(summary.run_dir / "trials" / f"{n:05}" / WEIGHTS).read_bytes() for n in range(2)]
+    return [
+        [(t.params, t.value, t.intermediate_values) for t in study.trials],
+        weights,
+        [t.user_attrs["supermax"]["attempts"] for t in study.trials],
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_trial_resumes_bit_for_bit(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole, killed = searched(tmp_path / "a", AgentObjective), searched(tmp_path / "b", Killed)
+    assert whole[2] == [1, 1]
+    assert killed[2] == [2, 2]
+    assert killed[:2] == whole[:2]
+
+
+@pytest.mark.slow
+def test_several_objectives(tmp_path: Path) -> None:
+    names = ["macro_f1", "model_size", "latency", "peak_memory"]
+    tuned = tuning(tmp_path, trials=2, objectives=names).run(progress=False)
+    for trial in tuned.study.trials:
+        f1, size, latency, memory = trial.values
+        assert 0 <= f1 <= 1
+        assert 100_000 < size < 1_000_000
+        assert 0 < latency < 1000
+        assert memory > 1e8
+
+
+@pytest.mark.parametrize(
+    ("agent", "names", "words"),
+    [
+        ("criteria", ["macro_f2"], "did you mean 'macro_f1'"),
+        ("criteria", ["token_f1"], "criteria has no metric 'token_f1'"),
+        ("criteria", ["latency"], "must be a metric"),
+        ("criteria", ["macro_f1", "macro_f1"], "named twice"),
+    ],
+)
+def test_wrong_objectives(agent: str, names: Sequence[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        check_objectives(agent, names)
+
+
+def test_directions_follow_the_objectives() -> None:
+    assert check_objectives("evidence", []) == (["token_f1"], ["maximize"])
+    assert check_objectives("criteria", ["ece", "model_size"])[1] == ["minimize", "minimize"]
+
+
+def test_unavailable_encoders_and_optimizers_are_reported_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(
+        space_fitting, "unavailable", lambda _: {"lion": "The optimizer lion is not."}
+    )
+    space = load("criteria")
+    with pytest.raises(UserError, match=r"(?s)None of the encoders.*roberta-large"):
+        space_fitting.fitted(space, "cpu")
+    demo = space_fitting.fitted(load("demo/criteria"), "cpu")
+    assert "lion" not in space_fitting.choices(demo.space, "optim.name")
+    assert "The optimizer lion is not." in demo.notices
+    assert any("not pretrained: tiny" in notice for notice in demo.notices)
+
+
+def test_every_mistake_of_a_search_is_reported_at_once(tmp_path: Path) -> None:
+    wrong = Tuning(
+        "evidence",
+        Corpus("mine", ("no", "yes"), corpus(8).classes),
+        str(tmp_path / "s.db"),
+        tmp_path / "cache",
+        models=f"{tmp_path}/nothing",
+        objectives=["token_f2", "latency", "latency"],
+        limits={"epoch": 3, "patience": 0},
+        trials=0,
+        top=0,
+    )
+    with pytest.raises(UserError) as caught:
+        wrong.run(progress=False)
+    for words in (
+        "did you mean 'token_f1'",
+        "named twice",
+        "learns from answers (map the column of the answers: data.columns.answer), but 'mine' has",
+        "there is no such folder",
+        "did you mean 'epochs'",
+        "patience",
+        "trials must be a whole number of at least 1, not 0",
+        "top must be a whole number of at least 1, not 0",
+    ):
+        assert words in str(caught.value)
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_a_space_of_another_agent_is_refused_before_the_first_trial(tmp_path: Path) -> None:
+    typo = supermax.space.loads(
+        "name: mine\nparameters:\n  encoder.name: {choices: [tiny]}\n"
+        "  optim.lt: {type: float, low: 1e-5, high: 1e-3, log: true}\n"
+    )
+    cases = (
+        (load("demo/evidence"), "decode.max_answer: the agent 'criteria' does not use it"),
+        (typo, "optim.lt: there is no such key; did you mean 'optim.lr'?"),
+        (load("classic/criteria"), "train.batch_size: there is no such key"),
+    )
+    for space, words in cases:
+        with pytest.raises(UserError) as caught:
+            replace(tuning(tmp_path, trials=1), space=space).run(progress=False)
+        assert words in str(caught.value)
+
+
+def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    first.run(progress=False)
+    other = replace(first, corpus=corpus(60, seed=5))
+    accuracy = replace(first, objectives="accuracy", limits={"epochs": 2})
+    for wrong, words in ((other, ["data: "]), (accuracy, ["objectives", "limits"])):
+        with pytest.raises(UserError, match="another name or another storage") as caught:
+            wrong.run(progress=False)
+        assert all(word in str(caught.value) for word in words)
+    renamed = Corpus(
+        "another file",
+        first.corpus.label_names,
+        tuple(replace(e, id=f"other {e.id}") for e in first.corpus.classes),
+        tuple(replace(e, id=f"other {e.id}") for e in first.corpus.spans),
+    )
+    again = replace(first, corpus=renamed).run(progress=False)  # the same texts: nothing to do
+    assert len(again.study.trials) == 1
+
+
+def searched_by_old_rules(search: Tuning) -> optuna.Study:
+    """Return a study from before the metrics of spans were redefined: without their versions."""
+    study = search.run(progress=False).study
+    note = study.user_attrs[EXPERIMENT]
+    study.set_user_attr(EXPERIMENT, {k: v for k, v in note.items() if k != VERSIONS})
+    return study
+
+
+@pytest.mark.parametrize("migrated", [False, True])
+def test_values_by_two_definitions_of_a_metric_are_not_mixed(
+    tmp_path: Path, migrated: bool
+) -> None:
+    first = tuning(tmp_path, "evidence", trials=1)
+    study = searched_by_old_rules(first)
+    if migrated:  # as `supermax study migrate` does: it carries trials over, and no note
+        wider = narrowed(load("demo/evidence"), {"text.max_length": 48, "text.doc_stride": 8})
+        supermax.open_study(
+            wider, storage=first.storage, name="evidence", directions=["maximize"], quiet=True
+        )
+        first = replace(first, space=wider)
+        assert find_versions(get_storage(f"sqlite:///{first.storage}"), "evidence")[1].trials
+    with pytest.raises(UserError, match="another name or another storage") as caught:
+        replace(first, trials=2).run(progress=False)
+    words = "definition of token_f1 (docs/agents.md): version 1 then, version 2 now"
+    assert words in str(caught.value)
+    record = read_record(study)
+    assert record.best().values == study.best_trial.values
+    page = write_report(record, tmp_path / "report.html", storage=str(first.storage))
+    assert "token_f1" in page.read_text()
+    renamed = replace(first, name="anew").run(progress=False)
+    assert renamed.study.user_attrs[EXPERIMENT][VERSIONS] == {"token_f1": 2}
+    again = replace(first, name="anew", trials=2).run(progress=False)
+    assert again.summary.trials["COMPLETE"] == 2
+
+
+def test_a_search_by_unchanged_metrics_resumes(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    searched_by_old_rules(first)
+    assert len(replace(first, trials=2).run(progress=False).study.trials) == 2
+
+
+def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    twice = replace(first.corpus.classes[1], text=first.corpus.classes[0].text.upper())
+    rows = (first.corpus.classes[0], twice, *first.corpus.classes[2:])
+    doubled = replace(first, corpus=replace(first.corpus, classes=rows), name="doubled")
+    for search in (first, doubled):
+        study = search.run(progress=False).study
+        noted = study.user_attrs[EXPERIMENT]
+        assert noted.pop("splits")
+        study.set_user_attr(EXPERIMENT, noted)  # as an earlier version left it
+    first.run(progress=False)  # no text stands twice, so its splits are what they were
+    with pytest.raises(UserError, match="splits: equal texts") as caught:
+        doubled.run(progress=False)
+    assert "another name or another storage" in str(caught.value)
+
+
+def test_other_splits_of_the_same_data_are_another_experiment(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1)
+    first.run(progress=False)
+    with pytest.raises(UserError, match="splits: "):
+        replace(first, splits=split(first.corpus, seed=1)).run(progress=False)
+
+
+def test_an_answer_without_any_token_is_reported_before_the_run(tmp_path: Path) -> None:
+    first = tuning(tmp_path, "evidence")
+    rows = list(first.corpus.spans)
+    for place in (3, 7):
+        text = rows[place].text + " \u200b"
+        rows[place] = replace(rows[place], text=text, spans=((len(text) - 1, len(text)),))
+    wrong = replace(first, corpus=replace(first.corpus, spans=tuple(rows)))
+    with pytest.raises(UserError, match="2 rows have an answer of which the tokenizer") as caught:
+        wrong.run(progress=False)
+    assert all(rows[place].id in str(caught.value) for place in (3, 7))
+    rows[7] = replace(rows[7], id="an id that looks like somebody's text")
+    with pytest.raises(UserError, match="- 1 row more") as caught:
+        replace(first, corpus=replace(first.corpus, spans=tuple(rows))).run(progress=False)
+    assert "somebody" not in str(caught.value)
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_a_question_that_fits_no_configuration_is_reported_before_the_run(tmp_path: Path) -> None:
+    rows = corpus(60).classes
+    long = (replace(rows[0], question="why " * 90), replace(rows[1], question="how " * 95))
+    wrong = replace(tuning(tmp_path), corpus=Corpus("mine", ("no", "yes"), (*long, *rows[2:])))
+    with pytest.raises(UserError, match="Shorten these questions") as caught:
+        wrong.run(progress=False)
+    named = [row.id for row in long if row.id in str(caught.value)]
+    assert named  # those of the splits that a search sees
+    assert not (tmp_path / "s.db").exists()
+
+
+@pytest.mark.slow
+def test_arguments_of_another_type(tmp_path: Path) -> None:
+    for wrong, words in (
+        ({"limits": {"effective_batch": 3}}, "effective_batch, which the space searches"),
+        ({"trials": "3"}, "trials is a number"),
+        ({"corpus": "notes.csv"}, "not a str"),
+        ({"objectives": "macro_f2"}, "did you mean 'macro_f1'"),
+    ):
+        with pytest.raises(UserError, match=words):
+            replace(tuning(tmp_path), **wrong).run(progress=False)  # type: ignore[arg-type]
+    fine = replace(tuning(tmp_path, trials=1), storage=tmp_path / "p.db", models=["tiny"])
+    said: list[str] = []
+    told: list[int] = []
+    tuned = replace(fine, corpus=corpus(12), tell=said.append).run(
+        progress=False, callbacks=[lambda _, trial: told.append(trial.number)]
+    )
+    assert told == [0]
+    assert tuned.winner() == tuned.best(1)[0]
+    assert any("too few to tell" in text for text in said)
+
+
+def test_a_search_without_a_value_has_no_winner(tmp_path: Path) -> None:
+    tuned = tuning(tmp_path, trials=1).run(progress=False, deadline=time.monotonic())
+    with pytest.raises(UserError, match="Run the search again"):
+        tuned.winner()
+
+
+def test_the_metric_of_a_missing_class_is_no_objective() -> None:
+    assert check_objectives("criteria", ["f1_2"], classes=3) == (["f1_2"], ["maximize"])
+    with pytest.raises(UserError, match="f1_0 to f1_2"):
+        check_objectives("criteria", ["f1_3"], classes=3)

@@ -1,0 +1,57 @@
+"""A search that is no better than the trivial baseline reports it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import optuna
+import pytest
+from optuna.trial import create_trial
+
+from supermax._util.attributes import RESULT
+from supermax.engine.summary import Summary
+from supermax.search.search import Search
+from supermax.search.settings import Settings
+from supermax.search.tuning import Tuned
+from supermax.training.data.splits import Splits
+from supermax.ui.cli.tune import outcome
+from tests.training.corpora import corpus
+
+SPLITS = Splits(corpus(40, 1), corpus(30, 2), corpus(20, 3))
+NOTHING = Summary()
+SILENT = sum(not example.spans for example in SPLITS.validation.spans) / len(
+    SPLITS.validation.spans
+)
+
+
+def said(agent: str, objective: str, value: float, summary: Summary = NOTHING, **how: Any) -> str:
+    study = optuna.create_study()
+    study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
+    tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {})
+    settings = Settings(agent=cast("Any", agent), trials=1, epochs=1, **how)
+    search = cast("Search", type("Prepared", (), {"settings": settings}))
+    return "\n".join(outcome(search, tuned))
+
+
+@pytest.mark.parametrize("value", [SILENT, SILENT - 0.1])
+def test_a_span_search_that_answers_nothing_is_reported(value: float) -> None:
+    assert 0 < SILENT < 1
+    told = said("evidence", "token_f1", value)
+    baseline = f"which has token_f1 {SILENT:.4f}"
+    assert f"the trivial baseline (majority class, no answer), {baseline}" in told
+    assert f"token_f1 {value:.4f} (validation, n={len(SPLITS.validation.spans)})." in told
+
+
+@pytest.mark.parametrize("running", [0, 1])
+def test_the_next_commands_name_the_storage(running: int) -> None:
+    summary = Summary({"RUNNING": running}, stopped_by="interrupt")
+    told = said("criteria", "macro_f1", 0.9, summary, storage="other.db")
+    assert told.count("--storage other.db") == 2
+    assert ("from their last checkpoint" in told) is bool(running)
+
+
+def test_one_that_learns_is_not() -> None:
+    assert "trivial baseline" not in said("evidence", "token_f1", SILENT + 0.01)
+    assert "trivial baseline" not in said("criteria", "macro_f1", 0.9)
+    assert "trivial baseline" in said("criteria", "macro_f1", 0.3)
+    assert "trivial baseline" not in said("criteria", "model_size", 10.0)

@@ -1,0 +1,141 @@
+"""What people write on a command's line, and what it says back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import optuna
+import pytest
+
+import supermax
+from supermax.errors import UserError
+from supermax.search.settings import resolve
+from supermax.search.settings.resolving import Value
+from supermax.space.presets import presets
+from supermax.ui.cli.inspect import _unprinted
+from supermax.ui.cli.tune import _where, assigned, resolved
+from tests.ui.cli.helping import commands, sm
+
+
+def takes_a_study(name: str) -> bool:
+    return any("--study" in param.opts for param in commands()[name].params)
+
+
+SPACE = "name: {}\nparameters: {{x: {{type: float, low: 0, high: {}}}}}"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("-x", "b\x1b[2Jad"):
+        optuna.create_study(storage="sqlite:///supermax.db", study_name=name)
+    return tmp_path
+
+
+def test_a_study_may_begin_with_a_dash(here: Path) -> None:
+    assert "-x: minimize; no trials" in sm("study", "show", "--study=-x")
+    space = supermax.space.loads(SPACE.format("'-1'", 1))
+    supermax.open_study(space, storage="supermax.db", quiet=True)
+    (here / "other.yaml").write_text(SPACE.format("o", 2))
+    for order in (("--study=-1", "other.yaml"), ("other.yaml", "--study=-1")):
+        assert "x" in sm("study", "diff", *order)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("best", "--study"), "--study needs a name"),
+        (("best", "--study", "--json"), "--study needs a name"),
+        (("best", "--study", "a", "--study=b"), "--study is given twice"),
+        (("show", "1", "--study", "a", "--study", "b"), "--study is given twice"),
+        (("show", "1", "--study", "--json"), "--study needs a name"),
+        (("best", "a", "--study", "b"), "named twice: a, and --study b. Leave one of them out."),
+        (("study", "show", "a", "--study", "b"), "named twice: a, and --study b."),
+        (("study", "diff", "a", "o.yaml", "--study", "b"), "named twice: a, and --study b."),
+        (("show", "criteria"), "'criteria' is not a trial number. Name a study with --study"),
+        (("show", "criteria", "1"), "'criteria' is not a trial number. Name a study with --study"),
+        (("show", "1", "criteria", "--study=-x"), "criteria"),
+        (("compare", "criteria", "1", "2"), "Name a study with --study criteria."),
+        (("replay", "criteria", "1"), "Name a study with --study criteria."),
+        (("best",), "several studies in supermax.db: -x, bad. Name one with --study."),
+        (("show", "1"), "several studies in supermax.db: -x, bad. Name one with --study."),
+        (("status", "--watch"), "Name one with --study."),
+        (("tune", "all", "--study", "x"), "cannot share one study: leave out --study."),
+        (("tune", "all", "--set", "name=x"), "cannot share one study: leave out --set name."),
+        (("best", "zzz"), "there are -x, bad"),
+        (("best", "\x1b[2Jq"), "There is no study 'q'"),
+    ],
+)
+def test_a_mistake_is_a_sentence(args: tuple[str, ...], words: str) -> None:
+    said = sm(*args, code=2)
+    assert words in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("name", [n for n in commands() if takes_a_study(n)])
+def test_every_command_shows_how_a_study_is_named(name: str) -> None:
+    said = sm(*name.split(), "--help")
+    assert "--study STUDY" in said
+    assert "NAME" not in said.splitlines()[1]
+
+
+def test_the_commands_that_take_a_study() -> None:
+    """The others are about a storage, a file, a folder or this machine."""
+    others = {n for n in commands() if not takes_a_study(n)}
+    assert others == {"init", "plan", "predict", "clean", "doctor", "study list"}
+
+
+def test_a_study_of_a_search_may_be_named_like_any_other() -> None:
+    flags = {"name": Value("mine", "--study")}
+    assert resolved("criteria", flags)[0].settings.study == "mine"
+
+
+def test_a_setting_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(UserError, match=r"^--set name: the value"):
+        assigned(["name=[red]x"])
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("", ""),
+        ("storage: my runs.db", " --storage '{}/my runs.db'"),
+        ("storage: postgresql://u:p@h/d", " --storage …"),
+        ("outdir: out", " --storage {}/out/supermax.db"),
+    ],
+)
+def test_hints_can_be_pasted(text: str, hint: str, here: Path) -> None:
+    (here / "s.yaml").write_text(f"agent: criteria\n{text}\n")
+    settings = resolve(None, file=here / "s.yaml", presets=presets()).settings
+    assert _where(settings) == hint.format(here)
+
+
+@pytest.mark.parametrize("prefix", ["", "sqlite:///", "sqlite+pysqlite:///"])
+def test_the_cache_default_cache_a_storage_is_found_by_url_too(prefix: str, here: Path) -> None:
+    from supermax._util.attributes import CACHE
+    from supermax.ui.cli.maintenance import _default_cache
+
+    assert _default_cache(f"{prefix}supermax.db") == here / CACHE
+    assert _default_cache("postgresql://u:p@h/d") is None
+
+
+def test_several_objectives_have_a_front(here: Path) -> None:
+    study = optuna.create_study(
+        storage="sqlite:///two.db", study_name="two", directions=["minimize", "maximize"]
+    )
+    where = ("--storage", "two.db")
+    assert "–" in sm("study", "list", *where)
+    for values in ((1.0, 1.0), (2.0, 2.0), (3.0, 0.0)):
+        study.add_trial(optuna.trial.create_trial(values=values))
+    for command in (("status",), ("status", "two"), ("study", "list"), ("study", "show", "two")):
+        assert "front of 2" in sm(*command, *where)
+    assert "two.db holds 1 study" in sm("doctor", "--preset", "demo", *where)
+
+
+def test_no_part_of_a_log_is_printed_twice() -> None:
+    log = "".join(f"line {i}\n" for i in range(9))
+    assert _unprinted("", log) == log
+    assert _unprinted(log[:21], log) == log[21:]
+    assert _unprinted(log[:21], log[10:]) == log[21:]  # it begins within a line
+    assert _unprinted(log, log[10:]) == ""
+    assert _unprinted("another\n", log) == log
