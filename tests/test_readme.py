@@ -37,13 +37,13 @@ def train(model):
     model["w"] *= 1 - model["lr"] / 2
     return model["w"]
 
-def save(model, epoch, path):
-    path.write_text(json.dumps([model, epoch]))
+def save(model, epoch, loss, path):
+    path.write_text(json.dumps([model, epoch, loss]))
 
 def load(model, path):
-    saved, epoch = json.loads(path.read_text())
+    saved, epoch, loss = json.loads(path.read_text())
     model.update(saved)
-    return epoch
+    return epoch, loss
 """
 CRASHES = """
 import os, signal, supermax

@@ -62,8 +62,10 @@ def optimize(
             side effects of a trial on its process reach the next trial.
         trial_timeout: Seconds that one attempt of a trial may take; then the trial is pruned and
             reported to the sampler with a violated constraint.
-        stall_timeout: Seconds without a report, after the first one, before a trial is retried.
-        retries: Number of times a trial is run again after a fault of the machine.
+        stall_timeout: Seconds without a message of a trial, once it has reported, before it is
+            retried.
+        retries: Number of times a trial is run again after a crash, a stall or out of memory.
+            Kills from outside do not count, nor do smaller plans of a `planner`.
         devices: GPUs over which trials are distributed, as in CUDA_VISIBLE_DEVICES.
         run_dir: Folder of logs, outcomes and checkpoints. Default: a folder beside the study's
             file, or in the user's data folder.

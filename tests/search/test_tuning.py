@@ -278,6 +278,23 @@ def searched_by_old_rules(search: Tuning) -> optuna.Study:
     return study
 
 
+def test_a_changed_space_is_reported_with_the_trials_it_leaves_behind(tmp_path: Path) -> None:
+    first = tuning(tmp_path, trials=1, warn=(resumed := []).append)
+    study = first.run(progress=False).study
+    replace(first, trials=2).run(progress=False)
+    assert resumed == []
+    rate = plain_params(study.trials[0])["encoder.dropout"]
+    assert first.space is not None
+    other = narrowed(first.space, {"encoder.dropout": {"low": rate + 0.01}})
+    changed: list[str] = []
+    tuned = replace(first, space=other, trials=1, warn=changed.append).run(progress=False)
+    assert tuned.study.study_name == "criteria@2"
+    said = "\n".join(changed)
+    assert said.startswith("The space has changed:")
+    assert "encoder.dropout" in said
+    assert "do not fit and stay where they are" in said
+
+
 @pytest.mark.parametrize("migrated", [False, True])
 def test_values_by_two_definitions_of_a_metric_are_not_mixed(
     tmp_path: Path, migrated: bool
@@ -365,8 +382,8 @@ def test_a_question_that_fits_no_configuration_is_reported_before_the_run(tmp_pa
 @pytest.mark.slow
 def test_arguments_of_another_type(tmp_path: Path) -> None:
     for wrong, words in (
-        ({"limits": {"effective_batch": 3}}, "effective_batch, which the space searches"),
-        ({"trials": "3"}, "trials is a number"),
+        ({"limits": {"effective_batch": 3}}, "effective_batch, which the space also searches"),
+        ({"trials": "3"}, "trials must be a whole number"),
         ({"corpus": "notes.csv"}, "not a str"),
         ({"objectives": "macro_f2"}, "did you mean 'macro_f1'"),
     ):

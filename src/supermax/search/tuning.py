@@ -1,6 +1,6 @@
 """Hyperparameter search of an agent: data, space, study and engine put together.
 
-Corpus ──split──▶ AgentObjective ──open_study, optimize──▶ Tuned
+Corpus ──split──▶ AgentObjective ──open_locked, optimize──▶ Tuned
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from supermax.studies import (
     explain_write_errors,
     file_of,
     make_storage,
-    open_study,
+    open_locked,
     without_password,
 )
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
@@ -385,16 +385,19 @@ class Tuning:
             (found[EXPERIMENT] for found in reversed(attrs) if EXPERIMENT in found), None
         )
         refuse_another(name, without_password(where), before, experiment, joined)
-        study = open_study(
+        opened = open_locked(
             space,
-            storage=storage,
+            storage,
+            quiet=True,
             name=name,
             sampler=self.sampler,
             pruner=self.pruner,
             directions=directions,
             seed=self.seed,
-            quiet=True,
         )
+        for line in opened.lines():
+            self.warn(line)
+        study = opened.study
         with explain_write_errors(storage):
             if EXPERIMENT not in study.user_attrs:
                 study.set_user_attr(EXPERIMENT, experiment)

@@ -198,8 +198,8 @@ def test_every_model_type_trains_the_same_with_bf16_copies(
         agent, encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
         head={"dropout": 0.0}, train={"epochs": 2, "clip": 1.0},
     )  # fmt: skip
-    eager = train(ready(tmp_path, wanted, precision="bf16"), Quiet())
-    prepared = captured_steps(ready(tmp_path, wanted, precision="bf16"))
+    eager = train(ready(tmp_path, wanted, n=10, precision="bf16"), Quiet())
+    prepared = captured_steps(ready(tmp_path, wanted, n=10, precision="bf16"))
     captured = train(prepared, Quiet())
     assert prepared.executor.why_eager is None
     losses = [[row["train_loss"] for row in result.curve] for result in (eager, captured)]

@@ -194,7 +194,7 @@ def test_captured_steps_with_the_kernel_train_as_eager_steps(
         optim={"eps": 1e-3, "weight_decay": 0.1, "layer_decay": 0.8, "lr": 3e-3},
         loss={"evidence_weight": 0.5 if clip is None else 0.0},
     )  # fmt: skip
-    how = {"micro_batch": micro_batch, "precision": "bf16"}
+    how: dict[str, Any] = {"n": 10, "micro_batch": micro_batch, "precision": "bf16"}
     first = ready(tmp_path, wanted, **how).model.state_dict()
     eager = train(ready(tmp_path, wanted, **how), Quiet())
     assert not kernel.launches

@@ -1,4 +1,4 @@
-"""The end of an attempt: decide on its fault, and write the trial's end to the study.
+"""The end of an attempt: decide on its fault, and finish the trial through `tell`.
 
 Evidence, Fault ──policy.decide()──▶ Retry, Replan: another attempt
                                └───▶ Prune, Fail, or no fault ──tell()──▶ study

@@ -271,16 +271,16 @@ class Coordinator:
             case Report(step, value, written):
                 if not written:
                     attempt.job.folder.append_report(attempt.job.attempt, step, value)
-                self.note(attempt, step, value)
+                self.store_report(attempt, step, value)
             case Note(facts):
                 self.emit(say.TrialNoted(attempt.job.number, readable(facts)))
             case _:
                 self.processes.send(attempt.cell, self.answers.to(attempt, message))
                 attempt.last_heard = time.monotonic()  # waiting for a reply is not silence
 
-    def note(self, attempt: Attempt, step: int, value: float) -> None:
+    def store_report(self, attempt: Attempt, step: int, value: float) -> None:
         try:
-            self.answers.note(attempt, step, value)
+            self.answers.store_report(attempt, step, value)
         except EnvironmentFault:
             raise
         except UpdateFinishedTrialError:

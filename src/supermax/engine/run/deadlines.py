@@ -32,7 +32,7 @@ class Deadlines:
         """Return the moments of time.monotonic() at which enforce must be called."""
         due = []
         for attempt in attempts:
-            due += [when for when, _ in attempt.ladder[:1]]
+            due += [when for when, _ in attempt.pending_signals[:1]]
             if attempt.killed_for is None:
                 due += [when for when, _, _ in self._limits(attempt)]
         return due
@@ -44,18 +44,20 @@ class Deadlines:
             passed = [limit for limit in self._limits(attempt) if limit[0] <= now]
             if attempt.killed_for is None and passed:
                 self._time_out(attempt, *passed[0][1:])
-            elif attempt.ladder and attempt.ladder[0][0] <= now:
+            elif attempt.pending_signals and attempt.pending_signals[0][0] <= now:
                 self._send_next_signal(attempt, now)
 
     def wind_down(self, attempt: Attempt) -> None:
         """Give the attempt _STOP_GRACE seconds to end with its run."""
-        attempt.ladder = attempt.ladder or _signals_from(time.monotonic() + _STOP_GRACE)
+        attempt.pending_signals = attempt.pending_signals or _signals_from(
+            time.monotonic() + _STOP_GRACE
+        )
 
     def mute(self, attempt: Attempt) -> None:
         """Kill a disconnected cell after a grace period. Usually it is exiting already."""
-        if not attempt.ladder:
-            attempt.doom = KilledFor.MUTE
-            attempt.ladder = [(time.monotonic() + _TERM_GRACE, int(KILL))]
+        if not attempt.pending_signals:
+            attempt.kill_reason = KilledFor.MUTE
+            attempt.pending_signals = [(time.monotonic() + _TERM_GRACE, int(KILL))]
 
     def _limits(self, attempt: Attempt) -> list[tuple[float, KilledFor, float]]:
         """Return (moment, reason, timeout) of the trial timeout and of the stall timeout. The
@@ -75,13 +77,13 @@ class Deadlines:
         attempt.killed_for = why
         attempt.limit = limit
         self._processes.signal(attempt.cell, SHOW_STACK, group=False)
-        attempt.ladder = _signals_from(time.monotonic() + _STACK_PAUSE)
+        attempt.pending_signals = _signals_from(time.monotonic() + _STACK_PAUSE)
 
     def _send_next_signal(self, attempt: Attempt, now: float) -> None:
-        _, signum = attempt.ladder[0]
-        attempt.killed_for = attempt.killed_for or attempt.doom
+        _, signum = attempt.pending_signals[0]
+        attempt.killed_for = attempt.killed_for or attempt.kill_reason
         self._processes.signal(attempt.cell, signum)
-        attempt.ladder = attempt.ladder[1:] or [(now + _KILL_AGAIN, int(KILL))]
+        attempt.pending_signals = attempt.pending_signals[1:] or [(now + _KILL_AGAIN, int(KILL))]
 
 
 def _signals_from(first: float) -> list[tuple[float, int]]:

@@ -154,8 +154,10 @@ class Attempt:
     started: float = field(default_factory=time.monotonic)
     last_heard: float = field(default_factory=time.monotonic)
     last_step: int | None = None
-    ladder: list[tuple[float, int]] = field(default_factory=list)  # when to send which signal
-    doom: KilledFor = KilledFor.STOP  # why the ladder is there
+    pending_signals: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # when to send which signal
+    kill_reason: KilledFor = KilledFor.STOP  # fault of the attempt if it dies of these
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
     curve_started: bool = False

@@ -123,7 +123,7 @@ class RequestHandler:
         elif stored != name:
             job.trial._fixed_params = {**fixed, stored: value}
 
-    def note(self, attempt: Attempt, step: int, value: float) -> None:
+    def store_report(self, attempt: Attempt, step: int, value: float) -> None:
         """Store a report. It has no reply."""
         trial, cached = attempt.job.trial, attempt.job.trial._cached_frozen_trial
         if not attempt.curve_started and attempt.job.attempt > 1:

@@ -76,7 +76,7 @@ class Lock:
             self.close()
             owner = f"process {holder or 'unknown'}"
             if self._like is not None:
-                owner = "of another user, or in another container"
+                owner = "another user's, or one in another container"
             raise UserError(
                 f"Another run is at work on the study '{study_name}' on this machine ({owner}). "
                 f"Wait for it or stop it, then call again."

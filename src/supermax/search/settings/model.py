@@ -128,10 +128,12 @@ class Settings(_Part):
         None, description="longest time of one attempt of a trial"
     )
     stall_timeout: Seconds | None = Field(
-        None, description="longest time without a report of a trial"
+        None, description="longest time without a message of a trial, once it has reported"
     )
-    retries: int = Field(2, ge=0, description="retries of a trial after a fault of the machine")
-    outdir: str = Field(".", description="folder of storage and cache by default")
+    retries: int = Field(
+        2, ge=0, description="retries of a trial after a crash, a stall or out of memory"
+    )
+    outdir: str = Field(".", description="folder for storage and cache, unless these are set")
     storage: str | None = Field(
         None,
         description=f"a file (.journal or .log: a journal) or an Optuna URL; else {STORAGE}",

@@ -154,11 +154,11 @@ class EagerStep:
     def _clip(self, max_norm: float) -> None:
         """Clip the total gradient norm to `max_norm`, as `clip_grad_norm_` does.
 
-        Fused AdamW divides every gradient by `optimizer.grad_scale` while it reads it (torch
-        added that for GradScaler). Set to the reciprocal of clip_grad_norm_'s coefficient, it
-        clips without a pass of its own that reads and writes all gradients. The scale stays on
-        the device, so nothing synchronises, and a captured step computes it anew in each replay.
-        """
+        torch's AdamW(fused=True) divides every gradient by `optimizer.grad_scale` while it
+        reads it (torch added that for GradScaler). Set to the reciprocal of clip_grad_norm_'s
+        coefficient, it clips without a pass of its own that reads and writes all gradients. The
+        scale stays on the device, so nothing synchronises, and a captured step computes it anew
+        in each replay."""
         if not self._scales_gradients:
             nn.utils.clip_grad_norm_(self._trained, max_norm)
             return

@@ -1,9 +1,9 @@
 """Batches: the order of sequences in an epoch, and collation into tensors.
 
-Effective batches are random: sequences of similar length are not grouped, since that would change
-what is learned. Padding is avoided by packing inside a batch instead (packing.py). The order of an
-epoch depends on the seed and the epoch number only, so a resumed trial sees the same batches.
-"""
+Effective batches are random: sequences of similar length are not grouped, since that would
+change what is learned. Padding is avoided by packing inside a batch instead (packing.py). The
+order of an epoch follows from seed, epoch number, batch size and data, so a resumed trial sees
+the same batches."""
 
 from __future__ import annotations
 
