@@ -20,7 +20,7 @@ TUNES := $(foreach agent,$(AGENTS),tune-$(agent)-supermax tune-$(agent)-max)
 
 help:
 	@echo "make setup    install Supermax and its development tools into $(VENV)"
-	@echo "make demo     install Supermax into $(VENV) and search all four agents on made-up data"
+	@echo "make demo     install Supermax into $(VENV) and search all four agents on synthetic data"
 	@echo "make tune-AGENT-PRESET   search; AGENT: $(AGENTS); PRESET: max supermax."
 	@echo "                         DATA=folder or file, PAR=workers, FLAGS='--timeout 8h', HPO_* as ever"
 	@echo "make test     install everything into $(VENV); check style and types; run the tests"
@@ -39,7 +39,7 @@ demo: about-demo $(DEMO)
 	$(BIN)/python examples/demo.py
 
 about-demo:
-	@echo "Searches all four agents on made-up data, to a model that predicts: usually 3 to 7" \
+	@echo "Searches all four agents on synthetic data, up to a model that predicts: usually 3 to 7" \
 	  "minutes, the first installation included."
 
 # make tune-criteria-supermax DATA=redsm5 runs supermax tune criteria --preset supermax

@@ -19,6 +19,7 @@ from supermax.training.models import architectures, sources
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import depth_of, layer_list, load_encoder, prepared_config
 from supermax.training.models.sources import find, find_all
+from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.steps.base import batch_normalisers, loss_of
 from supermax.training.steps.batches import by_length, collate, micro_batches, order
 from tests import ROOT
@@ -229,6 +230,21 @@ def test_an_encoder_without_weights_is_an_error(saved: Path) -> None:
         (saved / "model.safetensors").write_bytes(garbage)
         with pytest.raises(UserError, match="cannot be used"):
             find(str(saved))
+
+
+def test_code_of_a_tokenizer_is_not_run(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does anything wait for an answer on the terminal."""
+    source, mark = find(str(saved)), tmp_path / "mark"
+    (saved / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own: ...\n")
+    settings = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": [None, "own.Own"]}}
+    (saved / "tokenizer_config.json").write_text(json.dumps(settings))
+    (saved / "config.json").write_text(json.dumps({"model_type": "own"}))
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        tokenizer_for(source, (), tmp_path)
+    assert not mark.exists()
 
 
 @pytest.mark.parametrize("name", ["", " ", "~nobody/x", "x" * 5000, "untrained/nonsense", "/a b"])

@@ -6,7 +6,8 @@
 
 The loop has one blocking wait, `Processes.wait`. A cell with unread messages in its socket, or
 one that waits for a reply, is not silent: a slow storage, sampler or callback never makes a
-living cell look dead."""
+living cell look dead.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
-from supermax.engine.trial.faults import Evidence, KilledFor, classify
+from supermax.engine.trial.faults import Evidence, Fault, KilledFor, classify
 from supermax.engine.trial.notes import readable
 from supermax.engine.trial.outcome import INTERRUPTED, RAISED, Outcome, describe
 from supermax.errors import EnvironmentFault
@@ -205,7 +206,8 @@ class Coordinator:
     def refuse(self, job: Job, refused: Refusal) -> None:
         """End a trial that cannot run, without a cell. It is reported to the sampler."""
         outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
-        self.conclude(job, Evidence(outcome=outcome, directions=len(self.study.directions)))
+        evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
+        self.conclude(job, evidence, classify(evidence))
         self._again = True  # an idle worker is still without a trial
         if not self.progress.ever_succeeded:
             self.admission.consider_halting(refused)
@@ -302,7 +304,8 @@ class Coordinator:
         """Fail the trial of a cell whose message cannot be understood or stored."""
         self.end_now(attempt, "its message could not be stored")
         outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
-        self.conclude(attempt.job, self.evidence(attempt, outcome))
+        evidence = self.evidence(attempt, outcome)
+        self.conclude(attempt.job, evidence, classify(evidence))
 
     def end_now(self, attempt: Attempt, why: str) -> None:
         del self.attempts[attempt.cell.number]
@@ -321,7 +324,7 @@ class Coordinator:
         if unclean is not None:
             job.note_unclean(unclean)
         self.pool.served(attempt.cell, healthy, unclean)
-        self.try_again_if(self.conclusions.conclude(job, evidence, fault), job)
+        self.conclude(job, evidence, fault)
 
     def cell_gone(self, cell: Cell, exit: Exited) -> None:
         attempt = self.attempts.pop(cell.number, None)
@@ -332,7 +335,8 @@ class Coordinator:
         if outcome is None and attempt.killed_for is KilledFor.STOP:
             self.put_back(attempt.job)
             return
-        self.conclude(attempt.job, self.evidence(attempt, outcome, exit))
+        evidence = self.evidence(attempt, outcome, exit)
+        self.conclude(attempt.job, evidence, classify(evidence))
 
     def put_back(self, job: Job) -> None:
         """Keep the trial claimed for the next run: this one is stopping."""
@@ -382,14 +386,13 @@ class Coordinator:
         if outcome is None and fault is None:
             self.waiting.append(job)
         else:
-            again = self.conclusions.conclude(job, evidence, fault, earlier_run=True)
-            self.try_again_if(again, job)
+            self.conclude(job, evidence, fault, earlier_run=True)
 
-    def conclude(self, job: Job, evidence: Evidence) -> None:
-        self.try_again_if(self.conclusions.conclude(job, evidence, classify(evidence)), job)
-
-    def try_again_if(self, again: bool, job: Job) -> None:
-        if again:
+    def conclude(
+        self, job: Job, evidence: Evidence, fault: Fault | None, *, earlier_run: bool = False
+    ) -> None:
+        """Finish the trial, or queue it for another attempt. `fault`: of `classify(evidence)`."""
+        if self.conclusions.conclude(job, evidence, fault, earlier_run=earlier_run):
             self.waiting.append(job)
 
     def next_deadline(self) -> float | None:

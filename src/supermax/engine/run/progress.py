@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 
 from optuna.study import Study
-from optuna.trial import TrialState
 
 from supermax.engine.run.tell import succeeded
 from supermax.engine.storage.patient import PatientStorage
 
-FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _RECOUNT = 5.0  # seconds; other programs may finish trials of the same study
 
 
@@ -28,8 +25,7 @@ class StudyProgress:
     def recount(self) -> None:
         self._storage.check_file()
         trials = self._storage.get_all_trials(self._study._study_id, deepcopy=False)
-        states = Counter(trial.state for trial in trials)
-        self.finished = sum(states[state] for state in FINISHED)
+        self.finished = sum(trial.state.is_finished() for trial in trials)
         self.ever_succeeded |= any(map(succeeded, trials))
         self._counted = time.monotonic()
 

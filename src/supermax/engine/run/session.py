@@ -27,7 +27,6 @@ from supermax.engine.run.checks import check_arguments
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job
 from supermax.engine.run.options import RunOptions
-from supermax.engine.run.progress import FINISHED
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.resume import find_leftovers, foreign_notice
 from supermax.engine.run.seeded_samplers import reseed
@@ -260,7 +259,7 @@ def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) 
         study_name=study.study_name,
         directions=tuple(direction.name.lower() for direction in study.directions),
         target=options.n_trials,
-        finished=sum(trial.state in FINISHED for trial in trials),
+        finished=sum(trial.state.is_finished() for trial in trials),
         resumed=resumed,
         workers=options.workers,
         run_dir=str(coordinator.folder.path),

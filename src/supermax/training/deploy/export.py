@@ -229,7 +229,7 @@ def load_exported(folder: str | Path) -> LoadedModel:
 
 
 def _source(folder: Path) -> Source:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return Source(folder.name, str(folder), config)
 
 

@@ -35,7 +35,9 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
         from transformers import AutoTokenizer  # imported late: takes seconds, not always needed
 
         try:
-            tokenizer = AutoTokenizer.from_pretrained(source.place, use_fast=True)
+            tokenizer = AutoTokenizer.from_pretrained(
+                source.place, use_fast=True, trust_remote_code=False
+            )
         except (OSError, ValueError, ImportError) as error:
             raise UserError(
                 f"The tokenizer of '{source.name}' cannot be loaded: {in_short(error)}."

@@ -106,7 +106,7 @@ def check_grad_scale(device: str) -> None:
     if not math.isclose(mean, (1 - 0.5) / 4, rel_tol=1e-3):
         raise EnvironmentFault(
             f"Gradients would not be clipped: fused AdamW of torch {torch.__version__} ignores "
-            "grad_scale on this device. Install a version that does: "
+            "grad_scale on this device. Install a version that reads it: "
             "pip install 'torch==2.13.*'."
         )
 

@@ -83,9 +83,9 @@ def main() -> None:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
     except ImportError as error:
-        # After a restart the import has worked before, so a package is being replaced right now:
-        # the supervisor tries again.
-        if supervisor.restarts():
+        # A name of this package that is missing is a bug. After a restart the import has worked
+        # before, so a package is being replaced right now: the supervisor tries again.
+        if (error.name or "").partition(".")[0] == "supermax" or supervisor.restarts():
             raise
         print(
             f"A Python package cannot be imported: {in_short(error)}. `supermax doctor` checks "
