@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from supermax.memory.devices import gpus, named
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
 from supermax.training.steps.base import Execution
@@ -35,7 +35,7 @@ def measured(workers: int, posts: int = 30) -> dict[str, Any]:
                 peak[0] = max(peak[0], gpu.used)
 
     with tempfile.TemporaryDirectory() as folder:
-        tuning = Tuning(
+        tuning = Search(
             "criteria",
             synthetic(posts, difficulty=0.5, seed=0, max_words=24),
             str(Path(folder) / "s.db"),

@@ -12,7 +12,7 @@ from optuna.study import Study
 from speed_tasks import EPOCHS, Cells, Line, NotAvailable, Task, choice, corpus_of, validation_of
 from speed_trials import finished_of, summarised
 
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.space import loads
 from supermax.training.data.splits import Splits
 from supermax.training.steps.base import Execution
@@ -36,7 +36,7 @@ def our_search(what: Task, cells: Cells, number: int, since: float, folder: Path
 
 def _searched(what: Task, cells: Cells, number: int, since: float, folder: Path) -> Line:
     corpus = corpus_of(what)
-    tuning = Tuning(
+    tuning = Search(
         "criteria",
         corpus,
         str(folder / "s.db"),

@@ -15,7 +15,7 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
-from supermax.search.tuning import Tuned, Tuning
+from supermax.search.search import Search, Tuned
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.deploy.export import load_exported
@@ -61,7 +61,7 @@ def synthetic_posts() -> Corpus:
 
 
 def search(agent: str, corpus: Corpus, folder: Path) -> Tuned:
-    tuning = Tuning(
+    tuning = Search(
         agent, corpus, str(folder / "demo.db"), folder / "cache", trials=TRIALS[agent], seed=1,
         tell=lambda _: None,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
-from supermax.search.tuning import Tuned, Tuning
+from supermax.search.search import Search, Tuned
 from supermax.space import Space, preset
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
@@ -66,7 +66,7 @@ def pretrained_space() -> Space:
 def search(
     name: str, space: Space, corpus: Corpus, splits: Splits, folder: Path, trials: int
 ) -> Tuned:
-    tuning = Tuning(
+    tuning = Search(
         "criteria", corpus, str(folder / f"{name}.db"), folder / "cache", space=space,
         splits=splits, trials=trials, limits={"epochs": 6, "patience": None},
         objectives=["auroc"], seed=1,

@@ -29,7 +29,7 @@ from supermax.engine.processes.supervisor import (
     REACHED,
     USER,
 )
-from supermax.search.search import data_of
+from supermax.search.data import data_of
 from supermax.search.settings import resolve
 from supermax.space.presets import presets
 from supermax.space.reading import load

@@ -31,7 +31,7 @@ IMPORTS = {
     "results.tracking": "_util engine.run engine.storage results studies",
     "run": "_util engine engine.run ui.display",
     "search": (
-        "_util engine engine.processes engine.storage engine.trial memory results "
+        "_util engine engine.processes engine.run engine.storage engine.trial memory results "
         "results.tracking run search.settings space studies tasks training.config training.data "
         "training.deploy training.eval training.models training.steps"
     ),
@@ -137,7 +137,7 @@ def test_a_search_does_not_load_what_only_training_needs() -> None:
     """Of transformers and torch: seconds, in every program that trains nothing itself."""
     heavy = ["transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"]
     code = (
-        "import sys, supermax.search.tuning;"
+        "import sys, supermax.search.search;"
         f"sys.exit(str([m for m in {heavy} if m in sys.modules]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

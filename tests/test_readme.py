@@ -15,7 +15,7 @@ import optuna
 import pytest
 
 import supermax
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.tasks.measures import COSTS
 from supermax.training.data.columns import Columns
 from supermax.training.eval.metrics import METRICS
@@ -192,7 +192,7 @@ def test_the_python_space_of_the_documentation_is_valid() -> None:
 
 def test_the_documentation_of_agents_is_complete(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "agents.md").read_text()
-    fields = {f.name for f in dataclasses.fields(Tuning)} - {"execution", "tell"}
+    fields = {f.name for f in dataclasses.fields(Search)} - {"execution", "tell"}
     columns = {f.name for f in dataclasses.fields(Columns)}
     for name in (*METRICS, *COSTS, *fields, *columns):
         assert re.search(rf"\b{name}\b", text), name

@@ -19,10 +19,12 @@ from supermax.ui.display import display_for
 from supermax.ui.display.gauges import Gauges
 from supermax.ui.display.status import StatusFile
 
+Objective = Callable[[Any], float | Sequence[float]]
+
 
 def optimize(
     study: optuna.Study,
-    objective: Callable[[Any], float | Sequence[float]],
+    objective: Objective,
     n_trials: int | None = None,
     *,
     timeout: float | None = None,
@@ -92,10 +94,17 @@ def optimize(
         stall_timeout=stall_timeout,
         retries=retries,
         devices=devices if devices is not None else (),
+        run_dir=run_dir,
         callbacks=_as_list(callbacks),
+        progress=progress,
         planner=planner,
     )
-    gauges = Gauges()
+    return run_study(study, objective, options)
+
+
+def run_study(study: optuna.Study, objective: Objective, options: RunOptions) -> Summary:
+    """Run the objective with a progress display. See `optimize`."""
+    gauges, progress = Gauges(), options.progress
     try:
         if not (progress is None or isinstance(progress, bool) or callable(progress)):
             raise UserError(
@@ -105,7 +114,7 @@ def optimize(
             nullcontext(progress) if callable(progress) else display_for(progress, gauges=gauges)
         )
         with StatusFile(gauges) as status, display as listener:
-            return run(study, objective, options, run_dir=run_dir, listeners=[listener, status])
+            return run(study, objective, options, listeners=[listener, status])
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone
     except KeyboardInterrupt:

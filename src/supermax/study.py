@@ -6,6 +6,7 @@ settings ──from_config()──▶ Study ──run()──▶ frame(), figure
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ import optuna
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.records import StudyRecord, TrialRecord, read_record
-from supermax.search import preview, search
+from supermax.search.prepare import prepare_search
+from supermax.search.preview import describe_plan
+from supermax.search.refit import refit_study
+from supermax.search.search import Search, Tuned
 from supermax.search.settings import Resolved, Settings, resolve
 from supermax.search.settings.resolving import Value, flattened
-from supermax.search.settings.units import workers
-from supermax.search.tuning import Tuned
 from supermax.space.migration.versions import find_versions
 from supermax.space.presets import presets
 from supermax.studies import existing, without_password
@@ -35,7 +37,6 @@ class Study:
 
     def __init__(self, resolved: Resolved) -> None:
         self._resolved = resolved
-        self._search: search.Search | None = None
         self._tuned: Tuned | None = None
 
     @classmethod
@@ -62,30 +63,22 @@ class Study:
 
     def plan(self, verbose: bool = False) -> list[str]:
         """Return the plan that `supermax tune` prints first; `verbose` as its -v."""
-        return preview.describe_plan(self._prepared(), verbose)
+        return describe_plan(self._search, verbose)
 
     def run(self, **options: Any) -> Study:
-        """Run up to the settings' number of trials. `options` are passed to supermax.optimize."""
-        if "workers" in options:
-            try:
-                options["workers"] = workers(options["workers"])
-            except ValueError as error:
-                raise UserError(f"workers of run(): {error}.") from None
-        prepared = self._prepared()
-        self._tuned = prepared.tuning.run(**{**prepared.options, **options})
+        """Run up to the settings' number of trials. `options` are arguments of supermax.optimize
+        that replace the settings'."""
+        self._tuned = self._search.run(**options)
         return self
 
-    def _prepared(self) -> search.Search:
-        if self._search is None:
-            self._search = search.prepare_search(self._resolved)
-        return self._search
+    @cached_property
+    def _search(self) -> Search:
+        return prepare_search(self._resolved)
 
     @property
     def splits(self) -> Splits:
         """Train, validation and test split of the data."""
-        splits = self._prepared().tuning.splits
-        assert splits is not None
-        return splits
+        return self._search.data
 
     @property
     def summary(self) -> Summary:
@@ -99,7 +92,7 @@ class Study:
         """Newest version of the Optuna study, whether or not this object ran it."""
         if self._tuned is not None:
             return self._tuned.study
-        storage = existing(search.storage_of(self.settings))
+        storage = existing(self.settings.storage_address)
         versions = find_versions(storage, self.settings.study)
         if not versions:
             raise UserError(f"There is no study '{self.settings.study}' yet: call run() first.")
@@ -130,7 +123,7 @@ class Study:
         """Write the report as one HTML file. Return its path."""
         from supermax.results.report.writing import write_report
 
-        storage = without_password(search.storage_of(self.settings))
+        storage = without_password(self.settings.storage_address)
         return write_report(self.record, path, storage=storage)
 
     def refit(
@@ -138,7 +131,4 @@ class Study:
     ) -> Refit:
         """Train the configuration of the best trial, or of `trial`, once for each seed; export the
         model to the folder."""
-        refitted: Refit = search.refit_study(
-            self.record, trial, self.settings, seeds=seeds, folder=folder
-        )[1]
-        return refitted
+        return refit_study(self.record, trial, self.settings, seeds=seeds, folder=folder)[1]

@@ -50,3 +50,9 @@ def test_former_names_of_failures_are_the_same(former: str, name: str) -> None:
         assert getattr(testing, former) is getattr(testing, name)
     with pytest.raises(AttributeError):
         testing.nothing  # noqa: B018
+
+
+def test_the_former_name_of_a_search_works() -> None:
+    with pytest.warns(DeprecationWarning, match="Tuning is now Search"):
+        from supermax.search.search import Search, Tuning
+    assert Tuning is Search

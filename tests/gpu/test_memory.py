@@ -91,7 +91,7 @@ from pathlib import Path
 from supermax.results.records import read_record
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 
 SPACE = '''
 name: one
@@ -107,7 +107,7 @@ parameters:
 '''
 
 def main(memory):
-    tuning = Tuning("evidence", synthetic(60, seed=1, max_words=None), "s.db", Path("cache"),
+    tuning = Search("evidence", synthetic(60, seed=1, max_words=None), "s.db", Path("cache"),
                     name=f"m{memory}", space=loads(SPACE), trials=6, limits={"epochs": 1},
                     memory=memory or None, seed=1, tell=lambda _: None)
     tuned = tuning.run(workers=3, progress=False)

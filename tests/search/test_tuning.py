@@ -19,7 +19,7 @@ from supermax._util.attributes import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.writing import write_report
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.space import find_versions, load, narrowed
 from supermax.tasks import space_fitting
 from supermax.tasks.measures import check_objectives
@@ -41,8 +41,8 @@ def small(agent: str = "criteria") -> Any:
     return narrowed(load(f"demo/{agent}"), fixed)
 
 
-def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Tuning:
-    return Tuning(
+def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Search:
+    return Search(
         agent,
         corpus(60),
         str(folder / "s.db"),
@@ -111,7 +111,7 @@ def test_no_text_of_the_data_is_in_the_run_s_files(tmp_path: Path) -> None:
               marked.classes),
     )  # fmt: skip
     one = tuning(tmp_path, trials=2)
-    tuned = Tuning(**{**vars(one), "corpus": words}).run(progress=False)
+    tuned = Search(**{**vars(one), "corpus": words}).run(progress=False)
     assert tuned.summary.trials["COMPLETE"] == 2
     for path in tuned.summary.run_dir.rglob("*"):
         if path.is_file():
@@ -208,7 +208,7 @@ def test_unavailable_encoders_and_optimizers_are_reported_and_left_out(
 
 
 def test_every_mistake_of_a_search_is_reported_at_once(tmp_path: Path) -> None:
-    wrong = Tuning(
+    wrong = Search(
         "evidence",
         Corpus("mine", ("no", "yes"), corpus(8).classes),
         str(tmp_path / "s.db"),
@@ -270,7 +270,7 @@ def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
     assert len(again.study.trials) == 1
 
 
-def searched_by_old_rules(search: Tuning) -> optuna.Study:
+def searched_by_old_rules(search: Search) -> optuna.Study:
     """Return a study from before the metrics of spans were redefined: without their versions."""
     study = search.run(progress=False).study
     note = study.user_attrs[EXPERIMENT]

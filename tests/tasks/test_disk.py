@@ -19,8 +19,8 @@ import supermax
 from supermax._util.attributes import STATE, WEIGHTS
 from supermax.errors import EnvironmentFault
 from supermax.memory.disk import Allowance, Demand, Footprint, footprint
+from supermax.search.search import Search
 from supermax.search.settings.units import size as size_of
-from supermax.search.tuning import Tuning
 from supermax.tasks.fits import footprints
 from supermax.tasks.space_fitting import fitted
 from supermax.tasks.specs import spec_of
@@ -77,7 +77,7 @@ def tiny(**how: Any) -> Demand:
     return replace(Demand(found, 8, None, top=5), **how)
 
 
-def search(place: Path, tmp_path: Path, **how: Any) -> tuple[Tuning, Seen, list[str]]:
+def search(place: Path, tmp_path: Path, **how: Any) -> tuple[Search, Seen, list[str]]:
     seen, said = Seen(), list[str]()
     made = replace(
         tuning(tmp_path, trials=1, around=seen, warn=said.append), storage=str(place / "s.db")

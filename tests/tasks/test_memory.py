@@ -17,7 +17,7 @@ from supermax.memory.facts import Spec
 from supermax.memory.measurements import Measured, MeasurementLog
 from supermax.memory.planner import NoPlan, Plan
 from supermax.results.records import read_record
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.space import loads
 from supermax.tasks.objective import AgentObjective, local_execution
 from supermax.tasks.provisioning import MemoryPlanner
@@ -56,8 +56,8 @@ def long_posts() -> Corpus:
     return replace(few, spans=tuple(spans))
 
 
-def tuning(folder: Path, name: str, memory: int | None = None) -> Tuning:
-    return Tuning(
+def tuning(folder: Path, name: str, memory: int | None = None) -> Search:
+    return Search(
         "evidence",
         long_posts(),
         str(folder / "s.db"),
@@ -72,13 +72,13 @@ def tuning(folder: Path, name: str, memory: int | None = None) -> Tuning:
     )
 
 
-def planner(of: Tuning, memory: int | None) -> MemoryPlanner:
+def planner(of: Search, memory: int | None) -> MemoryPlanner:
     splits = split(of.corpus)
     objective = AgentObjective(
         of.agent, loads(SPACE), splits.train, splits.validation, of.cache, ["token_f1"],
-        of.limits, of.execution, book=of.book(),
+        of.limits, of.execution, book=of.resources.measurement_log(),
     )  # fmt: skip
-    made = of.planner(objective)
+    made = of.resources.planner(objective, of.tell)
     assert made is not None
     made.budget = HostBudget(memory)
     return made
@@ -177,7 +177,7 @@ def test_the_longest_text_decides_and_not_the_longest_that_is_allowed(tmp_path: 
     assert spec_of(made).length == 512
     few = synthetic(40, difficulty=0.0, seed=3, max_words=10)
     made = planner(
-        Tuning("evidence", few, tmp_path / "s.db", tmp_path / "cache", limits=short.limits), None
+        Search("evidence", few, tmp_path / "s.db", tmp_path / "cache", limits=short.limits), None
     )
     assert spec_of(made).length < 100
 

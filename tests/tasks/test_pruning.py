@@ -8,7 +8,7 @@ import optuna
 import pytest
 from optuna.trial import create_trial
 
-from supermax.search.search import pruner_of
+from supermax.search.prepare import pruner_of
 from supermax.search.settings import Settings
 from supermax.tasks.objective import TrialReporter
 

@@ -18,7 +18,7 @@ import supermax
 from supermax._util import system
 from supermax.errors import EnvironmentFault
 from supermax.memory.estimate import need
-from supermax.search import search
+from supermax.search import refit
 from supermax.tasks.repeating import Repetition, split_of
 from supermax.training.deploy.refit import refit_splits
 from supermax.training.steps.base import Execution
@@ -38,7 +38,7 @@ from supermax.memory.estimate import Split, need
 from supermax.memory.measurements import Measured
 from supermax._util.attributes import SETTINGS
 from supermax.results.records import read_record
-from supermax.search import search
+from supermax.search import refit
 from supermax.search.replay import replay_trial
 from supermax.training.steps.memory_limits import unused
 
@@ -46,13 +46,13 @@ MIB = 1 << 20
 folder, what, budget = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 (name,) = optuna.get_all_study_names(f"sqlite:///{folder}/supermax.db")
 record = read_record(optuna.load_study(study_name=name, storage=f"sqlite:///{folder}/supermax.db"))
-settings = search.stored_settings(record.study.user_attrs[SETTINGS], name)
+settings = refit.stored_settings(record.study.user_attrs[SETTINGS], name)
 trial, said = record.trials[0], []
 if what == "wrong":  # measurements have it that a fourth of the memory does
     settings = settings.model_copy(update={"gpu_memory": budget})
-    config = search.config_of(record, trial)
-    objective = search.objective_of(record, settings, search.same_data(record, settings))
-    planner = search.repetition(objective, settings, trial, config, print).planner
+    config = refit.config_of(record, trial)
+    objective = refit.objective_of(record, settings, refit.same_data(record, settings))
+    planner = refit.repetition(objective, settings, trial, config, print).planner
     spec = planner.spec(config)
     guess = need(spec, Split(128, evaluated=0))
     wrong = guess.allocated - int(0.75 * guess.varying)
@@ -74,10 +74,10 @@ if what == "wrong":  # the limit is for what is trained, and not seen before
 else:
     limit(max(system.data_size(), 512 * MIB) + budget)
 if what == "replay":
-    print(json.dumps(replay_trial(search.replay_objective(record, trial), trial, lambda *_: None)))
+    print(json.dumps(replay_trial(refit.replay_objective(record, trial), trial, lambda *_: None)))
 else:
     out = folder / f"{what}-model"
-    search.refit_study(record, 0, settings, seeds=[1], folder=out, tell=said.append)
+    refit.refit_study(record, 0, settings, seeds=[1], folder=out, tell=said.append)
     print(json.dumps(said))
 """
 
@@ -146,7 +146,7 @@ def test_a_refit_fits_where_its_trial_did_and_is_the_same_experiment(
 ) -> None:
     assert limited(folder_of(split), "refit") == []
     free = split.settings.model_copy(update={"gpu_memory": None})
-    search.refit_study(split.record, 0, free, seeds=[1], folder=tmp_path / "model")
+    refit.refit_study(split.record, 0, free, seeds=[1], folder=tmp_path / "model")
     weights = [
         load_file(folder / "model.safetensors")
         for folder in (folder_of(split) / "refit-model", tmp_path / "model")
@@ -165,12 +165,12 @@ def test_a_refit_and_a_replay_take_the_plan_of_their_trial(
     def seen(*_: object, execution: Execution, **__: object) -> None:
         raise Seen(execution)
 
-    monkeypatch.setattr(search, "refit_config", seen)
+    monkeypatch.setattr(refit, "refit_config", seen)
     trial = split.record.trial(0)
     with pytest.raises(Seen) as found:
-        search.refit_study(split.record, 0, split.settings, seeds=[1], folder=tmp_path / "model")
+        refit.refit_study(split.record, 0, split.settings, seeds=[1], folder=tmp_path / "model")
     planned = trial.result["micro_batch"]
-    again = found.value.args[0], search.replay_objective(split.record, trial).execution
+    again = found.value.args[0], refit.replay_objective(split.record, trial).execution
     for execution in again:  # smaller, where measurements say so or there is more data
         assert 0 < execution.micro_batch <= planned < 128
 
@@ -199,9 +199,9 @@ def test_a_refit_that_runs_out_of_memory_resumes_smaller(tmp_path: Path) -> None
 def repetition(study: supermax.Study, memory: int | None, **data: Any) -> Repetition:
     settings = study.settings.model_copy(update={"gpu_memory": memory})
     trial = study.record.trial(0)
-    objective = search.objective_of(study.record, settings, study.splits)
-    config = search.config_of(study.record, trial)
-    return search.repetition(replace(objective, **data), settings, trial, config, lambda _: None)
+    objective = refit.objective_of(study.record, settings, study.splits)
+    config = refit.config_of(study.record, trial)
+    return refit.repetition(replace(objective, **data), settings, trial, config, lambda _: None)
 
 
 def test_its_own_plan_is_kept_where_it_fits(split: supermax.Study) -> None:
@@ -231,7 +231,7 @@ def test_longer_texts_have_another_plan(split: supermax.Study) -> None:
     """The trial was planned for texts as long as these are."""
     train, validation = (
         replace(part, spans=tuple(replace(e, text=e.text[:40], spans=()) for e in part.spans))
-        for part in refit_splits(search.config_of(split.record, split.best()), split.splits)
+        for part in refit_splits(refit.config_of(split.record, split.best()), split.splits)
     )
     long = repetition(split, BUDGET)
     short = repetition(split, BUDGET, train=train, validation=validation)

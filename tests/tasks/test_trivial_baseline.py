@@ -10,9 +10,8 @@ from optuna.trial import create_trial
 
 from supermax._util.attributes import RESULT
 from supermax.engine.summary import Summary
-from supermax.search.search import Search
+from supermax.search.search import Tuned
 from supermax.search.settings import Settings
-from supermax.search.tuning import Tuned
 from supermax.training.data.splits import Splits
 from supermax.ui.cli.tune import outcome
 from tests.training.corpora import corpus
@@ -29,8 +28,7 @@ def said(agent: str, objective: str, value: float, summary: Summary = NOTHING, *
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
     tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {})
     settings = Settings(agent=cast("Any", agent), trials=1, epochs=1, **how)
-    search = cast("Search", type("Prepared", (), {"settings": settings}))
-    return "\n".join(outcome(search, tuned))
+    return "\n".join(outcome(settings, tuned))
 
 
 @pytest.mark.parametrize("value", [SILENT, SILENT - 0.1])

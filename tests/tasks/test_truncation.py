@@ -12,7 +12,7 @@ import pytest
 
 from supermax.results.records import read_record
 from supermax.results.report.page import page
-from supermax.search.tuning import Tuning
+from supermax.search.search import Search
 from supermax.space import Space, load, loads
 from supermax.tasks import text_length as module
 from supermax.tasks.truncation import Cut, lengths_in, truncation, truncation_notices
@@ -95,7 +95,7 @@ def written(folder: Path) -> None:
 @pytest.mark.usefixtures("quick")
 def test_a_search_reports_truncation_before_the_run_and_in_the_report(tmp_path: Path) -> None:
     told_: list[str] = []
-    tuned = Tuning(
+    tuned = Search(
         "criteria",
         corpus(60),
         str(tmp_path / "s.db"),

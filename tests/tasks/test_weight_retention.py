@@ -15,6 +15,7 @@ from optuna.trial import create_trial
 import supermax
 from supermax._util.attributes import HALF_WRITTEN, STATE, WEIGHTS
 from supermax.engine.ranking import ranked
+from supermax.engine.run.options import RunOptions
 from supermax.engine.run.session import Summary
 from supermax.engine.storage.locations import find_location
 from supermax.results.records import read_record
@@ -134,11 +135,11 @@ def test_weights_are_kept_where_the_run_is(
 ) -> None:
     seen: list[Any] = []
 
-    def started(*_: Any, callbacks: list[Any], **options: Any) -> Summary:
-        seen.extend((callbacks[0].run_dir, options.get("run_dir")))
+    def started(_study: object, _objective: object, options: RunOptions) -> Summary:
+        seen.extend((options.callbacks[0].run_dir, options.run_dir))  # type: ignore[attr-defined]
         return Summary({}, {})
 
-    monkeypatch.setattr("supermax.search.tuning.optimize", started)
+    monkeypatch.setattr("supermax.search.search.run_study", started)
     tuning(tmp_path, trials=1).run(run_dir=str(tmp_path / "elsewhere"))
     assert seen == [tmp_path / "elsewhere", str(tmp_path / "elsewhere")]
 

@@ -1,6 +1,6 @@
 """Former names of modules, importable for one release with a DeprecationWarning.
 
-    import supermax.tuning ──Finder──▶ supermax.search.tuning
+    import supermax.tuning ──Finder──▶ supermax.search.search
 
 Submodules of a moved package are found as well: `supermax.report.page`.
 """
@@ -24,7 +24,7 @@ MOVED = {
     "supermax.training.export": "supermax.training.deploy.export",
     "supermax.training.predict": "supermax.training.deploy.predict",
     "supermax.training.refit": "supermax.training.deploy.refit",
-    "supermax.tuning": "supermax.search.tuning",
+    "supermax.tuning": "supermax.search.search",
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-AUTO = "auto"
+from typing import Final, Literal
+
+AUTO: Final = "auto"
 CELLS_PER_GPU = 8
 """Largest number of parallel trials on a GPU that was measured; throughput still grew with each:
 docs/memory.md."""
@@ -10,10 +12,10 @@ _TRIAL_MEMORY = 12 << 30
 """Bytes assumed for a trial, as those of a large encoder need."""
 
 
-def resolve_workers(workers: int | str, *, gpus: int, cores: int) -> int:
+def resolve_workers(workers: int | Literal["auto"], *, gpus: int, cores: int) -> int:
     """Return `workers`, or the number of parallel trials for "auto". Each cell keeps a core busy,
     with or without a GPU."""
-    if isinstance(workers, int):
+    if workers != AUTO:
         return workers
     return max(1, min(CELLS_PER_GPU * gpus, cores) if gpus else cores)
 

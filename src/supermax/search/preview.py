@@ -23,14 +23,11 @@ from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.errors import SupermaxError
 from supermax.memory import planner
-from supermax.memory.budgets import GpuBudget, HostBudget
 from supermax.memory.sharing import AUTO
 from supermax.results.records import TrialRecord, finished, read_record
-from supermax.search.search import Search, limits_of, storage_of
+from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.settings.resolving import GUESSES, THE_COMMAND
-from supermax.search.spaces import space_for
-from supermax.search.tuning import foreseen, has_cuda
 from supermax.space import find_versions, nest
 from supermax.space.feasible import varying
 from supermax.studies import existing, file_of, without_password
@@ -38,10 +35,9 @@ from supermax.tasks.data_notices import weaknesses
 from supermax.tasks.data_summary import shown_labels
 from supermax.tasks.fits import fits
 from supermax.tasks.objective import configured
-from supermax.tasks.space_fitting import Fitted, fitted
+from supermax.tasks.space_fitting import Fitted
 from supermax.tasks.specs import spec_of
 from supermax.tasks.truncation import truncation, truncation_notices
-from supermax.training.steps.base import Execution
 
 REFUSED = "supermax:infeasible"
 """Constraint violated by a trial that does not fit into memory in any split."""
@@ -51,22 +47,18 @@ _MAX_CLASSES = 12  # whose numbers of rows are shown
 
 def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     """Return the lines of the plan; `verbose`: with each setting and its source."""
-    settings, tuning = search.settings, search.tuning
-    cuda = has_cuda(tuning.execution)
-    fit = fitted(tuning.space or space_for(settings), "cuda" if cuda else "cpu")
-    assert tuning.splits is not None
-    if tuning.fit_length:
-        fit = fit.with_length(tuning.splits, tuning.cache)
-    allowed, _ = tuning.allowance(
-        fit, _run_dir(settings), search.options
-    )  # the run prints the notice
+    resolved, splits = search.resolved, search.data
+    assert resolved is not None
+    settings, fit, cuda = resolved.settings, search.fit, search.resources.has_cuda
+    # The run prints the notice.
+    allowed, _ = search.allowance(_run_dir(settings), search.options)
     workers = allowed.workers
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
     device = _on_gpus(settings, workers) if cuda else "on the CPU"
     lines = [
         f"Search      {settings.agent} into the study '{settings.study}' in "
-        f"{without_password(str(tuning.storage))}",
+        f"{without_password(str(search.storage))}",
         f"How far     trials: {settings.trials}, epochs: up to {settings.epochs}, "
         f"{'up to ' * (settings.workers == AUTO)}{workers} at a time, {device}",
         *_aligned("Data", describe_data(search)),
@@ -76,17 +68,17 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
         f"pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
-    cuts = truncation(settings.agent, tuning.splits, fit.space, fit.sources.values(), tuning.cache)
+    cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)
     lines += _aligned("Truncation", truncation_notices(cuts))
     lines += _aligned("Time", _remaining_time(settings, workers))
-    lines += _aligned("Memory", _memory_fit(search, fit, cuda))
+    lines += _aligned("Memory", _memory_fit(search, settings))
     warnings = [
         *unfit_preset(settings, fit),
         *too_few_cores(settings, workers, system.cores()),
-        *weaknesses(tuning.splits),
+        *weaknesses(splits),
     ]
     lines += _aligned("Beware", warnings)
-    return [*lines, *origins(search.resolved, verbose)]
+    return [*lines, *origins(resolved, verbose)]
 
 
 def folded(lines: list[str], width: int) -> list[str]:
@@ -137,7 +129,7 @@ def too_few_cores(settings: Settings, workers: int, cores: int) -> list[str]:
 def _study(settings: Settings) -> Study | None:
     """Return the newest version of the study; None where there is none yet."""
     try:
-        versions = find_versions(existing(storage_of(settings)), settings.study)
+        versions = find_versions(existing(settings.storage_address), settings.study)
     except SupermaxError:  # none yet, or unreadable, which opening it for the run reports
         return None
     return versions[-1] if versions else None
@@ -153,7 +145,7 @@ def _run_dir(settings: Settings) -> Path:
     """Return the run folder, or the one that holds it where it does not exist yet."""
     if (study := _study(settings)) is not None:
         return find_location(study).run_dir
-    file = file_of(storage_of(settings))
+    file = file_of(settings.storage_address)
     return file.parent if file is not None else data_folder()
 
 
@@ -170,15 +162,14 @@ def _remaining_time(settings: Settings, workers: int) -> list[str]:
     return [f"{typical:.3g} s a trial so far: about {hours:.1f} h for the remaining {left}"]
 
 
-def _memory_fit(search: Search, fit: Fitted, cuda: bool) -> list[str]:
+def _memory_fit(search: Search, settings: Settings) -> list[str]:
     """Return the share of the space that fits the device, and the encoders that never fit."""
-    memory, device = search.settings.gpu_memory, "cuda" if cuda else "cpu"
-    budget = GpuBudget(memory).whole if cuda else HostBudget(memory).whole
+    cuda, fit = search.resources.has_cuda, search.fit
+    budget = search.resources.budget().whole
     if not budget:
         install = "pip install nvidia-ml-py, or " * cuda
         return [f"cannot be read, and is not planned: {install}set --gpu-memory"]
-    execution = foreseen(search.tuning.execution, device)
-    shares = fits(fit.space, fit.sources, search.settings.agent, budget, execution)
+    shares = fits(fit.space, fit.sources, settings.agent, budget, search.resources.foreseen())
     total = sum(share.all for share in shares.values())
     whole, split = (sum(getattr(s, k) for s in shares.values()) for k in ("whole", "split"))
     whose = "the GPU" if cuda else "this machine's memory"
@@ -190,12 +181,12 @@ def _memory_fit(search: Search, fit: Fitted, cuda: bool) -> list[str]:
     for name, share in shares.items():
         if share.never == share.all:
             lines.append(f"{name} never fits: it needs at least {size_text(share.smallest)}")
-    return [*lines, *_refused_that_fit(search, fit, budget, execution)]
+    return [*lines, *_refused_that_fit(search, settings, budget)]
 
 
-def _refused_that_fit(search: Search, fit: Fitted, budget: int, execution: Execution) -> list[str]:
+def _refused_that_fit(search: Search, settings: Settings, budget: int) -> list[str]:
     """Return a line on the trials that were refused as too large and fit into `budget` bytes."""
-    settings, book = search.settings, search.tuning.book()
+    log, execution = search.resources.measurement_log(), search.resources.foreseen()
     trials = _trials(settings)
     repeated = {trial.notes.get("repeats") for trial in trials}
     count = 0
@@ -203,12 +194,12 @@ def _refused_that_fit(search: Search, fit: Fitted, budget: int, execution: Execu
         if REFUSED not in trial.broken or trial.notes.get("attempts") or trial.number in repeated:
             continue
         with contextlib.suppress(Exception):  # of another space, or of an encoder that is gone
-            config = configured(settings.agent, nest(trial.params), limits_of(settings))
+            config = configured(settings.agent, nest(trial.params), settings.limits)
             names = [config.encoder.name]
             if settings.agent == "joint":
                 names.append((config.evidence_encoder or config.encoder).name)
-            spec = spec_of(config, [fit.sources[name] for name in names], execution)
-            found = planner.plan(spec, budget, correction=book.known(spec).correction)
+            spec = spec_of(config, [search.fit.sources[name] for name in names], execution)
+            found = planner.plan(spec, budget, correction=log.known(spec).correction)
             count += isinstance(found, planner.Plan)
     if not count:
         return []
@@ -247,8 +238,7 @@ def _shown(key: str, value: Any) -> str:
 
 def describe_data(search: Search) -> list[str]:
     """Return the sizes of the data and its splits. Quotes none of its text."""
-    corpus, splits, agent = search.tuning.corpus, search.tuning.splits, search.settings.agent
-    assert splits is not None
+    corpus, splits, agent = search.corpus, search.data, search.agent
     lines = []
     if corpus.classes and agent != "evidence":
         counts = Counter(example.label for example in corpus.classes)

@@ -16,7 +16,7 @@ import torch
 
 from supermax import Study
 from supermax.engine.processes import mps
-from supermax.search.search import _gpu_share, run_context
+from supermax.search.prepare import _gpu_share, run_context
 from supermax.search.settings import Settings
 from tests.conftest import eventually
 

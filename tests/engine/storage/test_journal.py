@@ -102,14 +102,13 @@ def test_files_of_other_programs_are_not_changed(here: Path) -> None:
 
 
 def test_settings_may_name_one_beside_their_file(here: Path) -> None:
-    from supermax.search.search import storage_of
     from supermax.search.settings import resolve
     from supermax.space.presets import presets
 
     (here / "sub").mkdir()
     (here / "sub" / "s.yaml").write_text("agent: criteria\nstorage: mine.journal\n")
     settings = resolve(None, file=here / "sub" / "s.yaml", presets=presets()).settings
-    assert isinstance(make_storage(storage_of(settings)), JournalStorage)
+    assert isinstance(make_storage(settings.storage_address), JournalStorage)
     assert (here / "sub" / "mine.journal").is_file()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from supermax.errors import UserError
-from supermax.search.search import data_of
+from supermax.search.data import data_of
 from supermax.study import Study
 from supermax.training.data.guessing import guess, guess_file
 from supermax.training.data.redsm5 import ANNOTATIONS, POSTS

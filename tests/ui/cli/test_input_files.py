@@ -8,7 +8,8 @@ import pytest
 
 from supermax.errors import UserError
 from supermax.search import preview
-from supermax.search.search import data_of, prepare_search
+from supermax.search.data import data_of
+from supermax.search.prepare import prepare_search
 from supermax.study import Study
 from supermax.training.data.splits import Splits
 from supermax.ui.cli.tune import resolved

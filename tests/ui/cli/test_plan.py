@@ -6,6 +6,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,15 +14,14 @@ import pytest
 
 from supermax.engine.processes import supervisor
 from supermax.errors import UserError
-from supermax.search import preview
+from supermax.search import preview, resources
+from supermax.search.prepare import prepare_search
 from supermax.search.preview import folded
-from supermax.search.search import prepare_search
 from supermax.search.settings import Resolved, Settings, resolve
 from supermax.search.settings.resolving import Value
-from supermax.search.spaces import space_for
 from supermax.space.presets import presets
 from supermax.tasks.provisioning import MemoryPlanner
-from supermax.tasks.space_fitting import fitted
+from supermax.training.steps.base import Execution
 from supermax.ui.cli.tune import resolved
 from tests.ui.cli.helping import inside, sm
 
@@ -109,7 +109,7 @@ def test_the_compile_setting_is_passed_on(
     monkeypatch.chdir(tmp_path)
     flags = {"compile": Value(said, "here"), "data.posts": Value(60, "here")}
     search = prepare_search(resolve("criteria", flags=flags, presets=presets()))
-    assert search.tuning.execution.compiled is meant
+    assert search.execution.compiled is meant
 
 
 def test_a_cpu_machine_gets_no_advice_about_gpu_packages(
@@ -117,12 +117,13 @@ def test_a_cpu_machine_gets_no_advice_about_gpu_packages(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = {"trials": Value(1, "here"), "data.posts": Value(60, "here")}
-    search = prepare_search(resolve("criteria", flags=few, presets=presets()))
-    fit = fitted(space_for(search.settings), "cpu")
+    wanted = resolve("criteria", flags=few, presets=presets())
+    search = prepare_search(wanted)
     for name in ("HostBudget", "GpuBudget"):
-        monkeypatch.setattr(preview, name, lambda _: SimpleNamespace(whole=0))
-    (on_cpu,) = preview._memory_fit(search, fit, cuda=False)
-    (on_gpu,) = preview._memory_fit(search, fit, cuda=True)
+        monkeypatch.setattr(resources, name, lambda _: SimpleNamespace(whole=0))
+    (on_cpu,) = preview._memory_fit(search, wanted.settings)
+    on_gpus = replace(search, execution=Execution(device="cuda"))
+    (on_gpu,) = preview._memory_fit(on_gpus, wanted.settings)
     assert on_cpu == "cannot be read, and is not planned: set --gpu-memory"
     assert "pip install nvidia-ml-py, or set --gpu-memory" in on_gpu
 

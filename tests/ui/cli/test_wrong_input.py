@@ -18,7 +18,7 @@ import pytest
 
 import supermax
 from supermax.errors import UserError
-from supermax.search.search import check_cache
+from supermax.search.prepare import check_cache
 from tests.ui.cli.helping import inside, sm
 from tests.users import SOMEBODY, as_somebody, common_folder, needs_root
 

@@ -17,7 +17,7 @@ from supermax.engine.run.options import RunOptions
 from supermax.errors import UserError
 
 
-def check_arguments(study: Any, objective: Any, options: RunOptions, run_dir: Any) -> None:
+def check_arguments(study: Any, objective: Any, options: RunOptions) -> None:
     """Raise UserError that lists all invalid arguments, or names a call that cannot work."""
     wrong = [
         f"{name} must be {wanted}, but is {_shown(value)}"
@@ -34,7 +34,7 @@ def check_arguments(study: Any, objective: Any, options: RunOptions, run_dir: An
             ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
             ("callbacks", options.callbacks, _are_functions, "a list of functions"),
             ("planner", options.planner, _or_none(_is_planner), _PLANNER),
-            ("run_dir", run_dir, _or_none(_is_path), "the path of a folder"),
+            ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
         )
         if not fits(value)
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from supermax.engine.events import Listener
 from supermax.engine.run.provision import Planner
 
 Callback = Callable[[Study, FrozenTrial], None]
@@ -35,5 +37,13 @@ class RunOptions:
     retries: int = 2
     """Number of retries of a trial after faults; kills from outside are not counted."""
     devices: Sequence[int | str] = ()
+    """GPUs over which trials are distributed; empty: all trials see all GPUs."""
+    run_dir: str | os.PathLike[str] | None = None
+    """Folder of logs, outcomes and checkpoints; None: the one that belongs to the study."""
     callbacks: Sequence[Callback] = ()
+    """Functions called with the study and each finished trial."""
+    progress: bool | Listener | None = None
+    """None: live view on a terminal, else plain lines. True: as None. False: nothing. A function:
+    called with each event instead."""
     planner: Planner | None = None
+    """Planner of the memory of each trial; None: memory is not planned."""

@@ -55,22 +55,22 @@ def run(
     objective: Callable[..., Any],
     options: RunOptions,
     *,
-    run_dir: str | os.PathLike[str] | None = None,
     listeners: Sequence[say.Listener] = (),
 ) -> Summary:
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
-    check_arguments(study, objective, options, run_dir)
+    check_arguments(study, objective, options)
     descriptors.check_descriptors(options.workers)
     blob = pickle_objective(objective, study)
     place = locations.find_location(study)
     emit = _emitter(listeners)
     patience = Patience(lambda text: emit(say.Notice(text)))
-    where = _absolute(run_dir) if run_dir is not None else place.run_dir
+    elsewhere = options.run_dir is not None
+    where = _absolute(options.run_dir) if options.run_dir is not None else place.run_dir
     folder = StudyFolder(where, patience)
     signals = Signals()
     try:
-        with _opened(study, place, folder, patience, run_dir is not None) as (storage, trials):
+        with _opened(study, place, folder, patience, elsewhere) as (storage, trials):
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -162,6 +163,27 @@ class Settings(_Part):
     @property
     def study(self) -> str:
         return self.name or self.agent
+
+    @property
+    def storage_address(self) -> str:
+        return self.storage or str(Path(self.outdir).expanduser() / STORAGE)
+
+    @property
+    def cache_folder(self) -> Path:
+        return Path(self.cache or Path(self.outdir) / CACHE).expanduser()
+
+    @property
+    def limits(self) -> dict[str, float | None]:
+        """Limits of a trial's training that are not searched."""
+        return {"epochs": self.epochs, "patience": self.patience, "min_delta": self.min_delta}
+
+    def to_store(self) -> dict[str, object]:
+        """Return the settings as JSON for the study: without secrets, with absolute paths."""
+        stored = self.model_dump(mode="json", exclude={"storage", "track", "space"})
+        if self.data.path not in (None, "synthetic"):
+            stored["data"]["path"] = str(Path(self.data.path or "").expanduser().absolute())
+        stored["cache"] = str(self.cache_folder.absolute())
+        return stored
 
 
 def keys(kind: type[BaseModel] = Settings, before: str = "") -> dict[str, str]:

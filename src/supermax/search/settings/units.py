@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 1, "B": 1} | {
@@ -43,7 +44,7 @@ def size(text: str | int) -> int:
     return int(value)
 
 
-def workers(text: str | int) -> int | str:
+def workers(text: str | int) -> int | Literal["auto"]:
     """Parse a number of parallel trials from 1 to 512, or auto. Raises ValueError."""
     if str(text).strip().lower() == "auto":
         return "auto"

@@ -162,8 +162,8 @@ def _models(space: Space, target: str | None) -> Iterator[checks.Finding]:
 
 
 def _data(target: str) -> list[checks.Finding]:
+    from supermax.search.prepare import prepare_search
     from supermax.search.preview import describe_data
-    from supermax.search.search import prepare_search
     from supermax.ui.cli.tune import resolved
 
     found = []

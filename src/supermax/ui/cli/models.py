@@ -65,12 +65,12 @@ def refit(
     progress.step(LOADING)
     wanted, record = _seeds(seeds), read_record(the_study(storage, study))
     with gc_paused():
-        from supermax.search import search
+        from supermax.search.refit import refit_study, stored_settings
 
-    settings = search.stored_settings(record.study.user_attrs.get(SETTINGS), record.name)
+    settings = stored_settings(record.study.user_attrs.get(SETTINGS), record.name)
     folder = out or Path(f"{file_stem(record.name)}-model")
     with progress:
-        chosen, result = search.refit_study(
+        chosen, result = refit_study(
             record,
             trial,
             settings,

@@ -58,7 +58,7 @@ def plan_space(
 def count_truncated(settings: Settings, space: Space) -> tuple[list[Cut], list[str]]:
     """Return the texts of the search's data that its encoders truncate, and a warning for each
     reason why some could not be counted. Writes nothing to the cache of the search."""
-    from supermax.search.search import data_of
+    from supermax.search.data import data_of
     from supermax.tasks.space_fitting import encoder_names
     from supermax.tasks.truncation import truncation
     from supermax.training.models.sources import find

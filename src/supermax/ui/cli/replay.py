@@ -62,7 +62,7 @@ def replay(
     if objective:
         run = import_objective(objective)
     else:
-        from supermax.search.search import replay_objective
+        from supermax.search.refit import replay_objective
 
         run = replay_objective(record, found)
     state = found.state.lower()

@@ -44,8 +44,7 @@ from supermax.ui.cli.opening import STUDY
 from supermax.ui.cli.stdio import Surviving
 
 if TYPE_CHECKING:
-    from supermax.search.search import Search
-    from supermax.search.tuning import Tuned
+    from supermax.search.search import Tuned
 
 ALL = "all"
 Text = str | None
@@ -345,20 +344,21 @@ def run_one(
     """
     with gc_paused():
         # Heavy imports, and wrong settings are reported without them.
-        from supermax.search import preview, search
+        from supermax.search import preview
+        from supermax.search.prepare import prepare_search
 
-        prepared = search.prepare_search(each, tell=_say)  # both import more
+        prepared = prepare_search(each, tell=_say)  # both import more
         lines = preview.describe_plan(prepared, verbose) if print_plan else []
     if lines:
         lines = printable("\n".join(lines)).split("\n")
         if sys.stdout.isatty():
             lines = preview.folded(lines, shutil.get_terminal_size().columns)
         print("\n".join(lines), flush=True)
-    options = dict(prepared.options)
-    if (timeout := options.pop("timeout")) is not None:  # wall time of the whole command
-        options["deadline"] = time.monotonic() + timeout - spent
-    tuned = prepared.tuning.run(callbacks=[lambda *_: heartbeat()], **options)
-    print("\n".join(outcome(prepared, tuned)))
+    deadline = None
+    if (timeout := prepared.options.timeout) is not None:  # wall time of the whole command
+        deadline = time.monotonic() + timeout - spent
+    tuned = prepared.run(timeout=None, deadline=deadline, callbacks=[lambda *_: heartbeat()])
+    print("\n".join(outcome(each.settings, tuned)))
     stopped = tuned.summary.stopped_by
     trials = tuned.summary.trials
     failed = trials["FAIL"] and not trials["COMPLETE"] and not trials["PRUNED"]
@@ -367,11 +367,10 @@ def run_one(
     )
 
 
-def outcome(prepared: Search, tuned: Tuned) -> list[str]:
+def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     """Return lines about the best trial, and the commands to use next."""
-    from supermax.search.tuning import titles_of
+    from supermax.search.search import titles_of
 
-    settings = prepared.settings
     study, where = shlex.quote(settings.study), _where(settings)
     rows = tuned.best(1)
     running = tuned.summary.trials.get("RUNNING")
@@ -412,9 +411,7 @@ def _baseline_warning(metric: str, baseline: float | None) -> list[str]:
 def _where(settings: Settings) -> str:
     """Return the --storage option to paste into a command, without the URL of a server, which
     may contain a password. Empty for the default storage."""
-    from supermax.search.search import storage_of
-
     if settings.storage is None and settings.outdir == ".":
         return ""
-    where = storage_of(settings)
+    where = settings.storage_address
     return " --storage …" if file_of(where) is None else f" --storage {shlex.quote(where)}"

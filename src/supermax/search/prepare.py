@@ -1,0 +1,151 @@
+"""Preparation of a search from its settings.
+
+Resolved ──prepare_search()──▶ Search
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import optuna
+import torch
+from optuna.pruners import BasePruner
+
+from supermax._util.files import user_name
+from supermax.engine.processes.mps import shared
+from supermax.engine.run.options import RunOptions
+from supermax.errors import EnvironmentFault, UserError
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import share_of_each
+from supermax.results.tracking import tracked
+from supermax.search.data import data_of, join_splits, with_columns
+from supermax.search.resources import Resources
+from supermax.search.search import Search
+from supermax.search.settings import Resolved, Settings
+from supermax.search.spaces import fits_length, space_for
+from supermax.tasks.preflight import check_parts
+from supermax.training.steps.base import Execution
+
+
+def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
+    """Read the data and the space. Raises UserError.
+
+    `tell` is called with messages during the run, such as what a tracker could not send."""
+    resolved = with_columns(resolved)
+    settings = resolved.settings
+    check_gpus(settings.gpus)
+    check_cache(settings.cache_folder)
+    splits = data_of(settings)
+    check_parts(settings.agent, splits)
+    compiled = None if settings.compile == "auto" else settings.compile
+    execution = Execution(device="auto", precision="auto", compiled=compiled)
+    return Search(
+        settings.agent,
+        join_splits(splits),
+        settings.storage_address,
+        settings.cache_folder,
+        preset=settings.preset,
+        space=space_for(settings),
+        fit_length=fits_length(settings),
+        name=settings.study,
+        trials=settings.trials,
+        objectives=settings.objectives,
+        limits=settings.limits,
+        sampler=settings.sampler,
+        pruner=pruner_of(settings),
+        seed=settings.seed,
+        splits=splits,
+        top=settings.top,
+        budget=settings.keep,
+        execution=execution,
+        memory=settings.gpu_memory,
+        resolved=resolved,
+        options=RunOptions(
+            workers=Resources(execution).workers(settings.workers, settings.gpus),
+            reuse_cells=True,
+            timeout=settings.timeout,
+            trial_timeout=settings.trial_timeout,
+            stall_timeout=settings.stall_timeout,
+            retries=settings.retries,
+            devices=settings.gpus,
+        ),
+        around=partial(run_context, settings, tell),
+        tell=lambda _: None,  # the plan has the same notices
+        warn=tell,
+        busy=tell,
+    )
+
+
+@contextmanager
+def run_context(
+    settings: Settings, tell: Callable[[str], None], study: optuna.Study, workers: int, gpus: int
+) -> Iterator[None]:
+    """Run CUDA MPS and the tracker, where the settings ask for them, during the context.
+
+    `workers` and `gpus` are the numbers of the run, which may differ from the settings."""
+    with ExitStack() as stack:
+        wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
+        if wanted and not torch.cuda.is_available():
+            are, do = ("is", "does") if len(wanted) == 1 else ("are", "do")
+            tell(
+                f"{' and '.join(wanted)} {are} for GPUs and {do} nothing here: torch "
+                f"{torch.__version__} sees none."
+            )
+        elif settings.mps:
+            stack.enter_context(shared(tell, _gpu_share(settings, study, workers, gpus)))
+        if settings.track is not None:
+            uri = None if settings.track == "mlflow" else settings.track
+            stack.enter_context(tracked(study, uri=uri, tell=tell))
+        yield
+
+
+def _gpu_share(settings: Settings, study: optuna.Study, workers: int, gpus: int) -> int:
+    """Return the share of a GPU for each cell, in percent."""
+    finished = sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    cells = min(workers, max(1, settings.trials - finished))
+    return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
+
+
+def check_gpus(wanted: list[str]) -> None:
+    if wanted and not torch.cuda.is_available():
+        raise UserError(
+            f"GPU {', '.join(wanted)} was requested, but torch sees no GPU on this machine. "
+            f"Run `supermax doctor` for the reason."
+        )
+
+
+def check_cache(cache: Path) -> None:
+    """Raise EnvironmentFault where the cache exists and cannot be used, such as another user's."""
+    try:
+        readable = os.access(cache, os.R_OK | os.X_OK) and cache.is_dir()
+        folders = [cache, *(cache.iterdir() if readable else ())]
+        _check_writable(folders)
+    except OSError as error:
+        raise EnvironmentFault(f"The cache {cache} cannot be used: {error.strerror}.") from error
+
+
+def _check_writable(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        usable = not folder.is_dir() or os.access(folder, os.R_OK | os.W_OK | os.X_OK)
+        if not usable and (uid := folder.stat().st_uid) != os.getuid():
+            owner = user_name(uid)
+            raise EnvironmentFault(
+                f"The cache {folder} cannot be written; it belongs to {owner}. Give this search "
+                f"one of its own: --set cache=FOLDER."
+            )
+
+
+def pruner_of(settings: Settings) -> BasePruner:
+    pruners: dict[str, Callable[[], BasePruner]] = {
+        "median": partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=1),
+        "hyperband": partial(
+            optuna.pruners.HyperbandPruner, min_resource=1, max_resource=settings.epochs
+        ),
+        "halving": partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=1),
+        "none": optuna.pruners.NopPruner,
+    }
+    return pruners[settings.pruner]()

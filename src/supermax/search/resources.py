@@ -1,0 +1,128 @@
+"""Device, memory and disk space that the trials of a search may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from supermax._util import system
+from supermax.errors import UserError
+from supermax.memory.budgets import ON_CPU, GpuBudget, HostBudget
+from supermax.memory.devices import gpus, named
+from supermax.memory.disk import Allowance, Demand
+from supermax.memory.measurements import MeasurementLog, default_folder
+from supermax.memory.sharing import resolve_workers
+from supermax.tasks.fits import footprints
+from supermax.tasks.objective import AgentObjective
+from supermax.tasks.provisioning import MemoryPlanner
+from supermax.tasks.space_fitting import Fitted
+from supermax.tasks.weight_retention import within_disk
+from supermax.training.models.sources import Source
+from supermax.training.steps.base import Execution
+
+
+@dataclass(frozen=True)
+class Resources:
+    execution: Execution
+    memory: int | None = None
+    """Bytes of a GPU, or of the host's memory without one; None: all that is available."""
+
+    @property
+    def has_cuda(self) -> bool:
+        device = self.execution.device
+        return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+
+    @property
+    def device(self) -> Literal["cuda", "cpu"]:
+        return "cuda" if self.has_cuda else "cpu"
+
+    def foreseen(self) -> Execution:
+        """Return the execution with "auto" resolved as cells will, without initialising CUDA."""
+        default = "bf16" if self.has_cuda else "fp32"
+        precision = default if self.execution.precision == "auto" else self.execution.precision
+        return replace(self.execution, device=self.device, precision=precision)
+
+    def budget(self) -> GpuBudget | HostBudget:
+        """Return the memory budget of the device that trials run on."""
+        return GpuBudget(self.memory) if self.has_cuda else HostBudget(self.memory)
+
+    def workers(self, wanted: int | Literal["auto"], devices: Sequence[int | str]) -> int:
+        """Return the number of parallel trials for a number or "auto"."""
+        count = max(1, len(devices)) if self.has_cuda else 0
+        return resolve_workers(wanted, gpus=count, cores=system.cores())
+
+    def measurement_log(self) -> MeasurementLog:
+        """Return the log of memory and speed measured on this device with the installed
+        versions."""
+        device: str = self.device
+        if self.has_cuda and (found := named(gpus(), None)) is not None:
+            device = found.name
+        versions = f"torch {version('torch')} transformers {version('transformers')}"
+        return MeasurementLog(default_folder(), device, versions)
+
+    def planner(
+        self, objective: AgentObjective, tell: Callable[[str], None]
+    ) -> MemoryPlanner | None:
+        """Return the memory planner; None where the micro-batch is given, or the device's memory
+        cannot be read."""
+        if self.memory is not None and self.memory < 1:
+            raise UserError(f"memory must be more than 0 bytes, and is {self.memory}.")
+        if self.execution.micro_batch is not None or objective.book is None:
+            return None
+        if self.has_cuda:  # so that CUDA numbers GPUs as NVML does
+            os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        budget = self.budget()
+        if not budget.whole:
+            tell(
+                "The memory of the GPU cannot be read, so it is not planned: pip install "
+                "nvidia-ml-py, or set it (memory, --gpu-memory)."
+            )
+            return None
+        if not self.has_cuda:
+            for variable, value in ON_CPU.items():
+                os.environ.setdefault(variable, value)
+        return MemoryPlanner(
+            objective.agent,
+            objective.space,
+            objective.train,
+            objective.validation,
+            objective.cache,
+            objective.limits,
+            self.foreseen(),
+            objective.book,
+            budget,
+        )
+
+    def within_disk(
+        self,
+        agent: str,
+        fit: Fitted,
+        run_dir: Path,
+        *,
+        workers: int,
+        devices: int,
+        top: int,
+        weights: int | None,
+        advice: str,
+    ) -> tuple[Allowance, str]:
+        """Return the parallel trials and bytes of kept weights that fit on the disk, and a notice
+        if they are fewer than requested, else "". Raises EnvironmentFault if no trial fits.
+
+        `weights`: bytes that kept weights may take; None: no limit. `advice`: what to do about a
+        full disk."""
+        planned = None
+        if self.execution.micro_batch is None:
+            planned = self.budget().whole * max(1, devices) or None
+
+        def demand(sources: Iterable[Source]) -> Demand:
+            found = footprints(fit.space, sources, agent, self.foreseen())
+            return Demand(found, workers, planned, top, weights)
+
+        by_encoder = {name: demand([source]) for name, source in fit.sources.items()}
+        return within_disk(demand(fit.sources.values()), run_dir, advice, by_encoder)
