@@ -99,7 +99,10 @@ def optimize(
         progress=progress,
         planner=planner,
     )
-    return run_study(study, objective, options)
+    try:
+        return run_study(study, objective, options)
+    except SupermaxError as error:
+        raise error.with_traceback(None) from None  # the message alone
 
 
 def run_study(study: optuna.Study, objective: Objective, options: RunOptions) -> Summary:

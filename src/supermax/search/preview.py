@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from optuna.study import Study
 
@@ -228,10 +227,10 @@ def origins(resolved: Resolved, verbose: bool = False) -> list[str]:
     return _aligned("Settings", [*lines, *(described[key] for key in guessed)])
 
 
-def _shown(key: str, value: Any) -> str:
+def _shown(key: str, value: object) -> str:
     if key in ("storage", "track"):
         return without_password(str(value))
-    if key in ("gpu_memory", "keep") and value is not None:
+    if key in ("gpu_memory", "keep") and isinstance(value, int):
         return size_text(value)
     return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
 

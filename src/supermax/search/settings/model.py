@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -25,7 +25,7 @@ Bytes = Annotated[int, BeforeValidator(units.size)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(units.workers)]
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> object:
     """Split text at its commas into a list; put a single number into a list."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
@@ -35,7 +35,7 @@ def _list(value: Any) -> Any:
 Words = Annotated[list[str], BeforeValidator(_list)]
 
 
-def _switch(value: Any) -> Any:
+def _switch(value: object) -> object:
     """Parse true, false or auto, as YAML, flags and the environment write them."""
     try:
         return value if value == "auto" else TypeAdapter(bool).validate_python(value)
@@ -100,10 +100,10 @@ class Settings(_Part):
     )
     trials: int = Field(ge=1, description="total number of finished trials of the study")
     models: Words | None = Field(None, description="encoders instead of the preset's")
-    space: str | dict[str, Any] | None = Field(
+    space: str | dict[str, object] | None = Field(
         None, description="a space file, or a space, instead of the preset's"
     )
-    narrow: dict[str, Any] = Field({}, description="parameters of the space with fewer values")
+    narrow: dict[str, object] = Field({}, description="parameters of the space with fewer values")
     epochs: int = Field(ge=1, description="most epochs of a trial")
     patience: int | None = Field(
         None, ge=1, description="early stopping: epochs without improvement"
@@ -149,7 +149,7 @@ class Settings(_Part):
 
     @field_validator("gpus", mode="before")
     @classmethod
-    def _as_unique_strings(cls, value: Any) -> Any:
+    def _as_unique_strings(cls, value: object) -> object:
         found = _list(value)
         if not isinstance(found, list):
             return found
@@ -157,7 +157,7 @@ class Settings(_Part):
 
     @field_validator("data", mode="before")
     @classmethod
-    def _path_alone(cls, value: Any) -> Any:
+    def _path_alone(cls, value: object) -> object:
         return {"path": value} if isinstance(value, str) else value
 
     @property

@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from supermax._util.attributes import AGENTS, is_untrained
 from supermax._util.text import ended, listed, mistakes, nearest
@@ -38,9 +39,16 @@ _MAPPINGS = ("narrow", "space")
 """Keys whose value is a mapping that is not flattened."""
 
 
+class PresetSize(TypedDict):
+    trials: dict[str, int]
+    """Number of trials by agent."""
+    epochs: int
+    patience: int | None
+
+
 @dataclass(frozen=True)
 class Value:
-    value: Any
+    value: object
     source: str
     """Origin of the value, for messages: notes.yaml, line 3."""
     layer: str = "flags"
@@ -55,7 +63,7 @@ class Resolved:
     layers: dict[str, str]
     """Layer of each value that is not a default, by key."""
 
-    def origins(self) -> list[tuple[str, Any, str]]:
+    def origins(self) -> list[tuple[str, object, str]]:
         """Return key, value and source of all that is not a default, in the settings' order."""
         return [
             (key, _at(self.settings, key), self.sources[key])
@@ -70,8 +78,8 @@ def resolve(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Value] | None = None,
-    presets: Mapping[str, Any],
-    parameters: Mapping[str, Any] | None = None,
+    presets: Mapping[str, PresetSize],
+    parameters: Mapping[str, object] | None = None,
 ) -> Resolved:
     """Merge the layers into the settings of one agent. Raises one UserError with all mistakes.
 
@@ -158,8 +166,8 @@ def _unknown(layers: Mapping[str, Value]) -> list[str]:
 
 
 def flattened(
-    data: Mapping[str, Any], before: str = "", at: tuple[str | int, ...] = ()
-) -> list[tuple[str, Any, tuple[str | int, ...]]]:
+    data: Mapping[str, object], before: str = "", at: tuple[str | int, ...] = ()
+) -> list[tuple[str, object, tuple[str | int, ...]]]:
     """Return dotted key, value and path of each value in nested settings; None is left out."""
     found = []
     for key, value in data.items():
@@ -184,13 +192,13 @@ def _from_environment(environment: Mapping[str, str], agent: str | None) -> dict
 
 def _flags(
     flags: Mapping[str, Value],
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     below: Mapping[str, Value],
     problems: list[str],
 ) -> dict[str, Value]:
     """Return the layer of the flags. A flag sets a key, or narrows a parameter of the space."""
     found: dict[str, Value] = {}
-    narrow: dict[str, Any] = {}
+    narrow: dict[str, object] = {}
     source = ""
     for key, value in flags.items():
         bare = key.removeprefix("narrow.")
@@ -207,26 +215,29 @@ def _flags(
             near = nearest(key, known)
             problems.append(ended(f"{value.source}: there is no such key{near}"))
     if narrow:
-        under = below["narrow"].value if "narrow" in below else {}
-        found["narrow"] = Value({**under, **narrow}, source)
+        under = below["narrow"].value if "narrow" in below else None
+        found["narrow"] = Value({**(under if isinstance(under, dict) else {}), **narrow}, source)
     return found
 
 
 def _from_preset(
     layers: Mapping[str, Value],
     agent: str | None,
-    presets: Mapping[str, Any],
+    presets: Mapping[str, PresetSize],
     problems: list[str],
 ) -> dict[str, Value]:
     chosen = layers.get("preset") or _preset_for(layers)
-    if chosen.value not in presets:
-        near = nearest(str(chosen.value), presets)
+    name = str(chosen.value)
+    if name not in presets:
+        near = nearest(name, presets)
         problems.append(ended(f"{chosen.source}: there is no preset {chosen.value!r}{near}"))
         return {}
-    size = presets[chosen.value]
-    source = f"preset {chosen.value}"
+    size, source = presets[name], f"preset {name}"
     layer = f"the {source}"
-    found = {key: Value(size[key], source, layer) for key in ("epochs", "patience")}
+    found = {
+        "epochs": Value(size["epochs"], source, layer),
+        "patience": Value(size["patience"], source, layer),
+    }
     if chosen.source != "default":
         found["preset"] = chosen if "preset" in layers else replace(chosen, layer=layer)
     if agent in size["trials"]:
@@ -261,7 +272,7 @@ def _validated(layers: Mapping[str, Value], problems: list[str]) -> Settings | N
         return None
 
 
-def _message(where: list[str], detail: Any, layers: Mapping[str, Value]) -> str:
+def _message(where: list[str], detail: ErrorDetails, layers: Mapping[str, Value]) -> str:
     key = ".".join(where)
     while key not in layers and "." in key:
         key = key.rsplit(".", 1)[0]
@@ -300,18 +311,20 @@ _MESSAGES = {
 }
 
 
-def _nested(layers: Mapping[str, Value]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
+def _nested(layers: Mapping[str, Value]) -> dict[str, object]:
+    """Return the values by key, those of dotted keys in a mapping of their own."""
+    result: dict[str, object] = {}
+    parts: dict[str, dict[str, Value]] = {}
     for key, value in layers.items():
-        *parents, last = key.split(".")
-        place = result
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value.value
-    return result
+        first, dot, rest = key.partition(".")
+        if dot:
+            parts.setdefault(first, {})[rest] = value
+        else:
+            result[key] = value.value
+    return result | {key: _nested(part) for key, part in parts.items()}
 
 
-def _at(settings: Any, key: str) -> Any:
+def _at(settings: object, key: str) -> object:
     for part in key.split("."):
         settings = getattr(settings, part, None)
     return settings

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
@@ -23,10 +22,10 @@ def written(
     *,
     name: str | None = None,
     models: Sequence[str] = (),
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, object] | None = None,
     head: str = "",
     notes: Mapping[str, str] | None = None,
-    size: Mapping[str, Any] | None = None,
+    size: Mapping[str, object] | None = None,
 ) -> str:
     """Return a settings file as YAML, with every other key as a comment.
 
@@ -77,7 +76,7 @@ _MACHINE_KEYS = {"cache", "outdir", "storage", "track"}  # paths and addresses o
 _SPACE_KEYS = {"models", "narrow", "space"}
 
 
-def reproducing(stored: Mapping[str, Any], name: str, space: Mapping[str, Any]) -> str:
+def reproducing(stored: Mapping[str, object], name: str, space: Mapping[str, object]) -> str:
     """Return the settings of a search as YAML that runs it again; "" where they cannot be read.
 
     `space` is the searched space, which replaces the settings it was made from. The data's path is
@@ -104,7 +103,7 @@ def reproducing(stored: Mapping[str, Any], name: str, space: Mapping[str, Any]) 
 
 
 def _part(
-    data: Mapping[str, Any], indent: str, notes: Mapping[str, str], before: str
+    data: Mapping[str, object], indent: str, notes: Mapping[str, str], before: str
 ) -> list[str]:
     lines = []
     for key, value in data.items():
@@ -116,7 +115,7 @@ def _part(
     return lines
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """Return the value as YAML: words plain, all else as JSON, which YAML includes."""
     if isinstance(value, str) and value and value.replace("-", "").replace("_", "").isalpha():
         reserved = ("true", "false", "null", "yes", "no", "on", "off")
