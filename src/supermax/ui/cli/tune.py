@@ -90,6 +90,7 @@ def tune(
     study: Annotated[
         Text,
         typer.Option(
+            "--study",
             metavar=STUDY,
             help="Name of the study. Default: the agent's name.",
             autocompletion=studies,
