@@ -363,7 +363,7 @@ ANSWERS: dict[str, tuple[Plans, list[str]]] = {
     "reserve broken": (Plans([Provision(1.5)]), ["returned reserve=1.5"]),  # type: ignore[arg-type]
     "reserve True": (Plans([Provision(True)]), ["returned reserve=True"]),
     "reserve negative": (Plans([Provision(-1)]), ["returned reserve=-1", ">= 0"]),
-    "how a list": (Plans([Provision(1, [1])]), ["how=[1]"]),  # type: ignore[arg-type]
+    "plan a list": (Plans([Provision(1, [1])]), ["plan=[1]"]),  # type: ignore[arg-type]
     "how no JSON": (Plans([Provision(1, {"a": LOCK})]), ["how that is not JSON"]),
     "how NaN": (Plans([Provision(1, {"a": NAN})]), ["how that is not JSON"]),
     "how endless": (Plans([Provision(1, ODD)]), ["how that is not JSON"]),

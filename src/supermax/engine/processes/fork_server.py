@@ -147,7 +147,7 @@ class ForkServer:
         return None
 
     def handle_messages(self) -> Callable[[], None] | None:
-        for message in self.channel.waiting():
+        for message in self.channel.pending():
             match message:
                 case StartCell():
                     if run_cell := self.start_cell(message, self.channel.take_fd()):

@@ -324,7 +324,7 @@ class Channel:
             self._read()
         return decode_message(self._lines.pop(0))
 
-    def waiting(self) -> Iterator[Message]:
+    def pending(self) -> Iterator[Message]:
         """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
         if the peer is gone."""
         poll = select.poll()
@@ -342,13 +342,13 @@ class Channel:
         if lost:
             raise lost
 
-    def has_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Return whether data has arrived that was not read yet."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(self._lines or poll.poll(0))
 
-    def has_room(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether a short message can be sent without blocking."""
         poll = select.poll()
         poll.register(self.sock, select.POLLOUT)

@@ -79,7 +79,7 @@ class Link:
             self.channel.send(last)
             self._channel = None
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message that has no reply."""
         with self._lock:
             self.channel.send(message)
@@ -94,12 +94,12 @@ class Link:
             return
         try:
             channel = self._channel
-            if channel and channel.has_room() and (facts := self._notes.take()):
+            if channel and channel.is_writable() and (facts := self._notes.take()):
                 channel.send(Note(facts))
         finally:
             self._lock.release()
 
-    def ask(self, message: Message) -> Any:
+    def request(self, message: Message) -> Any:
         """Send a request, wait for its reply, and return the value or raise the error in it."""
         with self._lock:
             self.channel.send(message)
@@ -111,11 +111,11 @@ class Link:
 
     def check_stop(self) -> bool:
         with self._lock:
-            for message in self.channel.waiting():
+            for message in self.channel.pending():
                 self.stop_requested |= isinstance(message, Stop)
         return self.stop_requested
 
-    def end_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         if self.check_stop():
             raise TrialInterrupted
 
@@ -152,7 +152,7 @@ class RemoteStorage(BaseStorage):
         return link
 
     def _read_study(self, what: str, *args: Any) -> Any:
-        return self._link.ask(ReadStudy(what, list(args)))
+        return self._link.request(ReadStudy(what, list(args)))
 
     def get_study_id_from_name(self, study_name: str) -> int:
         return int(self._read_study("get_study_id_from_name", study_name))
@@ -199,7 +199,7 @@ class RemoteStorage(BaseStorage):
             written = True
         except OSError:  # such as a full disk: the coordinator retries until it can be written
             written = False
-        link.tell(Report(step, intermediate_value, written))
+        link.send(Report(step, intermediate_value, written))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         if key == RECORD:
@@ -213,7 +213,7 @@ class RemoteStorage(BaseStorage):
         link = self._own(trial_id)
         if not link.task.volatile:
             json.dumps(value)  # raises what the study's storage would raise
-        link.ask(Attribute(key, json_or_pickle(value), system))
+        link.request(Attribute(key, json_or_pickle(value), system))
         if system:
             link.system_attrs[key] = value
 
@@ -291,7 +291,7 @@ class RemoteStudy(Study):
         return self._storage._read_study("pruner")
 
     def stop(self) -> None:
-        self._storage._link.tell(StopStudy())
+        self._storage._link.send(StopStudy())
 
 
 class RemoteTrial(Trial):
@@ -334,7 +334,7 @@ class RemoteTrial(Trial):
     @property
     def relative_params(self) -> dict[str, Any]:
         if self._relative_params is None:
-            self._relative_params = self._link.ask(RelativeParams())
+            self._relative_params = self._link.request(RelativeParams())
         return self._relative_params
 
     def note(self, **facts: object) -> None:
@@ -349,20 +349,20 @@ class RemoteTrial(Trial):
     def report(self, value: float, step: int) -> None:
         self._link.send_notes()
         super().report(value, step)
-        self._link.end_if_stopped()
+        self._link.raise_if_stopped()
 
     def should_prune(self) -> bool:
         if len(self.study.directions) > 1:
             return super().should_prune()  # raises NotImplementedError
-        self._link.end_if_stopped()
-        return bool(self._link.ask(ShouldPrune()))
+        self._link.raise_if_stopped()
+        return bool(self._link.request(ShouldPrune()))
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
         known = self._cached_frozen_trial.distributions.get(name)
         if known is not None and compatible(known, distribution):
             return self._cached_frozen_trial.params[name]
-        self._link.end_if_stopped()
-        internal = self._link.ask(Suggest(name, _portable(distribution)))
+        self._link.raise_if_stopped()
+        internal = self._link.request(Suggest(name, _portable(distribution)))
         value = distribution.to_external_repr(internal)
         self._cached_frozen_trial.distributions[name] = distribution
         self._cached_frozen_trial.params[name] = value

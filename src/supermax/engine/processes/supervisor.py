@@ -119,7 +119,7 @@ class Supervisor:
     def _keep_running(self, wake_read_fd: int) -> int:
         deaths = restarts = 0
         while True:
-            code, progressed = self._once(restarts)
+            code, progressed = self._run_once(restarts)
             deaths = 1 if progressed else deaths + 1
             decision = decide_restart(code, deaths, self._asked)
             if isinstance(decision, Done):
@@ -138,7 +138,7 @@ class Supervisor:
             if select.select([wake_read_fd], [], [], decision.delay)[0]:
                 return 128 + self._asked
 
-    def _once(self, restarts: int) -> tuple[int, bool]:
+    def _run_once(self, restarts: int) -> tuple[int, bool]:
         """Start the run and wait for its end; return its exit code, and whether it has finished a
         trial."""
         progress_read_fd, progress_fd = _pipe()

@@ -1,6 +1,6 @@
 """Process and socket handles of the coordinator: the fork server and its cells.
 
-    start_cell, give, signal ──▶ Processes ──▶ fork server and cells
+    start_cell, send_task, signal ──▶ Processes ──▶ fork server and cells
     MessageReceived, CellReady, CellGone, ForkServerGone ◀── wait() ◀── one selector, all sockets
 
 It knows processes, not trials. Only wait() blocks, and close() until the fork server has ended
@@ -138,7 +138,7 @@ class Processes:
 
     def __init__(self, objective: bytes, *, identity: str, workers: int, fresh: bool, log: Path):
         self.cells: dict[int, Cell] = {}
-        self.made = 0  # number of cells started so far
+        self.cells_started = 0  # number of cells started so far
         self._objective = objective
         self._fresh = fresh
         self._log = log
@@ -189,8 +189,8 @@ class Processes:
     def start_cell(self, device: str | None = None) -> Cell:
         with descriptors.describe_limit("A cell"):
             ours, theirs = socket.socketpair()
-        self.made += 1
-        cell = Cell(self.made, Channel(ours, SEND_TIMEOUT), device)
+        self.cells_started += 1
+        cell = Cell(self.cells_started, Channel(ours, SEND_TIMEOUT), device)
         self.cells[cell.number] = cell
         env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
         with theirs:
@@ -203,7 +203,7 @@ class Processes:
         too_long = self._log.exists() and self._log.stat().st_size > _MAX_LOG
         return open_private(self._log, "wb" if too_long else "ab")
 
-    def give(self, cell: Cell, task: Task, log: Path) -> None:
+    def send_task(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task, and have its output appended to `log`."""
         with descriptors.describe_limit("A trial"):
             reader, writer = os.pipe()
@@ -222,7 +222,7 @@ class Processes:
         except ConnectionLost:  # dead, or it stopped reading in the middle of a message
             self.signal(cell, KILL)
 
-    def hang_up(self, cell: Cell) -> None:
+    def close_sending_side(self, cell: Cell) -> None:
         """Close the sending side of its socket: an idle cell then exits."""
         with contextlib.suppress(OSError):
             cell.channel.sock.shutdown(socket.SHUT_WR)
@@ -269,16 +269,16 @@ class Processes:
         for event in exits:
             if isinstance(event, CellGone):
                 events += self._receive_from(event.cell)
-                self._forget(event.cell)
+                self._unregister(event.cell)
             elif isinstance(event, ForkServerGone):
                 for cell in event.cells:
                     events += self._receive_from(cell)
-                    self._forget(cell)
+                    self._unregister(cell)
         return events + exits
 
     def _receive_from(self, cell: Cell) -> Iterator[ProcessEvent]:
         try:
-            for message in cell.channel.waiting():
+            for message in cell.channel.pending():
                 if isinstance(message, Ready):
                     cell.ready = True
                     cell.pid = (
@@ -296,7 +296,7 @@ class Processes:
         assert self._control is not None
         events: list[ProcessEvent] = []
         try:
-            for message in self._control.waiting():
+            for message in self._control.pending():
                 match message:
                     case ObjectiveImported(why_not):
                         self._loaded = True
@@ -308,10 +308,10 @@ class Processes:
                     case Exited(number) if number in self.cells:
                         events.append(CellGone(self.cells.pop(number), message))
         except ConnectionLost:
-            events.append(self._lose_fork_server())
+            events.append(self._handle_fork_server_end())
         return events
 
-    def _lose_fork_server(self) -> ForkServerGone:
+    def _handle_fork_server_end(self) -> ForkServerGone:
         """Kill every process of the lost fork server before the run continues."""
         assert self._control is not None
         assert self._fork_server is not None
@@ -325,7 +325,7 @@ class Processes:
         self.cells.clear()
         return ForkServerGone(lost)
 
-    def _forget(self, cell: Cell) -> None:
+    def _unregister(self, cell: Cell) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(cell.channel)
         cell.channel.close()
@@ -344,7 +344,7 @@ class Processes:
         """End all processes: the fork server kills its cells and their descendants when its socket
         closes."""
         for cell in self.cells.values():
-            self._forget(cell)
+            self._unregister(cell)
         self.cells.clear()
         if self._control is not None:
             with contextlib.suppress(KeyError):

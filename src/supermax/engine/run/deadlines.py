@@ -66,13 +66,13 @@ class Deadlines:
         if (seconds := self._trial_timeout) is not None:
             limits.append((attempt.started + seconds, KilledFor.TIMEOUT, seconds))
         if (seconds := self._stall_timeout) is not None and attempt.last_step is not None:
-            limits.append((attempt.last_heard + seconds, KilledFor.STALL, seconds))
+            limits.append((attempt.last_message + seconds, KilledFor.STALL, seconds))
         return limits
 
     def _time_out(self, attempt: Attempt, why: KilledFor, limit: float) -> None:
         """Ask for the stack, and schedule the signals that end the attempt."""
-        if why is KilledFor.STALL and attempt.cell.channel.has_waiting():
-            attempt.last_heard = time.monotonic()  # its report is in the socket, not yet read
+        if why is KilledFor.STALL and attempt.cell.channel.has_pending():
+            attempt.last_message = time.monotonic()  # its report is in the socket, not yet read
             return
         attempt.killed_for = why
         attempt.limit = limit

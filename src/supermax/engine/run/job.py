@@ -15,8 +15,8 @@ from supermax.engine.run.policy import (
     Decision,
     Replan,
     Retry,
-    carried_over,
     describe_decision,
+    ledger_fields,
 )
 from supermax.engine.run.provision import Provision
 from supermax.engine.storage.run_folder import TrialFolder
@@ -33,13 +33,13 @@ class Job:
     attempt: int = 0
     faults: list[Fault] = field(default_factory=list)
     last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
-    dealt_with: int = 0  # the attempt after which an earlier run decided to try again
+    retried_attempt: int = 0  # the attempt after which an earlier run decided to try again
     not_before: float = 0.0
     needs_fresh_cell: bool = False
     blocking_launches: bool = False
-    drawn_written: bool = False
+    relative_params_saved: bool = False
     provision: Provision | None = None
-    too_large: list[dict[str, Any]] = field(default_factory=list)
+    failed_plans: list[dict[str, Any]] = field(default_factory=list)
     """Plans with which it ran out of memory."""
     spent: float = 0.0
     """Seconds of the attempts before this one."""
@@ -54,11 +54,11 @@ class Job:
         line: dict[str, Any] = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
             kept = self.provision
-            line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
+            line |= {"reserved": kept.reserve, "plan": kept.plan, "where": kept.where}
             line |= {"why": kept.why} if kept.why else {}
         self.folder.append(line)
 
-    def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
+    def record_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
         """Write the fault and the decision to the ledger. Return the decision as text for
         people."""
         self.faults.append(fault)
@@ -69,7 +69,7 @@ class Job:
                 "fault": asdict(fault),
                 "attempt": self.attempt,
                 "decision": words,
-                **carried_over(decision),
+                **ledger_fields(decision),
                 "exit_code": evidence.exit_code,
                 "signal": evidence.signum,
                 "seconds": round(evidence.seconds, 3),
@@ -82,13 +82,13 @@ class Job:
         )
         return words
 
-    def ran_short(self) -> None:
+    def discard_plan(self) -> None:
         """Note that its memory plan was too large, and drop the plan."""
         if self.provision is not None:
-            self.too_large.append(self.provision.how)
+            self.failed_plans.append(self.provision.plan)
         self.provision = None
 
-    def go_on(self, decision: Retry | Replan, seconds: float) -> None:
+    def prepare_retry(self, decision: Retry | Replan, seconds: float) -> None:
         """Prepare another attempt, after one that took `seconds`."""
         self.spent += seconds
         self.needs_fresh_cell = True
@@ -96,21 +96,21 @@ class Job:
             self.not_before = time.monotonic() + decision.delay
             self.blocking_launches |= decision.blocking_launches
 
-    def note_unclean(self, why: str) -> None:
+    def record_unclean(self, why: str) -> None:
         """Note why the attempt left its cell in a state in which no other trial should start."""
         self.folder.append({"unclean": why, "attempt": self.attempt})
 
-    def note_stop(self) -> None:
+    def record_stop(self) -> None:
         """Note that the end of the run ended the attempt. It does not count as a fault."""
         self.folder.append({"stopped": self.attempt})
 
-    def keep_drawn(self) -> None:
+    def save_relative_params(self) -> None:
         """Write the parameters to disk that the sampler drew jointly and the objective has not
         asked for yet."""
         space, params = self.trial.relative_search_space, self.trial._relative_params
-        if self.drawn_written or not space or params is None:
+        if self.relative_params_saved or not space or params is None:
             return
-        self.drawn_written = True
+        self.relative_params_saved = True
         try:
             drawn = {
                 name: [distribution_to_json(space[name]), space[name].to_internal_repr(value)]
@@ -118,29 +118,29 @@ class Job:
             }
         except TypeError:  # choices that only an in-memory study takes, which has no next run
             return
-        self.folder.write_drawn(drawn)
+        self.folder.write_relative_params(drawn)
 
-    def recall(self) -> None:
+    def reload(self) -> None:
         """Read attempts, faults and drawn parameters of earlier runs from the folder."""
         records = self.folder.records()
         self.attempt, faults = attempts_and_faults(records)
-        self.too_large = ran_out_of_memory(records)
+        self.failed_plans = ran_out_of_memory(records)
         self.spent = time_spent(records)
         self.provision = last_provision(records)
-        decided = decision_on(records, self.attempt)
+        decided = decision_about(records, self.attempt)
         if decided.get("again"):
-            self.dealt_with = self.attempt
+            self.retried_attempt = self.attempt
             self.blocking_launches = bool(decided.get("blocking"))
         else:
             self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
-        if (drawn := self.folder.drawn()) is not None:
+        if (drawn := self.folder.relative_params()) is not None:
             space = {name: json_to_distribution(text) for name, (text, _) in drawn.items()}
             self.trial.relative_search_space = space
             self.trial._relative_params = {
                 name: space[name].to_external_repr(value) for name, (_, value) in drawn.items()
             }
-            self.drawn_written = True
+            self.relative_params_saved = True
         self.needs_fresh_cell = self.attempt > 0
 
 
@@ -152,7 +152,7 @@ class Attempt:
     cell: Cell
     oom_kills_before: int
     started: float = field(default_factory=time.monotonic)
-    last_heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     last_step: int | None = None
     pending_signals: list[tuple[float, int]] = field(
         default_factory=list
@@ -195,7 +195,7 @@ def ran_out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [plans[attempt] for attempt in short if attempt in plans]
 
 
-def decision_on(records: list[dict[str, Any]], attempt: int) -> dict[str, Any]:
+def decision_about(records: list[dict[str, Any]], attempt: int) -> dict[str, Any]:
     """Return the decision on an attempt in a ledger; {}: there is none yet."""
     ends = [r for r in records if "fault" in r and r["attempt"] == attempt]
     return _decided(ends[-1]) if ends else {}

@@ -1,4 +1,4 @@
-"""Memory planning interface: the engine asks a Planner what a trial needs and how it runs."""
+"""Memory planning interface: the engine asks a Planner what a trial needs and how to run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Provision:
 
     reserve: int
     """Bytes to reserve."""
-    how: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)
     """Execution plan for the objective (`trial.plan`); must be JSON."""
     where: str = "device"
     """Memory that is reserved: device or host."""
@@ -81,17 +81,17 @@ def checked_provision(answer: Any) -> Provision | Refusal:
         raise InvalidAnswer(f"returned {answer!r:.80}, which is neither a Provision nor a Refusal")
     if not _is_integer(answer.reserve) or answer.reserve < 0:
         raise InvalidAnswer(f"returned reserve={answer.reserve!r:.80}, not an integer >= 0")
-    if not isinstance(answer.how, dict):
-        raise InvalidAnswer(f"returned how={answer.how!r:.80}, which is not a dict")
+    if not isinstance(answer.plan, dict):
+        raise InvalidAnswer(f"returned plan={answer.plan!r:.80}, which is not a dict")
     if not isinstance(answer.where, str):
         raise InvalidAnswer(f"returned where={answer.where!r:.80}, which is not a str")
     if not isinstance(answer.why, str):
         raise InvalidAnswer(f"returned why={answer.why!r:.80}, which is not a str")
     try:
-        how = json.loads(json.dumps(answer.how, allow_nan=False))
+        plan = json.loads(json.dumps(answer.plan, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidAnswer(f"returned a value of how that is not JSON ({error})") from error
-    return Provision(int(answer.reserve), how, answer.where, answer.why)
+        raise InvalidAnswer(f"returned a value of plan that is not JSON ({error})") from error
+    return Provision(int(answer.reserve), plan, answer.where, answer.why)
 
 
 def checked_room(answer: Any) -> int | None:

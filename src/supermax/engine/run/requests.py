@@ -53,7 +53,7 @@ class RequestHandler:
         self._storage = storage
         self._names = names
 
-    def to(self, attempt: Attempt, message: Message) -> Reply:
+    def handle(self, attempt: Attempt, message: Message) -> Reply:
         """Return the reply to a request.
 
         An error becomes part of the reply and is raised in the objective, where Optuna would raise
@@ -77,7 +77,7 @@ class RequestHandler:
             return Reply(error=_picklable(error))
         return Reply()
 
-    def catch_up(self, job: Job) -> None:
+    def store_missed_reports(self, job: Job) -> None:
         """Store reports of the trial's folder that a killed coordinator had not stored."""
         trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
         curve = job.folder.curve()
@@ -93,7 +93,7 @@ class RequestHandler:
     @staticmethod
     def _relative_params(job: Job) -> dict[str, Any]:
         params, space = job.trial.relative_params, job.trial.relative_search_space or {}
-        job.keep_drawn()
+        job.save_relative_params()
         return {plain_name(n, space[n]) if n in space else n: v for n, v in params.items()}
 
     def _suggest(self, job: Job, name: str, encoded: Any) -> float:
@@ -107,7 +107,7 @@ class RequestHandler:
         stored = self._names.stored(name, distribution)
         self._apply_fixed(job, name, stored, distribution)
         value = job.trial._suggest(stored, distribution)
-        job.keep_drawn()
+        job.save_relative_params()
         return value
 
     @staticmethod

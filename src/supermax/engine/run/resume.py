@@ -21,18 +21,18 @@ def find_leftovers(
     for frozen in running:
         if frozen.system_attrs.get(CLAIM) == claim:
             job = Job(optuna.trial.Trial(study, frozen._trial_id), folder.trial(frozen.number))
-            job.recall()
+            job.reload()
             own.append(job)
         else:
             foreign.append(frozen.number)
     return own, foreign
 
 
-def standing_outcome(job: Job) -> Outcome | None:
+def pending_outcome(job: Job) -> Outcome | None:
     """Return the outcome that the last attempt has written; None: there is none, or a retry was
     already decided on."""
     outcome = job.folder.outcome()
-    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.dealt_with:
+    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.retried_attempt:
         return None
     return outcome
 

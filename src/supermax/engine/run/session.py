@@ -74,7 +74,7 @@ def run(
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
-            signals.heed(coordinator)
+            signals.install(coordinator)
             with _ended(coordinator):
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
@@ -84,7 +84,7 @@ def run(
             emit(say.RunEnded(summary))
             return summary
     finally:
-        signals.pass_on()
+        signals.restore()
 
 
 def _absolute(run_dir: str | os.PathLike[str]) -> Path:
@@ -112,9 +112,9 @@ def _coordinator(
         fresh=not options.reuse_cells,
         log=folder.fork_server_log,
     )
-    answers = RequestHandler(study, storage, Names(trials))
+    requests = RequestHandler(study, storage, Names(trials))
     return Coordinator(
-        study, storage, folder, processes, answers, options, emit, volatile=place.volatile
+        study, storage, folder, processes, requests, options, emit, volatile=place.volatile
     )
 
 
@@ -144,7 +144,7 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
                 job.folder.path
             )  # without waiting for a folder that cannot be written
             with contextlib.suppress(OSError):
-                job.note_stop()
+                job.record_stop()
 
 
 @contextlib.contextmanager
@@ -280,7 +280,7 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
         faults=dict(faults.most_common()),
         retries=coordinator.conclusions.retries,
         told=coordinator.conclusions.told,
-        cells=coordinator.processes.made,
+        cells=coordinator.processes.cells_started,
         seconds=seconds,
         stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),
         run_dir=coordinator.folder.path,

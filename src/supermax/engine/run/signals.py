@@ -17,21 +17,21 @@ class Signals:
     until the study is closed, so that no further signal cuts that short."""
 
     def __init__(self) -> None:
-        self._ended_by: int | None = None
+        self._signal: int | None = None
         self._before: dict[int, Any] = {}
 
-    def heed(self, coordinator: Coordinator) -> None:
+    def install(self, coordinator: Coordinator) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
 
         def on_signal(signum: int, _: object) -> None:
             if signum == signal.SIGINT:
-                if coordinator.stop_asked:
+                if coordinator.stop_requested:
                     raise KeyboardInterrupt
-            elif self._ended_by is not None:
+            elif self._signal is not None:
                 return  # at once: of many, each would come while the one before is dealt with
             else:
-                self._ended_by = signum
+                self._signal = signum
             coordinator.request_stop("interrupt")
 
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -39,9 +39,9 @@ class Signals:
             if signum == signal.SIGTERM or not ignored:  # TERM also says: the supervisor is gone
                 self._before[signum] = signal.signal(signum, on_signal)
 
-    def pass_on(self) -> None:
+    def restore(self) -> None:
         """Now that all is safe, TERM may do what it does to this program."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        if self._ended_by is not None:
-            os.kill(os.getpid(), self._ended_by)
+        if self._signal is not None:
+            os.kill(os.getpid(), self._signal)

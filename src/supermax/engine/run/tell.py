@@ -24,12 +24,12 @@ _MOST_MESSAGE = 500
 
 @dataclass(frozen=True)
 class ToldTrial:
-    """State of the trial in the study. `trouble`: exception that the sampler raised in
+    """State of the trial in the study. `sampler_error`: exception that the sampler raised in
     `study.tell`; the trial is finished all the same."""
 
     state: TrialState
     values: Sequence[float] | None
-    trouble: Exception | None = None
+    sampler_error: Exception | None = None
 
 
 def tell(
@@ -59,8 +59,8 @@ def tell(
         finished = storage.get_trial(trial_id)
         if not finished.state.is_finished():
             raise
-        trouble = None if isinstance(error, UpdateFinishedTrialError) else error
-        return ToldTrial(finished.state, finished.values, trouble)
+        sampler_error = None if isinstance(error, UpdateFinishedTrialError) else error
+        return ToldTrial(finished.state, finished.values, sampler_error)
 
 
 def succeeded(trial: FrozenTrial) -> bool:
@@ -112,7 +112,7 @@ def _short(fault: Fault) -> dict[str, str]:
     }
 
 
-def halting_words(fault: Fault, raised: Raised | None, trials: int) -> str:
+def halt_message(fault: Fault, raised: Raised | None, trials: int) -> str:
     """Return the message for a run whose first trials all failed in the same way. `raised`:
     exception of the last one, if any."""
     after = (

@@ -99,11 +99,11 @@ class TrialFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def write_drawn(self, drawn: dict[str, Any]) -> None:
+    def write_relative_params(self, drawn: dict[str, Any]) -> None:
         text = json.dumps(drawn)
         self._write(lambda: write_whole(self._drawn, text))
 
-    def drawn(self) -> dict[str, Any] | None:
+    def relative_params(self) -> dict[str, Any] | None:
         try:
             drawn = json.loads(self._drawn.read_text())
         except (OSError, ValueError):
