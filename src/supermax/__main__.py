@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _ENVIRONMENT_FAULT = 3  # exit code; also in supervise.py, which is not imported yet
 
@@ -45,7 +45,7 @@ def main() -> None:
         _set_handler(signal.SIGHUP, signal.SIG_IGN)  # the program is ending anyway
 
 
-def _set_handler(signum: int, handler: Any) -> None:
+def _set_handler(signum: int, handler: signal._HANDLER) -> None:
     """Install a signal handler, unless the signal is ignored (nohup, a shell's &)."""
     if signal.getsignal(signum) is not signal.SIG_IGN:
         signal.signal(signum, handler)

@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import optuna
 
@@ -41,11 +40,12 @@ from supermax.engine.trial.outcome import (
     PRUNED,
     RAISED,
     Outcome,
+    Raised,
     as_values,
     describe,
 )
 
-Objective = Callable[[Any], Any]
+Objective = Callable[[RemoteTrial], object]
 
 
 def serve_tasks(channel: Channel, objective: Objective, *, parent: int, once: bool) -> None:
@@ -85,6 +85,7 @@ def run_task(
     state, values, raised = _attempt(RemoteTrial(link, task), objective)
     if os.getpid() != cell_pid:  # a process that the objective forked has returned from it
         os._exit(0 if state == COMPLETE else 1)
+    allocated, reserved = _device_peaks()
     outcome = Outcome(
         attempt=task.attempt,
         state=state,
@@ -92,7 +93,8 @@ def run_task(
         raised=raised,
         seconds=time.monotonic() - started,
         peak_rss=system.peak_rss(),
-        **_device_peaks(),
+        device_allocated=allocated,
+        device_reserved=reserved,
     )
     written = True
     if state != INTERRUPTED:
@@ -105,7 +107,9 @@ def run_task(
     link.end(Finished(outcome.to_json(), _unclean_reason(baseline), written))
 
 
-def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
+def _attempt(
+    trial: RemoteTrial, objective: Objective
+) -> tuple[str, tuple[float, ...] | None, Raised | None]:
     try:
         return COMPLETE, as_values(objective(trial)), None
     except optuna.TrialPruned:
@@ -142,17 +146,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def _device_peaks() -> dict[str, Any]:
+def _device_peaks() -> tuple[int | None, int | None]:
+    """Return the peaks of allocated and of reserved GPU memory; None: it uses no GPU."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            return {
-                "device_allocated": torch.cuda.max_memory_allocated(),
-                "device_reserved": torch.cuda.max_memory_reserved(),
-            }
+            return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     except Exception:  # a CUDA context is unusable after a device-side error
         pass
-    return {"device_allocated": None, "device_reserved": None}
+    return None, None
 
 
 def _unclean_reason(baseline: Baseline | None) -> str | None:

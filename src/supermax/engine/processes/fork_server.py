@@ -29,11 +29,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from supermax._util import system
 from supermax._util.importing import gc_paused
-from supermax.engine.processes.cell import load_objective, serve_tasks
+from supermax.engine.processes.cell import Objective, load_objective, serve_tasks
 from supermax.engine.processes.protocol import (
     CaptureLog,
     Channel,
@@ -90,7 +89,7 @@ class ForkServer:
         self.channel = channel
         self.setup = setup
         self.blob = blob
-        self.objective: Callable[..., Any] | None = None
+        self.objective: Objective | None = None
         self.forks = False  # True: cells are forked, not spawned
         self.cells: dict[int, int] = {}  # pid -> number, of live cells
         self.own_children: set[int] = set()
@@ -317,11 +316,13 @@ def _import_torch_dynamo() -> None:
             importlib.import_module("torch._dynamo")
 
 
-def _preload(objective: Any) -> None:
+def _preload(objective: object) -> None:
     """Call the objective's method preload(), if it has one: it imports what all trials need once,
     before they are forked. Errors are ignored; the trials meet them again."""
+    preload = getattr(objective, "preload", None)
     with contextlib.suppress(Exception):
-        objective.preload()
+        if preload is not None:
+            preload()
 
 
 def _other_threads() -> list[str]:
@@ -334,12 +335,12 @@ def _other_threads() -> list[str]:
     return [name for name in names if name not in _SAFE_THREADS]
 
 
-def _random_states() -> tuple[Any, Any]:
+def _random_states() -> tuple[tuple[object, ...], object]:
     numpy = sys.modules.get("numpy")
     return random.getstate(), numpy.random.get_state() if numpy else None
 
 
-def _random_for_cells(before: tuple[Any, Any]) -> Callable[[], None]:
+def _random_for_cells(before: tuple[tuple[object, ...], object]) -> Callable[[], None]:
     """Return a function that sets a cell's random state as a new interpreter would have it: seeded
     as the user's modules did while they were imported, otherwise from entropy."""
     python_now, numpy_now = _random_states()

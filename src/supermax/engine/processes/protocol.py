@@ -14,11 +14,15 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import get_args
 
 import cloudpickle
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
+
+from supermax.engine.trial.notes import Fact
 
 RECORD = "supermax"
 """Key of the only trial user attribute that Supermax writes."""
@@ -121,7 +125,8 @@ class Ready:
 @dataclass(frozen=True)
 class Suggest:
     name: str
-    distribution: Any
+    distribution: BaseDistribution | str
+    """JSON text where that is exact, otherwise the object itself, which is pickled."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,7 @@ class ReadStudy:
     """Read from the study: an allowed storage method, or `sampler` or `pruner`."""
 
     what: str
-    args: list[Any]
+    args: list[object]
 
 
 @dataclass(frozen=True)
@@ -154,13 +159,13 @@ class Report:
 class Note:
     """Progress of the trial for displays. There is no reply."""
 
-    facts: dict[str, Any]
+    facts: dict[str, Fact]
 
 
 @dataclass(frozen=True)
 class Attribute:
     key: str
-    value: Any
+    value: object
     system: bool
 
 
@@ -173,7 +178,7 @@ class StopStudy:
 class Finished:
     """Report that the objective returned or raised."""
 
-    outcome: dict[str, Any]
+    outcome: dict[str, object]
     """Outcome.to_json()."""
     unclean: str | None
     """Reason why this cell should not run another trial; None: it may."""
@@ -194,19 +199,19 @@ class Task:
     study_name: str
     study_id: int
     directions: list[int]
-    trial: Any
-    """FrozenTrial whose parameters have the objective's names, without branch suffixes."""
+    trial: FrozenTrial
+    """Trial whose parameters have the objective's names, without branch suffixes."""
     env: dict[str, str]
     volatile: bool
     """True: the study is in memory, where attributes may be any object."""
-    plan: dict[str, Any] | None = None
+    plan: dict[str, object] | None = None
     """Execution plan (`trial.plan`); None: the run has no planner."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    value: Any = None
-    error: Any = None
+    value: object = None
+    error: Exception | None = None
     """Exception to raise in the objective; None: there is none."""
 
 
@@ -239,7 +244,7 @@ Message = (
     | Reply
     | Stop
 )
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
+_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 class ConnectionLost(Exception):
@@ -253,11 +258,10 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(line: bytes) -> Message:
     fields = json.loads(line, object_hook=_unpickle)
-    message: Message = _KINDS[fields.pop("")](**fields)
-    return message
+    return _KINDS[fields.pop("")](**fields)
 
 
-def json_or_pickle(value: Any) -> Any:
+def json_or_pickle(value: object) -> object:
     """Return `value` if it survives a JSON round trip unchanged, otherwise its pickle."""
     try:
         equal = json.loads(json.dumps(value)) == value
@@ -266,7 +270,7 @@ def json_or_pickle(value: Any) -> Any:
     return value if equal and _has_json_types(value) else _pickle(value)
 
 
-def _has_json_types(value: Any) -> bool:
+def _has_json_types(value: object) -> bool:
     """Return whether `value` is built of JSON's own types: JSON turns tuples and subclasses into
     something else that may still compare equal."""
     if isinstance(value, list):
@@ -279,11 +283,11 @@ def _has_json_types(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _pickle(value: Any) -> dict[str, str]:
+def _pickle(value: object) -> dict[str, str]:
     return {_PICKLED: base64.b64encode(cloudpickle.dumps(value)).decode()}
 
 
-def _unpickle(fields: dict[str, Any]) -> Any:
+def _unpickle(fields: dict[str, str]) -> object:
     if fields.keys() == {_PICKLED}:
         return cloudpickle.loads(base64.b64decode(fields[_PICKLED]))
     return fields

@@ -7,22 +7,24 @@ study is Optuna's Study over a storage that reads from the coordinator and refus
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
-import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
     distribution_to_json,
 )
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.study.study import _ThreadLocalStudyAttribute
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from supermax._util.files import make_folder
 from supermax.engine.processes.protocol import (
@@ -45,6 +47,9 @@ from supermax.engine.processes.protocol import (
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.branch_names import compatible
 from supermax.engine.trial.notes import Notes
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class TrialInterrupted(BaseException):
@@ -99,7 +104,7 @@ class Link:
         finally:
             self._lock.release()
 
-    def request(self, message: Message) -> Any:
+    def request(self, message: Message) -> object:
         """Send a request, wait for its reply, and return the value or raise the error in it."""
         with self._lock:
             self.channel.send(message)
@@ -134,6 +139,26 @@ def current_study() -> RemoteStudy:
     return RemoteStudy()
 
 
+def _read(
+    method: Callable[Concatenate[BaseStorage, P], T],
+) -> Callable[Concatenate[RemoteStorage, P], T]:
+    """Return a method of RemoteStorage that calls `method` in the coordinator."""
+
+    def read(self: RemoteStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = inspect.signature(method).bind(self, *args, **kwargs).args[1:]
+        return cast(T, self.read_study(method.__name__, *given))
+
+    return read
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError(
+        "Inside a trial the study can be read but not changed: only the coordinator writes "
+        "it. Return a value, report, or set attributes of the trial; change the study in the "
+        "program that called supermax.optimize."
+    )
+
+
 class RemoteStorage(BaseStorage):
     """Storage that forwards reads, and a trial's own reports and attributes, to the coordinator.
     It refuses every other write.
@@ -151,43 +176,27 @@ class RemoteStorage(BaseStorage):
             raise RuntimeError("The study can only be read while a trial runs in this cell.")
         return link
 
-    def _read_study(self, what: str, *args: Any) -> Any:
+    def read_study(self, what: str, *args: object) -> object:
         return self._link.request(ReadStudy(what, list(args)))
 
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return int(self._read_study("get_study_id_from_name", study_name))
+    get_study_id_from_name = _read(BaseStorage.get_study_id_from_name)
+    get_study_name_from_id = _read(BaseStorage.get_study_name_from_id)
+    get_study_directions = _read(BaseStorage.get_study_directions)
+    get_study_user_attrs = _read(BaseStorage.get_study_user_attrs)
+    get_study_system_attrs = _read(BaseStorage.get_study_system_attrs)
+    get_all_studies = _read(BaseStorage.get_all_studies)
+    get_trial = _read(BaseStorage.get_trial)
 
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return str(self._read_study("get_study_name_from_id", study_id))
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return [StudyDirection(d) for d in self._read_study("get_study_directions", study_id)]
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return dict(self._read_study("get_study_user_attrs", study_id))
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return dict(self._read_study("get_study_system_attrs", study_id))
-
-    def get_all_studies(self) -> list[Any]:
-        return list(self._read_study("get_all_studies"))
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        trial: FrozenTrial = self._read_study("get_trial", trial_id)
-        return trial
-
-    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
         if self._link.task.trial._trial_id == trial_id:
             return self._link.system_attrs
         return self.get_trial(trial_id).system_attrs
 
     def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Any = None
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        wanted = (
-            None if states is None else [int(s) for s in optuna.trial.TrialState if s in states]
-        )
-        return list(self._read_study("get_all_trials", study_id, wanted))
+        wanted = None if states is None else [int(s) for s in TrialState if s in states]
+        return cast(list[FrozenTrial], self.read_study("get_all_trials", study_id, wanted))
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
@@ -201,15 +210,15 @@ class RemoteStorage(BaseStorage):
             written = False
         link.send(Report(step, intermediate_value, written))
 
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+    def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
         if key == RECORD:
             raise ValueError(f"The attribute {key!r} is reserved for Supermax; use another name.")
         self._set(trial_id, key, value, system=False)
 
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+    def set_trial_system_attr(self, trial_id: int, key: str, value: object) -> None:
         self._set(trial_id, key, value, system=True)
 
-    def _set(self, trial_id: int, key: str, value: Any, *, system: bool) -> None:
+    def _set(self, trial_id: int, key: str, value: object, *, system: bool) -> None:
         link = self._own(trial_id)
         if not link.task.volatile:
             json.dumps(value)  # raises what the study's storage would raise
@@ -220,40 +229,16 @@ class RemoteStorage(BaseStorage):
     def _own(self, trial_id: int) -> Link:
         link = self._link
         if link.task.trial._trial_id != trial_id:
-            self._refuse()
+            _refuse()
         return link
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(
-            "Inside a trial the study can be read but not changed: only the coordinator writes "
-            "it. Return a value, report, or set attributes of the trial; change the study in the "
-            "program that called supermax.optimize."
-        )
-
-    def create_new_study(
-        self, directions: Sequence[StudyDirection], study_name: str | None = None
-    ) -> int:
-        self._refuse()
-
-    def delete_study(self, study_id: int) -> None:
-        self._refuse()
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._refuse()
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._refuse()
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        self._refuse()
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any
-    ) -> None:
-        self._refuse()
-
-    def set_trial_state_values(self, trial_id: int, state: Any, values: Any = None) -> bool:
-        self._refuse()
+    create_new_study = _refuse
+    delete_study = _refuse
+    set_study_user_attr = _refuse
+    set_study_system_attr = _refuse
+    create_new_trial = _refuse
+    set_trial_param = _refuse
+    set_trial_state_values = _refuse
 
 
 class RemoteStudy(Study):
@@ -283,12 +268,12 @@ class RemoteStudy(Study):
         return [StudyDirection(direction) for direction in self._task.directions]
 
     @property
-    def sampler(self) -> Any:  # type: ignore[override]
-        return self._storage._read_study("sampler")
+    def sampler(self) -> BaseSampler:  # type: ignore[override]
+        return cast(BaseSampler, self._storage.read_study("sampler"))
 
     @property
-    def pruner(self) -> Any:  # type: ignore[override]
-        return self._storage._read_study("pruner")
+    def pruner(self) -> BasePruner:  # type: ignore[override]
+        return cast(BasePruner, self._storage.read_study("pruner"))
 
     def stop(self) -> None:
         self._storage._link.send(StopStudy())
@@ -332,9 +317,10 @@ class RemoteTrial(Trial):
         return self._link.check_stop()
 
     @property
-    def relative_params(self) -> dict[str, Any]:
+    def relative_params(self) -> dict[str, object]:
         if self._relative_params is None:
-            self._relative_params = self._link.request(RelativeParams())
+            params = self._link.request(RelativeParams())
+            self._relative_params = cast(dict[str, object], params)
         return self._relative_params
 
     def note(self, **facts: object) -> None:
@@ -357,21 +343,20 @@ class RemoteTrial(Trial):
         self._link.raise_if_stopped()
         return bool(self._link.request(ShouldPrune()))
 
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         known = self._cached_frozen_trial.distributions.get(name)
         if known is not None and compatible(known, distribution):
             return self._cached_frozen_trial.params[name]
         self._link.raise_if_stopped()
         internal = self._link.request(Suggest(name, _portable(distribution)))
-        value = distribution.to_external_repr(internal)
+        value = distribution.to_external_repr(cast(float, internal))
         self._cached_frozen_trial.distributions[name] = distribution
         self._cached_frozen_trial.params[name] = value
         return value
 
 
-def _portable(distribution: BaseDistribution) -> Any:
-    """Return the distribution as JSON text where that is exact, otherwise the object itself, which
-    the channel pickles."""
+def _portable(distribution: BaseDistribution) -> BaseDistribution | str:
+    """Return the distribution as JSON text where that is exact, otherwise the object itself."""
     if isinstance(distribution, CategoricalDistribution):
         json_types = (type(None), bool, int, float, str)
         if not all(type(choice) in json_types for choice in distribution.choices):

@@ -16,7 +16,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from supermax._util import system
 from supermax.engine.trial.faults import signal_name
@@ -85,7 +84,7 @@ class Supervisor:
         self._child_pid: int | None = None
         self._asked: int = 0  # the latest stop signal, or 0
         self._wake_fd = -1
-        self._original_handlers: dict[int, Any] = {}  # of the forwarded signals
+        self._original_handlers: dict[int, signal._HANDLER] = {}  # of the forwarded signals
         self._forwarding = False
         self._signals: deque[int] = deque()
         self._began = time.time()

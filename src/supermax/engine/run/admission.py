@@ -13,7 +13,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.trial import Trial
@@ -224,5 +223,5 @@ class PlannerTrial(Trial):
         self.__dict__.update(vars(job.trial))
         self._requests, self._job = requests, job
 
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         return self._requests.suggest(self._job, name, distribution)

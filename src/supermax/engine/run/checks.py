@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import TypeGuard
 
 from optuna.study import Study
 
@@ -17,7 +17,7 @@ from supermax.engine.run.options import RunOptions
 from supermax.errors import UserError
 
 
-def check_arguments(study: Any, objective: Any, options: RunOptions, run_dir: Any) -> None:
+def check_arguments(study: Study, objective: object, options: RunOptions, run_dir: object) -> None:
     """Raise UserError that lists all invalid arguments, or names a call that cannot work."""
     wrong = [
         f"{name} must be {wanted}, but is {_shown(value)}"
@@ -73,46 +73,46 @@ _SECONDS = "a number of seconds above 0"
 _PLANNER = "an object with the methods provide and room"
 
 
-def _is_study(value: Any) -> bool:
+def _is_study(value: object) -> bool:
     return isinstance(value, Study)
 
 
-def _integer_from(least: int) -> Callable[[Any], bool]:
-    return lambda value: _number(value, Integral) and value >= least
+def _integer_from(least: int) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, Integral) and _is_number(value) and value >= least
 
 
-def _seconds(value: Any) -> bool:
-    return _number(value, Real) and bool(value > 0)
+def _seconds(value: object) -> bool:
+    return _is_number(value) and bool(value > 0)
 
 
-def _moment(value: Any) -> bool:
-    return _number(value, Real) and not math.isnan(value)
+def _moment(value: object) -> bool:
+    return _is_number(value) and not math.isnan(value)
 
 
-def _number(value: Any, kind: type[Any]) -> bool:
-    return type(value) is not bool and isinstance(value, kind)
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) is not bool and isinstance(value, Real)
 
 
-def _are_devices(value: Any) -> bool:
+def _are_devices(value: object) -> bool:
     return isinstance(value, (list, tuple, range)) and all(
         type(device) is int or (isinstance(device, str) and device) for device in value
     )
 
 
-def _are_functions(value: Any) -> bool:
+def _are_functions(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(map(callable, value))
 
 
-def _is_planner(value: Any) -> bool:
+def _is_planner(value: object) -> bool:
     methods = (getattr(value, name, None) for name in ("provide", "room"))
     return not isinstance(value, type) and all(map(callable, methods))
 
 
-def _is_path(value: Any) -> bool:
+def _is_path(value: object) -> bool:
     return isinstance(value, (str, os.PathLike)) and bool(os.fspath(value))
 
 
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _or_none(fits: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or fits(value)
 
 

@@ -19,7 +19,7 @@ from supermax.engine.run.policy import (
     ledger_fields,
 )
 from supermax.engine.run.provision import Provision
-from supermax.engine.storage.run_folder import TrialFolder
+from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 
 
@@ -39,7 +39,7 @@ class Job:
     blocking_launches: bool = False
     relative_params_saved: bool = False
     provision: Provision | None = None
-    failed_plans: list[dict[str, Any]] = field(default_factory=list)
+    failed_plans: list[dict[str, object]] = field(default_factory=list)
     """Plans with which it ran out of memory."""
     spent: float = 0.0
     """Seconds of the attempts before this one."""
@@ -51,7 +51,7 @@ class Job:
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""
         self.attempt += 1
-        line: dict[str, Any] = {"launch": self.attempt, "cell": cell.number}
+        line: LedgerEntry = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
             kept = self.provision
             line |= {"reserved": kept.reserve, "plan": kept.plan, "where": kept.where}
@@ -113,7 +113,7 @@ class Job:
         self.relative_params_saved = True
         try:
             drawn = {
-                name: [distribution_to_json(space[name]), space[name].to_internal_repr(value)]
+                name: (distribution_to_json(space[name]), space[name].to_internal_repr(value))
                 for name, value in params.items()
             }
         except TypeError:  # choices that only an in-memory study takes, which has no next run
@@ -163,7 +163,7 @@ class Attempt:
     curve_started: bool = False
 
 
-def attempts_and_faults(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
+def attempts_and_faults(records: list[LedgerEntry]) -> tuple[int, dict[int, Fault]]:
     """Return the number of attempts in a ledger, and the fault that each ended with. A launch
     without a later entry means that the coordinator died while the attempt ran."""
     attempts = 0
@@ -179,7 +179,7 @@ def attempts_and_faults(records: list[dict[str, Any]]) -> tuple[int, dict[int, F
     return attempts, faults
 
 
-def time_spent(records: list[dict[str, Any]]) -> float:
+def time_spent(records: list[LedgerEntry]) -> float:
     """Return the seconds of the attempts that were paused, or followed by another one after a
     fault. The timestamp of a fault may be that of a later run, which detected it."""
     began = {r["launch"]: r["at"] for r in records if "launch" in r and "at" in r}
@@ -188,20 +188,20 @@ def time_spent(records: list[dict[str, Any]]) -> float:
     return float(sum(max(0.0, seconds) for seconds in (*paused, *again)))
 
 
-def ran_out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ran_out_of_memory(records: list[LedgerEntry]) -> list[dict[str, object]]:
     """Return the plans of those attempts in a ledger that ran out of memory."""
     plans = {r["launch"]: r["plan"] for r in records if "launch" in r and "plan" in r}
     short = {r["attempt"]: None for r in records if "fault" in r and _decided(r).get("replanned")}
     return [plans[attempt] for attempt in short if attempt in plans]
 
 
-def decision_about(records: list[dict[str, Any]], attempt: int) -> dict[str, Any]:
+def decision_about(records: list[LedgerEntry], attempt: int) -> LedgerEntry:
     """Return the decision on an attempt in a ledger; {}: there is none yet."""
     ends = [r for r in records if "fault" in r and r["attempt"] == attempt]
     return _decided(ends[-1]) if ends else {}
 
 
-def _decided(record: dict[str, Any]) -> dict[str, Any]:
+def _decided(record: LedgerEntry) -> LedgerEntry:
     """Return the decision of a ledger entry as data. Ledgers written before the fields existed
     have it as text only."""
     if "again" in record:
@@ -212,7 +212,7 @@ def _decided(record: dict[str, Any]) -> dict[str, Any]:
     return {"again": again, "replanned": replanned, "blocking": "blocking launches" in words}
 
 
-def last_provision(records: list[dict[str, Any]]) -> Provision | None:
+def last_provision(records: list[LedgerEntry]) -> Provision | None:
     """Return the memory reserved for the last attempt in a ledger."""
     launches = [record for record in records if "launch" in record]
     if not launches or "plan" not in launches[-1]:

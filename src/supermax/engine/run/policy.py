@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from supermax._util.text import ended
+from supermax.engine.storage.run_folder import LedgerEntry
 from supermax.engine.trial.faults import Culprit, Fault, Kind
 
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
@@ -122,7 +123,7 @@ def apply_decision(fault: Fault, decision: Decision) -> Fault:
             return fault
 
 
-def ledger_fields(decision: Decision) -> dict[str, bool]:
+def ledger_fields(decision: Decision) -> LedgerEntry:
     """Return the fields of the ledger from which a later run continues."""
     match decision:
         case Retry(_, blocking):

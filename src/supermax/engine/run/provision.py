@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Protocol, TypeGuard
 
 from optuna.trial import Trial
 
@@ -19,7 +19,7 @@ class Provision:
 
     reserve: int
     """Bytes to reserve."""
-    plan: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, object] = field(default_factory=dict)
     """Execution plan for the objective (`trial.plan`); must be JSON."""
     where: str = "device"
     """Memory that is reserved: device or host."""
@@ -58,7 +58,7 @@ class Occupied:
 class Planner(Protocol):
     """Knows the memory that trials need, and the memory that is free."""
 
-    def provide(self, trial: Trial, failed: Sequence[dict[str, Any]]) -> Provision | Refusal:
+    def provide(self, trial: Trial, failed: Sequence[dict[str, object]]) -> Provision | Refusal:
         """Return the reservation and plan of a trial, or a refusal.
 
         `failed`: plans with which the trial ran out of memory. Returning one of them again ends
@@ -73,7 +73,7 @@ class InvalidAnswer(ValueError):
     """Invalid return value of a planner. The message continues a sentence with its name."""
 
 
-def checked_provision(answer: Any) -> Provision | Refusal:
+def checked_provision(answer: object) -> Provision | Refusal:
     """Return the result of Planner.provide with plain JSON values; raise InvalidAnswer."""
     if isinstance(answer, Refusal):
         return answer
@@ -94,12 +94,12 @@ def checked_provision(answer: Any) -> Provision | Refusal:
     return Provision(int(answer.reserve), plan, answer.where, answer.why)
 
 
-def checked_room(answer: Any) -> int | None:
+def checked_room(answer: object) -> int | None:
     """Return the result of Planner.room as an int; raise InvalidAnswer."""
     if answer is not None and not _is_integer(answer):
         raise InvalidAnswer(f"returned {answer!r:.80}, which is neither an integer nor None")
     return None if answer is None else int(answer)
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -52,7 +51,7 @@ _OPENING_PATIENCE = 60.0
 
 def run(
     study: Study,
-    objective: Callable[..., Any],
+    objective: Callable[..., object],
     options: RunOptions,
     *,
     run_dir: str | os.PathLike[str] | None = None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
 
 from supermax.engine.run.coordinator import Coordinator
 
@@ -18,7 +17,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._signal: int | None = None
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, signal._HANDLER] = {}
 
     def install(self, coordinator: Coordinator) -> None:
         if threading.current_thread() is not threading.main_thread():

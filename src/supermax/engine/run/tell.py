@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -71,10 +70,10 @@ def succeeded(trial: FrozenTrial) -> bool:
     return trial.state is TrialState.COMPLETE
 
 
-def record(job: Job, evidence: Evidence) -> dict[str, Any]:
+def record(job: Job, evidence: Evidence) -> dict[str, object]:
     """Return the record of a trial's attempts that the study keeps, as JSON."""
     outcome = evidence.outcome
-    kept: dict[str, Any] = {
+    kept: dict[str, object] = {
         "format": FORMAT,
         "attempts": job.attempt,
         "seconds": round(evidence.lasted, 3),
@@ -97,7 +96,7 @@ def record(job: Job, evidence: Evidence) -> dict[str, Any]:
     return kept
 
 
-def repeated_by(user_attrs: dict[str, Any]) -> int | None:
+def repeated_by(user_attrs: Mapping[str, object]) -> int | None:
     """Return the number of the trial that one with these attributes repeats, if any."""
     record = user_attrs.get(RECORD)
     return record.get("repeats") if isinstance(record, dict) else None

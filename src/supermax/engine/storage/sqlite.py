@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy.engine import Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import PoolProxiedConnection
 
 
 def is_sqlite(storage: BaseStorage) -> bool:
@@ -37,7 +39,7 @@ def database_file(storage: BaseStorage) -> Path | None:
     return Path(name.removeprefix("file:").partition("?")[0]).absolute()
 
 
-def _pooled(engine: Any) -> bool:
+def _pooled(engine: Engine) -> bool:
     """Return whether a connection is open: a new one would create a deleted file again."""
     checked_in = getattr(engine.pool, "checkedin", lambda: 0)
     return bool(checked_in() > 0)
@@ -56,7 +58,7 @@ def use_wal(storage: RDBStorage) -> None:
         _set_wal(opened.connection, None)
 
 
-def _set_wal(connection: Any, _: object) -> None:
+def _set_wal(connection: DBAPIConnection | PoolProxiedConnection, _: object) -> None:
     cursor = connection.cursor()
     with contextlib.suppress(Exception):
         cursor.execute("PRAGMA journal_mode=WAL")
