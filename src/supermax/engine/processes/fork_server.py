@@ -1,7 +1,7 @@
 """Fork server: starts cells, reaps them, and kills the processes they leave behind.
 
     coordinator ── Setup, StartCell, CaptureLog, SignalCell ──▶ fork server ──fork──▶ cell
-    coordinator ◀── ObjectiveImported, Started, Exited ──────── fork server ◀─SIGCHLD─ cell
+    coordinator ◀── ObjectiveLoaded, Started, Exited ──────── fork server ◀─SIGCHLD─ cell
     coordinator ◀───────────── a socket of its own ──────────────────────────────▶ cell
 
 It loads the objective once and forks a pristine copy of itself for every cell: a cell starts in
@@ -39,7 +39,7 @@ from supermax.engine.processes.protocol import (
     ConnectionLost,
     Exited,
     LoadFailed,
-    ObjectiveImported,
+    ObjectiveLoaded,
     Preload,
     Setup,
     SignalCell,
@@ -118,7 +118,7 @@ class ForkServer:
         self.restore_random = _random_for_cells(before)
         gc.collect()
         gc.freeze()  # keeps pages shared: the collector does not write to them in the cells
-        self.channel.send(ObjectiveImported(why_not))
+        self.channel.send(ObjectiveLoaded(why_not))
         return True
 
     def run(self) -> Callable[[], None] | None:

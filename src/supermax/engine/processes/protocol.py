@@ -14,9 +14,8 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
 import cloudpickle
 from optuna.distributions import BaseDistribution
@@ -33,11 +32,15 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _PICKLED = "$pickle"
 
 
+class Message:
+    """Base class of all messages. Their fields are JSON values, or are pickled."""
+
+
 # Coordinator to fork server ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Preload:
+class Preload(Message):
     """Import `module` and call its function preload() with `arguments`; Setup comes later."""
 
     module: str
@@ -45,7 +48,7 @@ class Preload:
 
 
 @dataclass(frozen=True)
-class Setup:
+class Setup(Message):
     """Configure the fork server. The log's file descriptor accompanies it."""
 
     fresh: bool
@@ -57,7 +60,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class StartCell:
+class StartCell(Message):
     """Start a cell. The cell's end of its socket accompanies it."""
 
     cell: int
@@ -65,7 +68,7 @@ class StartCell:
 
 
 @dataclass(frozen=True)
-class CaptureLog:
+class CaptureLog(Message):
     """Copy a trial's output to `path`. The read end of its output pipe accompanies it."""
 
     cell: int
@@ -73,7 +76,7 @@ class CaptureLog:
 
 
 @dataclass(frozen=True)
-class SignalCell:
+class SignalCell(Message):
     cell: int
     signum: int
     group: bool = True
@@ -84,7 +87,7 @@ class SignalCell:
 
 
 @dataclass(frozen=True)
-class ObjectiveImported:
+class ObjectiveLoaded(Message):
     """Report that the objective was unpickled, its imports included."""
 
     why_not_fork: str | None
@@ -92,19 +95,19 @@ class ObjectiveImported:
 
 
 @dataclass(frozen=True)
-class LoadFailed:
+class LoadFailed(Message):
     error: str
     traceback: str
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Message):
     cell: int
     pid: int
 
 
 @dataclass(frozen=True)
-class Exited:
+class Exited(Message):
     cell: int
     code: int | None
     signum: int | None
@@ -118,29 +121,29 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     pid: int
 
 
 @dataclass(frozen=True)
-class Suggest:
+class Suggest(Message):
     name: str
     distribution: BaseDistribution | str
     """JSON text where that is exact, otherwise the object itself, which is pickled."""
 
 
 @dataclass(frozen=True)
-class ShouldPrune:
+class ShouldPrune(Message):
     pass
 
 
 @dataclass(frozen=True)
-class RelativeParams:
+class RelativeParams(Message):
     pass
 
 
 @dataclass(frozen=True)
-class ReadStudy:
+class ReadStudy(Message):
     """Read from the study: an allowed storage method, or `sampler` or `pruner`."""
 
     what: str
@@ -148,7 +151,7 @@ class ReadStudy:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Message):
     step: int
     value: float
     written: bool = True
@@ -156,26 +159,26 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Message):
     """Progress of the trial for displays. There is no reply."""
 
     facts: dict[str, Fact]
 
 
 @dataclass(frozen=True)
-class Attribute:
+class Attribute(Message):
     key: str
     value: object
     system: bool
 
 
 @dataclass(frozen=True)
-class StopStudy:
+class StopStudy(Message):
     pass
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Message):
     """Report that the objective returned or raised."""
 
     outcome: dict[str, object]
@@ -191,7 +194,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Message):
     """Run one attempt at a trial. The write end of its output pipe accompanies it."""
 
     folder: str
@@ -209,42 +212,18 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Reply(Message):
     value: object = None
     error: Exception | None = None
     """Exception to raise in the objective; None: there is none."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Message):
     """End the trial at its next report; a later run resumes it."""
 
 
-Message = (
-    Preload
-    | Setup
-    | StartCell
-    | CaptureLog
-    | SignalCell
-    | ObjectiveImported
-    | LoadFailed
-    | Started
-    | Exited
-    | Ready
-    | Suggest
-    | ShouldPrune
-    | RelativeParams
-    | ReadStudy
-    | Report
-    | Note
-    | Attribute
-    | StopStudy
-    | Finished
-    | Task
-    | Reply
-    | Stop
-)
-_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
 class ConnectionLost(Exception):
@@ -331,12 +310,10 @@ class Channel:
     def pending(self) -> Iterator[Message]:
         """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
         if the peer is gone."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
         lost: ConnectionLost | None = None
         try:
             for _ in range(_MAX_READS):  # so that one busy peer does not starve the others
-                if not poll.poll(0):
+                if not self._is_ready(select.POLLIN):
                     break
                 self._read()
         except ConnectionLost as error:
@@ -348,14 +325,15 @@ class Channel:
 
     def has_pending(self) -> bool:
         """Return whether data has arrived that was not read yet."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(self._lines or poll.poll(0))
+        return bool(self._lines) or self._is_ready(select.POLLIN)
 
     def is_writable(self) -> bool:
         """Return whether a short message can be sent without blocking."""
+        return self._is_ready(select.POLLOUT)
+
+    def _is_ready(self, event: int) -> bool:
         poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
+        poll.register(self.sock, event)
         return bool(poll.poll(0))
 
     def take_fd(self) -> int:

@@ -33,7 +33,7 @@ from supermax.engine.processes.protocol import (
     Exited,
     LoadFailed,
     Message,
-    ObjectiveImported,
+    ObjectiveLoaded,
     Ready,
     Setup,
     SignalCell,
@@ -102,22 +102,6 @@ class ForkServerGone:
     cells: tuple[Cell, ...]
 
 
-@dataclass(frozen=True)
-class ObjectiveLoaded:
-    """Event: cells can be started."""
-
-    why_not_fork: str | None
-    """Reason why cells start as new interpreters; None: they are forked."""
-
-
-@dataclass(frozen=True)
-class ObjectiveBroken:
-    """Event: loading the objective raised an exception."""
-
-    error: str
-    traceback: str
-
-
 ProcessEvent = (
     MessageReceived
     | CellReady
@@ -125,7 +109,7 @@ ProcessEvent = (
     | CellGone
     | ForkServerGone
     | ObjectiveLoaded
-    | ObjectiveBroken
+    | LoadFailed
 )
 
 
@@ -298,11 +282,9 @@ class Processes:
         try:
             for message in self._control.pending():
                 match message:
-                    case ObjectiveImported(why_not):
-                        self._loaded = True
-                        events.append(ObjectiveLoaded(why_not))
-                    case LoadFailed(error, traceback):
-                        events.append(ObjectiveBroken(error, traceback))
+                    case ObjectiveLoaded() | LoadFailed():
+                        self._loaded = isinstance(message, ObjectiveLoaded)
+                        events.append(message)
                     case Started(number, pid) if number in self.cells:
                         self.cells[number].pid = pid
                     case Exited(number) if number in self.cells:

@@ -25,8 +25,10 @@ from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.protocol import (
     Exited,
     Finished,
+    LoadFailed,
     Message,
     Note,
+    ObjectiveLoaded,
     Report,
     Stop,
     StopStudy,
@@ -40,8 +42,6 @@ from supermax.engine.processes.transport import (
     CellReady,
     ForkServerGone,
     MessageReceived,
-    ObjectiveBroken,
-    ObjectiveLoaded,
     Processes,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
@@ -252,7 +252,7 @@ class Coordinator:
                 self.pool.fork_server_gone(tail_of(self.folder.fork_server_log))
             case ObjectiveLoaded(why_not_fork):
                 self.pool.objective_loaded(why_not_fork)
-            case ObjectiveBroken(error, traceback):
+            case LoadFailed(error, traceback):
                 self.pool.objective_broken(error, traceback)
 
     def handle_message(self, attempt: Attempt, message: Message) -> None:
