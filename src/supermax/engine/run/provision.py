@@ -90,7 +90,7 @@ def checked_provision(answer: object) -> Provision | Refusal:
     try:
         plan = json.loads(json.dumps(answer.plan, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidAnswer(f"returned a value of plan that is not JSON ({error})") from error
+        raise InvalidAnswer(f"returned a plan that is not JSON ({error})") from error
     return Provision(int(answer.reserve), plan, answer.where, answer.why)
 
 
