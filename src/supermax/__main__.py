@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
@@ -45,7 +46,9 @@ def main() -> None:
         _set_handler(signal.SIGHUP, signal.SIG_IGN)  # the program is ending anyway
 
 
-def _set_handler(signum: int, handler: signal._HANDLER) -> None:
+def _set_handler(
+    signum: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> None:
     """Install a signal handler, unless the signal is ignored (nohup, a shell's &)."""
     if signal.getsignal(signum) is not signal.SIG_IGN:
         signal.signal(signum, handler)

@@ -84,7 +84,7 @@ class Supervisor:
         self._child_pid: int | None = None
         self._asked: int = 0  # the latest stop signal, or 0
         self._wake_fd = -1
-        self._original_handlers: dict[int, signal._HANDLER] = {}  # of the forwarded signals
+        self._original_handlers: dict[int, system.SignalHandler] = {}  # of the forwarded signals
         self._forwarding = False
         self._signals: deque[int] = deque()
         self._began = time.time()

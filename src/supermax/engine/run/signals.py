@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+from supermax._util.system import SignalHandler
 from supermax.engine.run.coordinator import Coordinator
 
 
@@ -17,7 +18,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._signal: int | None = None
-        self._before: dict[int, signal._HANDLER] = {}
+        self._before: dict[int, SignalHandler] = {}
 
     def install(self, coordinator: Coordinator) -> None:
         if threading.current_thread() is not threading.main_thread():
