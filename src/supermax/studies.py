@@ -10,8 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TypedDict, Unpack, cast
+from typing import TypedDict, Unpack
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -27,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from supermax._util.text import in_short, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.storage import journal, locks, sqlite
-from supermax.engine.storage.locations import find_location, key_of, prepare_location
+from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 
@@ -163,7 +162,7 @@ def _optuna_warnings_only() -> Iterator[None]:
 def _opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
     """Hold the lock under which a study is opened: one process of this machine at a time, so that
     the next one finds the study instead of creating it again."""
-    location = find_location(cast(Study, SimpleNamespace(_storage=storage, study_name=name)))
+    location = locate(storage, name)
     if location.volatile:
         yield
         return
@@ -202,7 +201,7 @@ def explain_write_errors(storage: BaseStorage) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, OSError) as error:
-        location = find_location(cast(Study, SimpleNamespace(_storage=storage, study_name="")))
+        location = locate(storage, "")
         why = _disk_problem(location.file) or in_short(error.__cause__ or error)
         raise EnvironmentFault(f"{location.address} cannot be written: {why}.") from None
 

@@ -68,7 +68,7 @@ TABLE = [
     (Evidence(exit_code=3), Kind.EXIT),
     (Evidence(killed_for=KilledFor.TIMEOUT, signum=signal.SIGTERM, limit=5.0), Kind.TIMEOUT),
     (Evidence(killed_for=KilledFor.STALL, signum=signal.SIGKILL, limit=5.0), Kind.STALL),
-    (Evidence(killed_for=KilledFor.MUTE, signum=signal.SIGKILL), Kind.EXIT),
+    (Evidence(killed_for=KilledFor.DISCONNECTED, signum=signal.SIGKILL), Kind.EXIT),
     (Evidence(coordinator_lost=True), Kind.COORDINATOR_LOST),
 ]
 

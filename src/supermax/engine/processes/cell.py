@@ -27,10 +27,10 @@ from supermax._util.files import tighten
 from supermax.engine.processes.leaks import Baseline, idle_workers, resource_trackers
 from supermax.engine.processes.protocol import Channel, ConnectionLost, Finished, Ready, Task
 from supermax.engine.processes.remote_trial import (
-    Link,
+    Connection,
     RemoteTrial,
     TrialInterrupted,
-    set_current_link,
+    set_current_connection,
 )
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.oom import oom_details
@@ -58,10 +58,9 @@ def serve_tasks(channel: Channel, objective: Objective, *, parent: int, once: bo
         kept_bytes = getattr(objective, "kept_bytes", None)
         baseline = None if once else Baseline(kept_bytes if callable(kept_bytes) else lambda: 0)
         while True:
-            task = next_task(channel)
-            link = Link(channel, task)
-            set_current_link(link)
-            run_task(link, task, channel.take_fd(), objective, baseline)
+            connection = Connection(channel, next_task(channel))
+            set_current_connection(connection)
+            run_task(connection, channel.take_fd(), objective, baseline)
             if once:
                 return
 
@@ -73,16 +72,16 @@ def next_task(channel: Channel) -> Task:
 
 
 def run_task(
-    link: Link, task: Task, output: int, objective: Objective, baseline: Baseline | None
+    connection: Connection, output: int, objective: Objective, baseline: Baseline | None
 ) -> None:
     """Run one attempt with its output redirected to the descriptor `output`; write its outcome and
     report it. `baseline` None: the cell runs no other trial."""
-    cell_pid = os.getpid()
+    task, cell_pid = connection.task, os.getpid()
     _redirect_output(output)
     os.environ.update(task.env)
     system.reset_peak_rss()
     started = time.monotonic()
-    state, values, raised = _attempt(RemoteTrial(link, task), objective)
+    state, values, raised = _attempt(RemoteTrial(connection), objective)
     if os.getpid() != cell_pid:  # a process that the objective forked has returned from it
         os._exit(0 if state == COMPLETE else 1)
     allocated, reserved = _device_peaks()
@@ -104,7 +103,7 @@ def run_task(
             written = False
     tighten(Path(task.folder))  # files that the objective wrote have the modes of its umask
     _flush()
-    link.end(Finished(outcome.to_json(), _unclean_reason(baseline), written))
+    connection.close(Finished(outcome.to_json(), _unclean_reason(baseline), written))
 
 
 def _attempt(

@@ -33,6 +33,7 @@ from pathlib import Path
 from supermax._util import system
 from supermax._util.importing import gc_paused
 from supermax.engine.processes.cell import Objective, load_objective, serve_tasks
+from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.processes.protocol import (
     CaptureLog,
     Channel,
@@ -124,9 +125,7 @@ class ForkServer:
     def run(self) -> Callable[[], None] | None:
         """Serve until the coordinator is gone, then return None. In a forked cell, return the
         function that runs it."""
-        self.wake_fds = wake_r, wake_w = os.pipe()
-        os.set_blocking(wake_r, False)
-        os.set_blocking(wake_w, False)
+        self.wake_fds = wake_r, wake_w = nonblocking_pipe()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self.selector.register(wake_r, selectors.EVENT_READ)

@@ -19,7 +19,7 @@ from supermax.errors import EnvironmentFault, UserError
 
 _LOAD_TIMEOUT = 900.0  # seconds to import the objective's modules
 _START_TIMEOUT = 120.0  # seconds until a cell is ready
-_LINGER = 10.0  # seconds for a cell to exit after its trial
+_EXIT_TIMEOUT = 10.0  # seconds for a cell to exit after its trial
 _MAX_FAILED_STARTS = 5  # in a row
 _MAX_SERVER_DEATHS = 20  # in a row, without a trial finished between them
 _MAX_DEATHS_LOADING = 3  # before the first load: more likely caused by the objective
@@ -149,8 +149,8 @@ class Pool:
             self.dismiss(cell, unclean)
 
     def dismiss(self, cell: Cell, note: str | None = None) -> None:
-        """Have a cell exit by itself; kill it after _LINGER seconds."""
-        self._leaving[cell.number] = (cell, time.monotonic() + _LINGER, note)
+        """Have a cell exit by itself; kill it after _EXIT_TIMEOUT seconds."""
+        self._leaving[cell.number] = (cell, time.monotonic() + _EXIT_TIMEOUT, note)
         self._processes.close_sending_side(cell)
 
     def objective_loaded(self, why_not_fork: str | None) -> None:
@@ -254,7 +254,7 @@ class Pool:
         for number, (cell, deadline, note) in self._leaving.items():
             if deadline <= now:
                 self._processes.signal(cell, KILL)
-                reason = note or f"did not exit within {_LINGER:.0f} s of its trial"
+                reason = note or f"did not exit within {_EXIT_TIMEOUT:.0f} s of its trial"
                 self._leaving[number] = (cell, now + 1.0, reason)
 
 

@@ -59,7 +59,7 @@ class TrialInterrupted(BaseException):
     """
 
 
-class Link:
+class Connection:
     """Connection of one task to the coordinator: thread-safe, and closed when the task ends."""
 
     def __init__(self, channel: Channel, task: Task) -> None:
@@ -78,7 +78,7 @@ class Link:
             )
         return self._channel
 
-    def end(self, last: Message) -> None:
+    def close(self, last: Message) -> None:
         """Send the last message of the task and refuse all others."""
         with self._lock:
             self.channel.send(last)
@@ -125,12 +125,12 @@ class Link:
             raise TrialInterrupted
 
 
-_current: Link | None = None
+_current: Connection | None = None
 
 
-def set_current_link(link: Link) -> None:
+def set_current_connection(connection: Connection) -> None:
     global _current
-    _current = link
+    _current = connection
 
 
 def current_study() -> RemoteStudy:
@@ -163,21 +163,21 @@ class RemoteStorage(BaseStorage):
     """Storage that forwards reads, and a trial's own reports and attributes, to the coordinator.
     It refuses every other write.
 
-    `link` None: that of the task that runs at the time of the call.
+    `connection` None: that of the task that runs at the time of the call.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._fixed_link = link
+    def __init__(self, connection: Connection | None = None) -> None:
+        self._fixed_connection = connection
 
     @property
-    def _link(self) -> Link:
-        link = self._fixed_link or _current
-        if link is None:
+    def _connection(self) -> Connection:
+        connection = self._fixed_connection or _current
+        if connection is None:
             raise RuntimeError("The study can only be read while a trial runs in this cell.")
-        return link
+        return connection
 
     def read_study(self, what: str, *args: object) -> object:
-        return self._link.request(ReadStudy(what, list(args)))
+        return self._connection.request(ReadStudy(what, list(args)))
 
     get_study_id_from_name = _read(BaseStorage.get_study_id_from_name)
     get_study_name_from_id = _read(BaseStorage.get_study_name_from_id)
@@ -188,8 +188,8 @@ class RemoteStorage(BaseStorage):
     get_trial = _read(BaseStorage.get_trial)
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
-        if self._link.task.trial._trial_id == trial_id:
-            return self._link.system_attrs
+        if self._connection.task.trial._trial_id == trial_id:
+            return self._connection.system_attrs
         return self.get_trial(trial_id).system_attrs
 
     def get_all_trials(
@@ -201,14 +201,14 @@ class RemoteStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        link = self._own(trial_id)
+        connection = self._own(trial_id)
         try:
-            folder = TrialFolder(Path(link.task.folder))
-            folder.append_report(link.task.attempt, step, intermediate_value)
+            folder = TrialFolder(Path(connection.task.folder))
+            folder.append_report(connection.task.attempt, step, intermediate_value)
             written = True
         except OSError:  # such as a full disk: the coordinator retries until it can be written
             written = False
-        link.send(Report(step, intermediate_value, written))
+        connection.send(Report(step, intermediate_value, written))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
         if key == RECORD:
@@ -219,18 +219,18 @@ class RemoteStorage(BaseStorage):
         self._set(trial_id, key, value, system=True)
 
     def _set(self, trial_id: int, key: str, value: object, *, system: bool) -> None:
-        link = self._own(trial_id)
-        if not link.task.volatile:
+        connection = self._own(trial_id)
+        if not connection.task.volatile:
             json.dumps(value)  # raises what the study's storage would raise
-        link.request(Attribute(key, json_or_pickle(value), system))
+        connection.request(Attribute(key, json_or_pickle(value), system))
         if system:
-            link.system_attrs[key] = value
+            connection.system_attrs[key] = value
 
-    def _own(self, trial_id: int) -> Link:
-        link = self._link
-        if link.task.trial._trial_id != trial_id:
+    def _own(self, trial_id: int) -> Connection:
+        connection = self._connection
+        if connection.task.trial._trial_id != trial_id:
             _refuse()
-        return link
+        return connection
 
     create_new_study = _refuse
     delete_study = _refuse
@@ -246,14 +246,14 @@ class RemoteStudy(Study):
 
     _storage: RemoteStorage
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._storage = RemoteStorage(link)
+    def __init__(self, connection: Connection | None = None) -> None:
+        self._storage = RemoteStorage(connection)
         self._thread_local = _ThreadLocalStudyAttribute()
         self._stop_flag = False
 
     @property
     def _task(self) -> Task:
-        return self._storage._link.task
+        return self._storage._connection.task
 
     @property
     def study_name(self) -> str:  # type: ignore[override]
@@ -276,17 +276,17 @@ class RemoteStudy(Study):
         return cast(BasePruner, self._storage.read_study("pruner"))
 
     def stop(self) -> None:
-        self._storage._link.send(StopStudy())
+        self._storage._connection.send(StopStudy())
 
 
 class RemoteTrial(Trial):
     """Optuna's Trial in a cell, with `attempt`, `plan`, `checkpoint_dir`, `stop_requested` and
     `note` in addition."""
 
-    def __init__(self, link: Link, task: Task) -> None:
-        self._link = link
-        self._task = task
-        self.study = RemoteStudy(link)
+    def __init__(self, connection: Connection) -> None:
+        task = self._task = connection.task
+        self._connection = connection
+        self.study = RemoteStudy(connection)
         self.storage = self.study._storage
         self._trial_id = task.trial._trial_id
         self._cached_frozen_trial = task.trial
@@ -314,12 +314,12 @@ class RemoteTrial(Trial):
     @property
     def stop_requested(self) -> bool:
         """True once the run is stopping: save a checkpoint, the next report ends the trial."""
-        return self._link.check_stop()
+        return self._connection.check_stop()
 
     @property
     def relative_params(self) -> dict[str, object]:
         if self._relative_params is None:
-            params = self._link.request(RelativeParams())
+            params = self._connection.request(RelativeParams())
             self._relative_params = cast(dict[str, object], params)
         return self._relative_params
 
@@ -330,25 +330,25 @@ class RemoteTrial(Trial):
         shown while the trial runs. None, or a value that cannot be shown, removes the name. The
         view knows `encoder`, `epoch`, `epochs` and `samples_per_second`.
         """
-        self._link.note(facts)
+        self._connection.note(facts)
 
     def report(self, value: float, step: int) -> None:
-        self._link.send_notes()
+        self._connection.send_notes()
         super().report(value, step)
-        self._link.raise_if_stopped()
+        self._connection.raise_if_stopped()
 
     def should_prune(self) -> bool:
         if len(self.study.directions) > 1:
             return super().should_prune()  # raises NotImplementedError
-        self._link.raise_if_stopped()
-        return bool(self._link.request(ShouldPrune()))
+        self._connection.raise_if_stopped()
+        return bool(self._connection.request(ShouldPrune()))
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         known = self._cached_frozen_trial.distributions.get(name)
         if known is not None and compatible(known, distribution):
             return self._cached_frozen_trial.params[name]
-        self._link.raise_if_stopped()
-        internal = self._link.request(Suggest(name, _portable(distribution)))
+        self._connection.raise_if_stopped()
+        internal = self._connection.request(Suggest(name, _portable(distribution)))
         value = distribution.to_external_repr(cast(float, internal))
         self._cached_frozen_trial.distributions[name] = distribution
         self._cached_frozen_trial.params[name] = value

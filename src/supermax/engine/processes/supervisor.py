@@ -1,6 +1,6 @@
 """Supervisor process: restarts a run that dies.
 
-fork ──▶ wait ──▶ decide_restart(exit code) ──▶ Done, or Again: fork after a pause
+fork ──▶ wait ──▶ decide_restart(exit code) ──▶ Exit, or Restart: fork after a pause
           ▲ signals are forwarded meanwhile
 """
 
@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from supermax._util import system
+from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.trial.faults import signal_name
 
 REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -32,7 +33,7 @@ _FIRST_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
-class Again:
+class Restart:
     """Decision to restart the run."""
 
     delay: float
@@ -40,7 +41,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Done:
+class Exit:
     """Decision to exit with `code`."""
 
     code: int
@@ -48,7 +49,7 @@ class Done:
     """True: the run died too often."""
 
 
-def decide_restart(code: int, deaths: int, asked: int) -> Again | Done:
+def decide_restart(code: int, deaths: int, asked: int) -> Restart | Exit:
     """Decide whether to restart a run that ended with `code` (negative: killed by a signal).
 
     `deaths` counts those in a row, this one included, without a trial finished in between;
@@ -58,12 +59,12 @@ def decide_restart(code: int, deaths: int, asked: int) -> Again | Done:
     exit_code = 128 + ended_by if ended_by else code
     abnormal = code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
     if not abnormal:
-        return Done(exit_code)
+        return Exit(exit_code)
     if asked:  # the signal may have come before the run had installed its handlers
-        return Done(128 + asked)
+        return Exit(128 + asked)
     if deaths >= _MAX_DEATHS:
-        return Done(exit_code, gave_up=True)
-    return Again(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
+        return Exit(exit_code, gave_up=True)
+    return Restart(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
 
 
 def effective_signal(signum: int) -> int:
@@ -97,7 +98,7 @@ class Supervisor:
         result.
         """
         supervisor = os.getpid()
-        wake_read_fd, self._wake_fd = _pipe()
+        wake_read_fd, self._wake_fd = nonblocking_pipe()
         self._original_handlers = {s: signal.getsignal(s) or signal.SIG_DFL for s in _forwarded()}
         self._original_handlers[signal.SIGTERM] = (
             signal.SIG_DFL
@@ -121,7 +122,7 @@ class Supervisor:
             code, progressed = self._run_once(restarts)
             deaths = 1 if progressed else deaths + 1
             decision = decide_restart(code, deaths, self._asked)
-            if isinstance(decision, Done):
+            if isinstance(decision, Exit):
                 if decision.gave_up:
                     self._tell(
                         f"The run has died {deaths} times in a row without finishing a trial "
@@ -140,7 +141,7 @@ class Supervisor:
     def _run_once(self, restarts: int) -> tuple[int, bool]:
         """Start the run and wait for its end; return its exit code, and whether it has finished a
         trial."""
-        progress_read_fd, progress_fd = _pipe()
+        progress_read_fd, progress_fd = nonblocking_pipe()
         try:
             try:
                 pid = self._fork(progress_fd, restarts)
@@ -220,13 +221,6 @@ class Supervisor:
         if self._child_pid is not None:
             with contextlib.suppress(OSError):  # it has exited
                 os.kill(self._child_pid, signum)
-
-
-def _pipe() -> tuple[int, int]:
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(read_fd, False)
-    os.set_blocking(write_fd, False)
-    return read_fd, write_fd
 
 
 def _forwarded() -> list[int]:

@@ -130,9 +130,7 @@ class Processes:
         self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
         self._selector = selectors.DefaultSelector()
         with descriptors.describe_limit("The run"):
-            self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_r, False)
-        os.set_blocking(self._wake_w, False)
+            self._wake_r, self._wake_w = descriptors.nonblocking_pipe()
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._loaded = False

@@ -92,9 +92,9 @@ class Conclusions:
         earlier_run: bool,
     ) -> None:
         """Write the fault to the trial's ledger, and emit it."""
-        words = job.record_fault(fault, decision, evidence)
+        text = job.record_fault(fault, decision, evidence)
         if earlier_run:
-            words = f"{words} (it had ended so in an earlier run)"
+            text = f"{text} (it had ended so in an earlier run)"
         else:
             self.faults[fault.name] += 1
         self._emit(
@@ -104,7 +104,7 @@ class Conclusions:
                 fault.name,
                 str(fault.culprit),
                 fault.message,
-                words,
+                text,
                 retried=isinstance(decision, policy.Retry | policy.Replan),
             )
         )

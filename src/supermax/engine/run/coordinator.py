@@ -141,7 +141,7 @@ class Coordinator:
             self.emit(events.RunStopping(self.stop_reason, len(self.attempts)))
             for attempt in self.attempts.values():
                 self.processes.send(attempt.cell, Stop())
-                self.deadlines.wind_down(attempt)
+                self.deadlines.schedule_stop(attempt)
 
     def pause_deadline(self) -> float:
         """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
@@ -243,7 +243,7 @@ class Coordinator:
                 self.pool.cell_ready(cell)
             case CellDisconnected(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
-                    self.deadlines.mute(attempt)
+                    self.deadlines.kill_disconnected(attempt)
             case CellGone(cell, exit):
                 self.cell_gone(cell, exit)
             case ForkServerGone(cells):

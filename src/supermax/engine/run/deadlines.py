@@ -47,16 +47,16 @@ class Deadlines:
             elif attempt.pending_signals and attempt.pending_signals[0][0] <= now:
                 self._send_next_signal(attempt, now)
 
-    def wind_down(self, attempt: Attempt) -> None:
+    def schedule_stop(self, attempt: Attempt) -> None:
         """Give the attempt _STOP_GRACE seconds to end with its run."""
         attempt.pending_signals = attempt.pending_signals or _signals_from(
             time.monotonic() + _STOP_GRACE
         )
 
-    def mute(self, attempt: Attempt) -> None:
+    def kill_disconnected(self, attempt: Attempt) -> None:
         """Kill a disconnected cell after a grace period. Usually it is exiting already."""
         if not attempt.pending_signals:
-            attempt.kill_reason = KilledFor.MUTE
+            attempt.kill_reason = KilledFor.DISCONNECTED
             attempt.pending_signals = [(time.monotonic() + _TERM_GRACE, int(KILL))]
 
     def _limits(self, attempt: Attempt) -> list[tuple[float, KilledFor, float]]:

@@ -62,13 +62,13 @@ class Job:
         """Write the fault and the decision to the ledger. Return the decision as text for
         people."""
         self.faults.append(fault)
-        words = describe_decision(decision, ran=self.attempt > 0)
+        text = describe_decision(decision, ran=self.attempt > 0)
         raised = evidence.outcome.raised if evidence.outcome else None
         self.folder.append(
             {
                 "fault": asdict(fault),
                 "attempt": self.attempt,
-                "decision": words,
+                "decision": text,
                 **ledger_fields(decision),
                 "exit_code": evidence.exit_code,
                 "signal": evidence.signum,
@@ -80,7 +80,7 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
-        return words
+        return text
 
     def discard_plan(self) -> None:
         """Note that its memory plan was too large, and drop the plan."""
@@ -206,10 +206,10 @@ def _decided(record: LedgerEntry) -> LedgerEntry:
     have it as text only."""
     if "again" in record:
         return record
-    words = str(record.get("decision") or "")
-    replanned = words.startswith(REPLANNED)
-    again = replanned or words.startswith("retry")
-    return {"again": again, "replanned": replanned, "blocking": "blocking launches" in words}
+    text = str(record.get("decision") or "")
+    replanned = text.startswith(REPLANNED)
+    again = replanned or text.startswith("retry")
+    return {"again": again, "replanned": replanned, "blocking": "blocking launches" in text}
 
 
 def last_provision(records: list[LedgerEntry]) -> Provision | None:

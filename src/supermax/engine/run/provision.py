@@ -81,12 +81,9 @@ def checked_provision(answer: object) -> Provision | Refusal:
         raise InvalidAnswer(f"returned {answer!r:.80}, which is neither a Provision nor a Refusal")
     if not _is_integer(answer.reserve) or answer.reserve < 0:
         raise InvalidAnswer(f"returned reserve={answer.reserve!r:.80}, not an integer >= 0")
-    if not isinstance(answer.plan, dict):
-        raise InvalidAnswer(f"returned plan={answer.plan!r:.80}, which is not a dict")
-    if not isinstance(answer.where, str):
-        raise InvalidAnswer(f"returned where={answer.where!r:.80}, which is not a str")
-    if not isinstance(answer.why, str):
-        raise InvalidAnswer(f"returned why={answer.why!r:.80}, which is not a str")
+    for name, kind in (("plan", dict), ("where", str), ("why", str)):
+        if not isinstance(value := getattr(answer, name), kind):
+            raise InvalidAnswer(f"returned {name}={value!r:.80}, which is not a {kind.__name__}")
     try:
         plan = json.loads(json.dumps(answer.plan, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -32,22 +32,17 @@ class BoundedLog:
 
     def write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._write(data)
+            head = data[: max(0, HEAD - self._written)]
+            self._append(self.path, head)
+            self._written += len(head)
+            if tail := data[len(head) :]:
+                self._write_tail(tail)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._close()
+            self._join_parts()
 
-    def _write(self, data: bytes) -> None:
-        head_left = HEAD - self._written
-        if head_left > 0:
-            self._append(self.path, data[:head_left])
-            self._written += len(data[:head_left])
-            data = data[head_left:]
-        if data:
-            self._write_tail(data)
-
-    def _close(self) -> None:
+    def _join_parts(self) -> None:
         older, newer = (self._parts[1 - self._current], self._parts[self._current])
         tail = b"".join(part.read_bytes() for part in (older, newer) if part.exists())
         if tail:

@@ -51,7 +51,7 @@ class KilledFor(StrEnum):
     TIMEOUT = "timeout"
     STALL = "stall"
     STOP = "stop"
-    MUTE = "mute"
+    DISCONNECTED = "mute"
 
 
 # Signals that come from a person, a scheduler or the kernel's memory killer, never from a bug.
@@ -282,7 +282,7 @@ def _killed_by_supermax(evidence: Evidence) -> Fault | None:
             "just slow.",
             "stall",
         )
-    if evidence.killed_for is KilledFor.MUTE:
+    if evidence.killed_for is KilledFor.DISCONNECTED:
         return Fault(
             Kind.EXIT,
             Culprit.CONFIGURATION_OR_CODE,
