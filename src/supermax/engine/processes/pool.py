@@ -209,7 +209,7 @@ class Pool:
                 f"{log_tail[-1500:] or '(nothing)'}"
             )
 
-    def fork_server_gone(self, log_tail: str) -> None:
+    def restart_fork_server(self, log_tail: str) -> None:
         """Start a new fork server after the old one and all its cells have died."""
         self._fork_server_deaths += 1
         most = _MAX_SERVER_DEATHS if self._ever_loaded else _MAX_DEATHS_LOADING

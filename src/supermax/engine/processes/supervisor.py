@@ -34,16 +34,12 @@ _FIRST_PAUSE = 1.0
 
 @dataclass(frozen=True)
 class Restart:
-    """Decision to restart the run."""
-
     delay: float
     """Seconds to wait before."""
 
 
 @dataclass(frozen=True)
 class Exit:
-    """Decision to exit with `code`."""
-
     code: int
     gave_up: bool = False
     """True: the run died too often."""

@@ -1,7 +1,7 @@
 """Process and socket handles of the coordinator: the fork server and its cells.
 
     start_cell, send_task, signal ──▶ Processes ──▶ fork server and cells
-    MessageReceived, CellReady, CellGone, ForkServerGone ◀── wait() ◀── one selector, all sockets
+    MessageReceived, CellReady, CellExited, ForkServerDied ◀── wait() ◀── one selector, all sockets
 
 It knows processes, not trials. Only wait() blocks, and close() until the fork server has ended
 every process.
@@ -67,8 +67,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class MessageReceived:
-    """Event: a cell sent a message."""
-
     cell: Cell
     message: Message
 
@@ -88,15 +86,13 @@ class CellDisconnected:
 
 
 @dataclass(frozen=True)
-class CellGone:
-    """Event: a cell has exited."""
-
+class CellExited:
     cell: Cell
     exit: Exited
 
 
 @dataclass(frozen=True)
-class ForkServerGone:
+class ForkServerDied:
     """Event: the fork server died, and with it every cell."""
 
     cells: tuple[Cell, ...]
@@ -106,8 +102,8 @@ ProcessEvent = (
     MessageReceived
     | CellReady
     | CellDisconnected
-    | CellGone
-    | ForkServerGone
+    | CellExited
+    | ForkServerDied
     | ObjectiveLoaded
     | LoadFailed
 )
@@ -162,7 +158,7 @@ class Processes:
                 setup = Setup(self._fresh, list(map(str, sys.argv)), started.lacks(self._env))
                 started.channel.send(setup, (log.fileno(),))
             except ConnectionLost:
-                self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+                self._kill_fork_server()  # dead or not reading; wait() returns ForkServerDied
             except BaseException:
                 started.end()
                 raise
@@ -191,7 +187,7 @@ class Processes:
             reader, writer = os.pipe()
         try:
             self._send_to_fork_server(CaptureLog(cell.number, str(log)), reader)
-            with contextlib.suppress(ConnectionLost):  # wait() returns CellGone
+            with contextlib.suppress(ConnectionLost):  # wait() returns CellExited
                 cell.channel.send(task, (writer,))
         finally:
             os.close(reader)
@@ -226,7 +222,7 @@ class Processes:
         try:
             self._control.send(message, fds)
         except ConnectionLost:
-            self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+            self._kill_fork_server()  # dead or not reading; wait() returns ForkServerDied
 
     def _kill_fork_server(self) -> None:
         if self._fork_server is not None:
@@ -249,10 +245,10 @@ class Processes:
                 events += self._receive_from(key.data)
         # A cell sent its last messages before it exited: return them before its exit.
         for event in exits:
-            if isinstance(event, CellGone):
+            if isinstance(event, CellExited):
                 events += self._receive_from(event.cell)
                 self._unregister(event.cell)
-            elif isinstance(event, ForkServerGone):
+            elif isinstance(event, ForkServerDied):
                 for cell in event.cells:
                     events += self._receive_from(cell)
                     self._unregister(cell)
@@ -286,12 +282,12 @@ class Processes:
                     case Started(number, pid) if number in self.cells:
                         self.cells[number].pid = pid
                     case Exited(number) if number in self.cells:
-                        events.append(CellGone(self.cells.pop(number), message))
+                        events.append(CellExited(self.cells.pop(number), message))
         except ConnectionLost:
             events.append(self._handle_fork_server_end())
         return events
 
-    def _handle_fork_server_end(self) -> ForkServerGone:
+    def _handle_fork_server_end(self) -> ForkServerDied:
         """Kill every process of the lost fork server before the run continues."""
         assert self._control is not None
         assert self._fork_server is not None
@@ -303,7 +299,7 @@ class Processes:
         system.kill_tagged(self._tag)
         lost = tuple(self.cells.values())
         self.cells.clear()
-        return ForkServerGone(lost)
+        return ForkServerDied(lost)
 
     def _unregister(self, cell: Cell) -> None:
         with contextlib.suppress(KeyError, ValueError):

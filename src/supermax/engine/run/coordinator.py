@@ -38,9 +38,9 @@ from supermax.engine.processes.transport import (
     KILL,
     Cell,
     CellDisconnected,
-    CellGone,
+    CellExited,
     CellReady,
-    ForkServerGone,
+    ForkServerDied,
     MessageReceived,
     Processes,
 )
@@ -244,12 +244,12 @@ class Coordinator:
             case CellDisconnected(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
                     self.deadlines.kill_disconnected(attempt)
-            case CellGone(cell, exit):
-                self.cell_gone(cell, exit)
-            case ForkServerGone(cells):
+            case CellExited(cell, exit):
+                self.handle_cell_exit(cell, exit)
+            case ForkServerDied(cells):
                 for cell in cells:
-                    self.cell_gone(cell, Exited(cell.number, None, int(KILL), 0, 0))
-                self.pool.fork_server_gone(tail_of(self.folder.fork_server_log))
+                    self.handle_cell_exit(cell, Exited(cell.number, None, int(KILL), 0, 0))
+                self.pool.restart_fork_server(tail_of(self.folder.fork_server_log))
             case ObjectiveLoaded(why_not_fork):
                 self.pool.objective_loaded(why_not_fork)
             case LoadFailed(error, traceback):
@@ -326,7 +326,7 @@ class Coordinator:
         self.pool.release(attempt.cell, healthy, unclean)
         self.conclude(job, evidence, fault)
 
-    def cell_gone(self, cell: Cell, exit: Exited) -> None:
+    def handle_cell_exit(self, cell: Cell, exit: Exited) -> None:
         attempt = self.attempts.pop(cell.number, None)
         self.pool.cell_exited(
             cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None

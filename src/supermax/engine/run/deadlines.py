@@ -38,7 +38,6 @@ class Deadlines:
         return due
 
     def enforce(self, attempts: Iterable[Attempt]) -> None:
-        """Send the signals that are due."""
         now = time.monotonic()
         for attempt in attempts:
             passed = [limit for limit in self._limits(attempt) if limit[0] <= now]

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_private
-from supermax.engine import events as say
+from supermax.engine import events
 from supermax.engine.processes import descriptors
 from supermax.engine.processes.pickling import pickle_objective
 from supermax.engine.processes.prestart import TAG
@@ -55,7 +55,7 @@ def run(
     options: RunOptions,
     *,
     run_dir: str | os.PathLike[str] | None = None,
-    listeners: Sequence[say.Listener] = (),
+    listeners: Sequence[events.Listener] = (),
 ) -> Summary:
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
@@ -64,7 +64,7 @@ def run(
     blob = pickle_objective(objective, study)
     place = locations.find_location(study)
     emit = _emitter(listeners)
-    patience = Patience(lambda text: emit(say.Notice(text)))
+    patience = Patience(lambda text: emit(events.Notice(text)))
     where = _absolute(run_dir) if run_dir is not None else place.run_dir
     folder = StudyFolder(where, patience)
     signals = Signals()
@@ -79,8 +79,8 @@ def run(
             summary = _summary(coordinator, time.monotonic() - started)
             if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
                 enough = summary.finished + queued
-                emit(say.Notice(f"{queued} queued: n_trials={enough} would run them too."))
-            emit(say.RunEnded(summary))
+                emit(events.Notice(f"{queued} queued: n_trials={enough} would run them too."))
+            emit(events.RunEnded(summary))
             return summary
     finally:
         signals.restore()
@@ -99,7 +99,7 @@ def _coordinator(
     folder: StudyFolder,
     blob: bytes,
     options: RunOptions,
-    emit: Callable[[say.Event], None],
+    emit: Callable[[events.Event], None],
     trials: list[FrozenTrial],
     place: locations.Location,
 ) -> Coordinator:
@@ -124,7 +124,7 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     own, foreign = find_leftovers(coordinator.study, running, claim, coordinator.folder)
     emit(_started(coordinator, trials, len(own)))
     if foreign:
-        emit(say.Notice(foreign_notice(foreign)))
+        emit(events.Notice(foreign_notice(foreign)))
     return own
 
 
@@ -238,10 +238,10 @@ def _cannot_open(study: Study, why: str) -> str:
     )
 
 
-def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
+def _emitter(listeners: Sequence[events.Listener]) -> Callable[[events.Event], None]:
     active = list(listeners)
 
-    def emit(event: say.Event) -> None:
+    def emit(event: events.Event) -> None:
         for listener in list(active):
             try:
                 listener(event)
@@ -251,10 +251,12 @@ def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
     return emit
 
 
-def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) -> say.RunStarted:
+def _started(
+    coordinator: Coordinator, trials: list[FrozenTrial], resumed: int
+) -> events.RunStarted:
     study, options = coordinator.study, coordinator.options
     best = best_of(trials, study.directions)
-    return say.RunStarted(
+    return events.RunStarted(
         study_name=study.study_name,
         directions=tuple(direction.name.lower() for direction in study.directions),
         target=options.n_trials,

@@ -40,7 +40,8 @@ class Signals:
                 self._before[signum] = signal.signal(signum, on_signal)
 
     def restore(self) -> None:
-        """Now that all is safe, TERM may do what it does to this program."""
+        """Restore the handlers. A TERM or HUP that ended the run is sent again: it ends the
+        program, now that the study is closed."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         if self._signal is not None:
