@@ -34,7 +34,7 @@ class Baseline:
     `cached_bytes` returns the bytes of host memory that the objective caches for later trials.
     """
 
-    def __init__(self, cached_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, cached_bytes: Callable[[], int]) -> None:
         self._cached_bytes = cached_bytes
         self._device = device_in_use() or 0
         self._host: int | None = None

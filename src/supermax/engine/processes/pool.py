@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from supermax.engine import events
 from supermax.engine.processes.protocol import Exited
@@ -44,7 +44,7 @@ class Pool:
         workers: int,
         reuse: bool,
         devices: Sequence[str],
-        emit: Callable[[events.Event], None],
+        emit: events.Listener,
         patience: Patience,
     ) -> None:
         self._processes = processes

@@ -166,7 +166,7 @@ class RemoteStorage(BaseStorage):
     `connection` None: that of the task that runs at the time of the call.
     """
 
-    def __init__(self, connection: Connection | None = None) -> None:
+    def __init__(self, connection: Connection | None) -> None:
         self._fixed_connection = connection
 
     @property

@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from supermax._util import system
@@ -233,18 +233,18 @@ def _exit_text(code: int) -> str:
 # Functions of the child.
 
 
-def is_supervised(environment: Mapping[str, str] = os.environ) -> bool:
-    return PARENT in environment
+def is_supervised() -> bool:
+    return PARENT in os.environ
 
 
-def restarts(environment: Mapping[str, str] = os.environ) -> int:
+def restarts() -> int:
     """Number of times the supervisor has restarted this run."""
-    return int(environment.get(RESTART) or 0)
+    return int(os.environ.get(RESTART) or 0)
 
 
-def spent(environment: Mapping[str, str] = os.environ) -> float:
+def spent() -> float:
     """Seconds since the command was given, restarts included."""
-    return max(0.0, time.time() - float(environment.get(BEGAN) or time.time()))
+    return max(0.0, time.time() - float(os.environ.get(BEGAN) or time.time()))
 
 
 def follow() -> Callable[[], None]:

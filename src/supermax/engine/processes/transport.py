@@ -164,7 +164,7 @@ class Processes:
                 raise
         return started.channel
 
-    def start_cell(self, device: str | None = None) -> Cell:
+    def start_cell(self, device: str | None) -> Cell:
         with descriptors.describe_limit("A cell"):
             ours, theirs = socket.socketpair()
         self.cells_started += 1

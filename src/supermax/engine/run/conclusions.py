@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 
 from optuna.study import Study
 from optuna.trial import TrialState
@@ -37,7 +36,7 @@ class Conclusions:
         pool: Pool,
         admission: Admission,
         options: RunOptions,
-        emit: Callable[[events.Event], None],
+        emit: events.Listener,
     ) -> None:
         self._study, self._storage = study, storage
         self._progress, self._pool, self._admission = progress, pool, admission

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -77,7 +77,7 @@ class Coordinator:
         processes: Processes,
         requests: RequestHandler,
         options: RunOptions,
-        emit: Callable[[events.Event], None],
+        emit: events.Listener,
         *,
         volatile: bool,
     ) -> None:

@@ -134,7 +134,7 @@ def ledger_fields(decision: Decision) -> LedgerEntry:
             return {"again": False}
 
 
-def describe_decision(decision: Decision, ran: bool = True) -> str:
+def describe_decision(decision: Decision, *, ran: bool) -> str:
     """Return a decision as text for people. `ran`: the trial has had a cell."""
     match decision:
         case Retry(delay, blocking):

@@ -10,6 +10,7 @@ from supermax._util.text import masked_addresses
 
 HEAD = 512 * 1024  # bytes
 TAIL = 512 * 1024  # bytes
+_SHOWN = 4000  # characters in a tail
 _OVERLAP = 512  # bytes read before a tail, so that a password cut at its start is masked too
 
 
@@ -80,13 +81,12 @@ def _size(path: Path) -> int:
         return 0
 
 
-def tail_of(path: Path, most: int = 4000) -> str:
-    """Return the last `most` characters of a log with passwords masked; "": there is no log."""
+def tail_of(path: Path) -> str:
+    """Return the end of a log with passwords masked; "": there is no log."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most - _OVERLAP))
-            text = masked_addresses(file.read().decode(errors="replace"))
-            return text[-most:]
+            file.seek(max(0, size - _SHOWN - _OVERLAP))
+            return masked_addresses(file.read().decode(errors="replace"))[-_SHOWN:]
     except OSError:
         return ""

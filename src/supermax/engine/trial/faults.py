@@ -51,7 +51,7 @@ class KilledFor(StrEnum):
     TIMEOUT = "timeout"
     STALL = "stall"
     STOP = "stop"
-    DISCONNECTED = "mute"
+    DISCONNECTED = "disconnected"
 
 
 # Signals that come from a person, a scheduler or the kernel's memory killer, never from a bug.
