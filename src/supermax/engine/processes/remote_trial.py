@@ -143,9 +143,10 @@ def _read(
     method: Callable[Concatenate[BaseStorage, P], T],
 ) -> Callable[Concatenate[RemoteStorage, P], T]:
     """Return a method of RemoteStorage that calls `method` in the coordinator."""
+    signature = inspect.signature(method)
 
     def read(self: RemoteStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        given = inspect.signature(method).bind(self, *args, **kwargs).args[1:]
+        given = signature.bind(self, *args, **kwargs).args[1:]
         return cast(T, self.read_study(method.__name__, *given))
 
     return read

@@ -43,6 +43,7 @@ from supermax.engine.processes.transport import (
     ForkServerDied,
     MessageReceived,
     Processes,
+    ProcessEvent,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.conclusions import Conclusions
@@ -233,7 +234,7 @@ class Coordinator:
 
     # Messages of cells.
 
-    def handle_event(self, event: object) -> None:
+    def handle_event(self, event: ProcessEvent) -> None:
         match event:
             case MessageReceived(cell, message):
                 if (attempt := self.attempts.get(cell.number)) is not None:
