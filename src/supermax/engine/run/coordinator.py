@@ -53,7 +53,6 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, snapshot
-from supermax.engine.run.resume import pending_outcome
 from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
@@ -334,7 +333,7 @@ class Coordinator:
         )
         if attempt is None:
             return
-        outcome = pending_outcome(attempt.job)
+        outcome = attempt.job.outcome()
         if outcome is None and attempt.killed_for is KilledFor.STOP:
             self.pause(attempt.job)
             return
@@ -370,7 +369,7 @@ class Coordinator:
 
     def resume(self, job: Job) -> None:
         """Conclude a trial that an earlier run had claimed, or queue it for another attempt."""
-        outcome = pending_outcome(job)
+        outcome = job.outcome()
         try:
             self.requests.store_missed_reports(job)
         except EnvironmentFault:

@@ -21,6 +21,7 @@ from supermax.engine.run.policy import (
 from supermax.engine.run.provision import Provision
 from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
+from supermax.engine.trial.outcome import Outcome
 
 
 @dataclass
@@ -47,6 +48,14 @@ class Job:
     @property
     def number(self) -> int:
         return int(self.trial.number)
+
+    def outcome(self) -> Outcome | None:
+        """Return the outcome that the last attempt has written; None: there is none, or a retry
+        was already decided on."""
+        outcome = self.folder.outcome()
+        if outcome is None or outcome.attempt != self.attempt:
+            return None
+        return outcome if self.attempt != self.retried_attempt else None
 
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""

@@ -9,7 +9,6 @@ from optuna.trial import FrozenTrial
 from supermax._util.attributes import CLAIM
 from supermax.engine.run.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
-from supermax.engine.trial.outcome import Outcome
 
 
 def find_leftovers(
@@ -26,15 +25,6 @@ def find_leftovers(
         else:
             foreign.append(frozen.number)
     return own, foreign
-
-
-def pending_outcome(job: Job) -> Outcome | None:
-    """Return the outcome that the last attempt has written; None: there is none, or a retry was
-    already decided on."""
-    outcome = job.folder.outcome()
-    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.retried_attempt:
-        return None
-    return outcome
 
 
 def foreign_notice(numbers: list[int]) -> str:
