@@ -318,9 +318,8 @@ def _import_torch_dynamo() -> None:
 def _preload(objective: object) -> None:
     """Call the objective's method preload(), if it has one: it imports what all trials need once,
     before they are forked. Errors are ignored; the trials meet them again."""
-    preload = getattr(objective, "preload", None)
     with contextlib.suppress(Exception):
-        if preload is not None:
+        if (preload := getattr(objective, "preload", None)) is not None:
             preload()
 
 
