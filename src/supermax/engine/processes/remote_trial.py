@@ -202,7 +202,7 @@ class RemoteStorage(BaseStorage):
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        connection = self._own(trial_id)
+        connection = self._check_own(trial_id)
         try:
             folder = TrialFolder(Path(connection.task.folder))
             folder.append_report(connection.task.attempt, step, intermediate_value)
@@ -220,14 +220,14 @@ class RemoteStorage(BaseStorage):
         self._set(trial_id, key, value, system=True)
 
     def _set(self, trial_id: int, key: str, value: object, *, system: bool) -> None:
-        connection = self._own(trial_id)
+        connection = self._check_own(trial_id)
         if not connection.task.volatile:
             json.dumps(value)  # raises what the study's storage would raise
         connection.request(Attribute(key, json_or_pickle(value), system))
         if system:
             connection.system_attrs[key] = value
 
-    def _own(self, trial_id: int) -> Connection:
+    def _check_own(self, trial_id: int) -> Connection:
         connection = self._connection
         if connection.task.trial._trial_id != trial_id:
             _refuse()

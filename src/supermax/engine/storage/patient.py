@@ -66,7 +66,7 @@ class PatientStorage(BaseStorage):
         self._server = rdb.server_of(inner)
         self._study_id = study._study_id
         self._study_name = study.study_name
-        self._own: dict[int, FrozenTrial] = {}  # cache of RUNNING trials created here
+        self._cached_trials: dict[int, FrozenTrial] = {}  # RUNNING ones created here
         self._file = file
 
     def _do(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -142,7 +142,7 @@ class PatientStorage(BaseStorage):
             trial_id = self._create_once(study_id, template_trial)
         if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
             _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
-            self._own[trial_id] = _copy(self.inner._studies[study_id].trials[number])
+            self._cached_trials[trial_id] = _copy(self.inner._studies[study_id].trials[number])
         return trial_id
 
     def _create_once(self, study_id: int, template: FrozenTrial) -> int:
@@ -168,7 +168,7 @@ class PatientStorage(BaseStorage):
         try:
             return self._do(action, trial_id, *args, **kwargs)
         except UpdateFinishedTrialError:
-            self._own.pop(trial_id, None)
+            self._cached_trials.pop(trial_id, None)
             raise
 
     def set_trial_state_values(
@@ -176,7 +176,7 @@ class PatientStorage(BaseStorage):
     ) -> bool:
         if state is not TrialState.RUNNING:
             done = self._write(trial_id, self._finish, state, values)
-            self._own.pop(trial_id, None)
+            self._cached_trials.pop(trial_id, None)
             return done
         backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
@@ -204,9 +204,9 @@ class PatientStorage(BaseStorage):
 
         Optuna has no call for it; in storages that cannot, they become NaN.
         """
-        if (own := self._own.get(trial_id)) is not None:
-            kept = {s: v for s, v in own.intermediate_values.items() if s < first}
-            own.intermediate_values = kept
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            kept = {s: v for s, v in cached.intermediate_values.items() if s < first}
+            cached.intermediate_values = kept
         backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
             self._do(rdb.delete_steps, backend, trial_id, first)
@@ -236,36 +236,37 @@ class PatientStorage(BaseStorage):
         self._write(
             trial_id, self.inner.set_trial_param, param_name, param_value_internal, distribution
         )
-        own = self._own.get(trial_id)
-        if own is not None and param_name not in own.params:  # a database keeps the first value
-            own.params[param_name] = distribution.to_external_repr(param_value_internal)
-            own.distributions[param_name] = distribution
+        cached = self._cached_trials.get(trial_id)
+        # A database keeps the first value.
+        if cached is not None and param_name not in cached.params:
+            cached.params[param_name] = distribution.to_external_repr(param_value_internal)
+            cached.distributions[param_name] = distribution
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         self._write(trial_id, self.inner.set_trial_intermediate_value, step, intermediate_value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.intermediate_values[step] = intermediate_value
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.intermediate_values[step] = intermediate_value
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
         self._write(trial_id, self.inner.set_trial_user_attr, key, value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.user_attrs[key] = _as_stored(value)
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.user_attrs[key] = _as_stored(value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._write(trial_id, self.inner.set_trial_system_attr, key, value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.system_attrs[key] = _as_stored(value)
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.system_attrs[key] = _as_stored(value)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        if (own := self._own.get(trial_id)) is not None:
-            return _copy(own)  # saves a query of milliseconds
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            return _copy(cached)  # saves a query of milliseconds
         return self._do(self.inner.get_trial, trial_id)
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
-        if (own := self._own.get(trial_id)) is not None:
-            return dict(own.system_attrs)
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            return dict(cached.system_attrs)
         return self._do(self.inner.get_trial_system_attrs, trial_id)
 
     # All other operations are forwarded.
