@@ -30,9 +30,8 @@ def main() -> None:
         from supermax.ui.cli import main as run
 
         _set_handler(signal.SIGINT, _interrupt)
-        _set_handler(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # immediate: a Python handler waits for bytecode
+        # Immediate: a Python handler waits for bytecode.
+        _set_handler(signal.SIGTERM, signal.SIG_DFL)
         run()
     except EOFError as error:
         if not drop_damaged(error):

@@ -96,9 +96,7 @@ class Supervisor:
         supervisor = os.getpid()
         wake_read_fd, self._wake_fd = nonblocking_pipe()
         self._original_handlers = {s: signal.getsignal(s) or signal.SIG_DFL for s in _forwarded()}
-        self._original_handlers[signal.SIGTERM] = (
-            signal.SIG_DFL
-        )  # it ends the run, even if ignored
+        self._original_handlers[signal.SIGTERM] = signal.SIG_DFL  # ends the run, even if ignored
         for signum in self._original_handlers:
             signal.signal(signum, self._forward)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal

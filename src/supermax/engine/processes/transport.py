@@ -259,9 +259,8 @@ class Processes:
             for message in cell.channel.pending():
                 if isinstance(message, Ready):
                     cell.ready = True
-                    cell.pid = (
-                        cell.pid or message.pid
-                    )  # Started may arrive later, on the other socket
+                    # Started may arrive later, on the other socket.
+                    cell.pid = cell.pid or message.pid
                     yield CellReady(cell)
                 else:
                     yield MessageReceived(cell, message)

@@ -163,9 +163,8 @@ class Attempt:
     started: float = field(default_factory=time.monotonic)
     last_message: float = field(default_factory=time.monotonic)
     last_step: int | None = None
-    pending_signals: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # when to send which signal
+    pending_signals: list[tuple[float, int]] = field(default_factory=list)
+    """Signals to send, each with its moment of time.monotonic()."""
     kill_reason: KilledFor = KilledFor.STOP  # fault of the attempt if it dies of these
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
