@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of retries and shutdown."""
     monkeypatch.setattr(deadlines, "_TERM_GRACE", 0.3)
     monkeypatch.setattr(deadlines, "_STOP_GRACE", 1.0)
-    monkeypatch.setattr(pool, "_LINGER", 1.0)
+    monkeypatch.setattr(pool, "_EXIT_TIMEOUT", 1.0)
     monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
     monkeypatch.setattr(policy, "_LONGEST_FREE_BACK_OFF", 0.01)
 

@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _ENVIRONMENT_FAULT = 3  # exit code; also in supervise.py, which is not imported yet
 
@@ -29,9 +30,8 @@ def main() -> None:
         from supermax.ui.cli import main as run
 
         _set_handler(signal.SIGINT, _interrupt)
-        _set_handler(
-            signal.SIGTERM, signal.SIG_DFL
-        )  # immediate: a Python handler waits for bytecode
+        # Immediate: a Python handler waits for bytecode.
+        _set_handler(signal.SIGTERM, signal.SIG_DFL)
         run()
     except EOFError as error:
         if not drop_damaged(error):
@@ -45,7 +45,9 @@ def main() -> None:
         _set_handler(signal.SIGHUP, signal.SIG_IGN)  # the program is ending anyway
 
 
-def _set_handler(signum: int, handler: Any) -> None:
+def _set_handler(
+    signum: int, handler: Callable[[int, FrameType | None], object] | signal.Handlers
+) -> None:
     """Install a signal handler, unless the signal is ignored (nohup, a shell's &)."""
     if signal.getsignal(signum) is not signal.SIG_IGN:
         signal.signal(signum, handler)

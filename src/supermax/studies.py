@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TypedDict, Unpack, cast
-from urllib.parse import unquote, urlsplit
+from typing import TypedDict, Unpack
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -24,18 +22,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
-from sqlalchemy.util import asbool
 
 from supermax._util.text import in_short, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
-from supermax.engine.storage import journal, locks
-from supermax.engine.storage.locations import find_location, key_of, prepare_location
+from supermax.engine.storage import journal, locks, sqlite
+from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 
 JOURNAL = "journal:///"
 """URL prefix of an Optuna journal file, as sqlite:/// is of a database."""
-_JOURNAL_PREFIX = re.compile(r"(?i)journal://")
 _MIN_FREE_DISK = 1 << 20  # bytes that a database needs to be opened at all
 Storage = str | os.PathLike[str] | BaseStorage | None
 
@@ -166,7 +162,7 @@ def _optuna_warnings_only() -> Iterator[None]:
 def _opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
     """Hold the lock under which a study is opened: one process of this machine at a time, so that
     the next one finds the study instead of creating it again."""
-    location = find_location(cast(Study, SimpleNamespace(_storage=storage, study_name=name)))
+    location = locate(storage, name)
     if location.volatile:
         yield
         return
@@ -184,15 +180,18 @@ def _opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
 
 def connect(storage: Storage) -> BaseStorage:
     """Return Optuna's storage at a URL, or at the path of an SQLite file or of a journal."""
-    where = _url(storage)
-    file = _file(where)
+    return _connect(_parse(storage))
+
+
+def _connect(address: _Address) -> BaseStorage:
+    where, file = address.where, address.file
     try:
-        if file is not None and _is_journal_url(where):
+        if file is not None and address.is_journal:
             return journal.open_journal(file)
         return optuna.storages.get_storage(where)
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        why = _disk_problem(file) or _journal_damage(where, file) or in_short(error)
+        why = _disk_problem(file) or _journal_damage(address) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
 
 
@@ -202,7 +201,7 @@ def explain_write_errors(storage: BaseStorage) -> Iterator[None]:
     try:
         yield
     except (StorageInternalError, SQLAlchemyError, OSError) as error:
-        location = find_location(cast(Study, SimpleNamespace(_storage=storage, study_name="")))
+        location = locate(storage, "")
         why = _disk_problem(location.file) or in_short(error.__cause__ or error)
         raise EnvironmentFault(f"{location.address} cannot be written: {why}.") from None
 
@@ -228,21 +227,21 @@ def _disk_problem(file: Path | None) -> str | None:
 
 def existing(storage: str) -> BaseStorage:
     """Connect to a storage that must exist already; raise UserError instead of creating one."""
-    where = _url(storage)
-    file = _file(where)
+    address = _parse(storage)
+    file = address.file
     _refuse_pipe(file)
     if file is not None and not file.is_file():
         raise UserError(
             f"There is no file {masked(str(file))}. Name the studies' file or URL with "
             f"--storage, or in SUPERMAX_STORAGE."
         )
-    has_studies = _is_optuna_journal if _is_journal_url(where) else _has_study_table
+    has_studies = _is_optuna_journal if address.is_journal else _has_study_table
     if file is not None and not has_studies(file):
         raise UserError(
             f"{file} holds no studies: it is empty, or some other program's. Name the studies' "
             f"file or URL with --storage."
         )
-    return connect(where)
+    return _connect(address)
 
 
 def all_studies(storage: BaseStorage) -> list[Study]:
@@ -268,22 +267,22 @@ def _has_study_table(file: Path) -> bool:
 
 def make_storage(storage: Storage) -> BaseStorage:
     """Connect to a storage, creating it and the folder of its file where they do not exist."""
-    where = _url(storage)
-    file = _file(where)
+    address = _parse(storage)
+    file = address.file
     _refuse_pipe(file)
     if file is not None:
         _make_folder(file)
-        if _is_journal_url(where) and journal.is_foreign(file):
+        if address.is_journal and journal.is_foreign(file):
             raise UserError(
                 f"{file} is not an Optuna journal but some other program's. Name another file."
             )
     try:
-        return connect(where)
+        return _connect(address)
     except EnvironmentFault as error:
         # Another process created the tables at the same time. Databases share no code for this.
         if "already exists" not in str(error):
             raise
-        return connect(where)
+        return _connect(address)
 
 
 def _refuse_pipe(file: Path | None) -> None:
@@ -292,13 +291,12 @@ def _refuse_pipe(file: Path | None) -> None:
         raise UserError(f"{file} is a pipe or a device. Studies need a file of their own.")
 
 
-def _journal_damage(where: object, file: Path | None) -> str | None:
+def _journal_damage(address: _Address) -> str | None:
     """Return which line of a journal is damaged, which Optuna's own error does not say."""
-    if file is None or not _is_journal_url(where):
-        return None
-    with contextlib.suppress(OSError):
-        if line := journal.damaged_line(file):
-            return f"line {line} of the journal is damaged"
+    if address.file is not None and address.is_journal:
+        with contextlib.suppress(OSError):
+            if line := journal.damaged_line(address.file):
+                return f"line {line} of the journal is damaged"
     return None
 
 
@@ -312,55 +310,47 @@ def _make_folder(file: Path) -> None:
         ) from error
 
 
-def _url(storage: Storage) -> str | BaseStorage | None:
-    """Return the URL of a path; anything else as it is."""
+@dataclass(frozen=True)
+class _Address:
+    """Storage as the caller names it."""
+
+    where: str | BaseStorage | None
+    """URL, or a storage object, or None: in memory."""
+    file: Path | None = None
+    """File that the URL names, with links unresolved; None: a server, memory, or invalid."""
+
+    @property
+    def is_journal(self) -> bool:
+        return isinstance(self.where, str) and self.where.startswith(JOURNAL)
+
+
+def _parse(storage: Storage) -> _Address:
+    """Return the address of a storage; raise UserError for a path that no URL can express."""
     if isinstance(storage, os.PathLike) or (isinstance(storage, str) and "://" not in storage):
         path = Path(storage).expanduser().absolute()
         if journal.is_journal(path):
-            return f"{JOURNAL}{path}"
+            return _Address(f"{JOURNAL}{path}", path)
         if "?" in str(path) or "#" in str(path):
             raise UserError(f"A database's file cannot have ? or # in its name: {path}")
-        return f"sqlite:///{path}"
-    if (
-        isinstance(storage, str)
-        and _JOURNAL_PREFIX.match(storage)
-        and not _is_journal_url(storage)
-    ):
+        storage = f"sqlite:///{path}"
+    if not isinstance(storage, str):
+        return _Address(storage)
+    if storage.startswith(JOURNAL):
+        return _Address(storage, Path(storage.removeprefix(JOURNAL)).expanduser().absolute())
+    if storage.lower().startswith("journal://"):
         raise UserError(
             f"{masked_url(storage)} is not the URL of a journal. Write {JOURNAL}PATH, in lower "
             f"case and with three slashes."
         )
-    return storage
+    if storage.startswith("sqlite"):
+        with contextlib.suppress(ArgumentError, ValueError):  # connecting raises the error
+            return _Address(storage, sqlite.file_of_url(make_url(storage)))
+    return _Address(storage)
 
 
 def file_of(storage: Storage) -> Path | None:
     """Return the file of a storage, with links unresolved; None for a server and for memory."""
-    return _file(_url(storage))
-
-
-def _is_journal_url(where: object) -> bool:
-    return isinstance(where, str) and where.startswith(JOURNAL)
-
-
-def _file(where: object) -> Path | None:
-    """Return the file of a URL; None for a server, for memory and for an invalid URL."""
-    if not isinstance(where, str) or not where.startswith((JOURNAL, "sqlite")):
-        return None
-    if _is_journal_url(where):
-        return Path(where.removeprefix(JOURNAL)).expanduser().absolute()
-    with contextlib.suppress(ArgumentError, ValueError):  # connect raises the error
-        url = make_url(where)
-        name = url.database or ""
-        if asbool(url.query.get("uri", False)) and name.startswith("file:"):
-            name = "" if url.query.get("mode") == "memory" else _path_of_uri(name)
-        if name and not name.startswith(":memory:"):
-            return Path(name).absolute()
-    return None
-
-
-def _path_of_uri(uri: str) -> str:
-    """Return the path of file:x, file:/x or file:///x, as SQLite reads them."""
-    return unquote(urlsplit(uri).path)
+    return _parse(storage).file
 
 
 def without_password(url: str) -> str:

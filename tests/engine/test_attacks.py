@@ -53,7 +53,7 @@ FALSE = [
 def test_invalid_messages_fail_their_own_trial_alone(study: optuna.Study, line: bytes) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0:
-            os.write(trial._link.channel.fileno(), line)
+            os.write(trial._connection.channel.fileno(), line)
             threading.Event().wait()
         return 1.0
 

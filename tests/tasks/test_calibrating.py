@@ -58,7 +58,7 @@ def plan_of(planner: MemoryPlanner, failed: Sequence[dict[str, Any]] = ()) -> di
     values = {"encoder.name": "tiny-bert", "train.effective_batch": 8, "optim.lr": 0.001}
     found = planner.provide(optuna.trial.FixedTrial(values), failed)
     assert isinstance(found, Provision)
-    return found.how
+    return found.plan
 
 
 def test_the_first_trial_of_an_encoder_that_nothing_is_known_of_probes_it(tmp_path: Path) -> None:

@@ -12,11 +12,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import psutil
 
 LINUX = sys.platform == "linux"
+SignalHandler = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
+"""Argument and result of signal.signal."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PROC = Path("/proc")

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from supermax.engine.trial.notes import Fact
 
 
+class Event:
+    """Base class of all events."""
+
+
 @dataclass(frozen=True)
-class RunStarted:
+class RunStarted(Event):
     """Start of a run: the study is open and locked, and no trial was launched yet."""
 
     study_name: str
@@ -32,7 +36,7 @@ class RunStarted:
 
 
 @dataclass(frozen=True)
-class TrialStarted:
+class TrialStarted(Event):
     number: int
     attempt: int
     cell: int
@@ -41,14 +45,14 @@ class TrialStarted:
 
 
 @dataclass(frozen=True)
-class TrialReported:
+class TrialReported(Event):
     number: int
     step: int
     value: float
 
 
 @dataclass(frozen=True)
-class TrialNoted:
+class TrialNoted(Event):
     """Progress notes of the trial: new values by name; None removes a name."""
 
     number: int
@@ -56,7 +60,7 @@ class TrialNoted:
 
 
 @dataclass(frozen=True)
-class TrialFinished:
+class TrialFinished(Event):
     number: int
     state: str  # COMPLETE, PRUNED or FAIL
     values: tuple[float, ...] | None
@@ -67,14 +71,14 @@ class TrialFinished:
 
 
 @dataclass(frozen=True)
-class TrialPaused:
+class TrialPaused(Event):
     """Pause of a trial because the run is stopping: the next run resumes it."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class FaultSeen:
+class FaultSeen(Event):
     number: int
     attempt: int
     kind: str
@@ -85,48 +89,34 @@ class FaultSeen:
 
 
 @dataclass(frozen=True)
-class CellStarted:
+class CellStarted(Event):
     cell: int
     pid: int
 
 
 @dataclass(frozen=True)
-class CellEnded:
+class CellEnded(Event):
     cell: int
     trials: int
     note: str | None  # description of an unusual end; None: it ended normally
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(Event):
     """Text for the user: trials left RUNNING, a slower mode, a storage that does not respond."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class RunStopping:
+class RunStopping(Event):
     reason: str
     running: int
 
 
 @dataclass(frozen=True)
-class RunEnded:
+class RunEnded(Event):
     summary: Summary
 
 
-Event = (
-    RunStarted
-    | TrialStarted
-    | TrialReported
-    | TrialNoted
-    | TrialFinished
-    | TrialPaused
-    | FaultSeen
-    | CellStarted
-    | CellEnded
-    | Notice
-    | RunStopping
-    | RunEnded
-)
 Listener = Callable[[Event], None]

@@ -31,7 +31,7 @@ from supermax.engine.ranking import broken, front, ranked
 from supermax.engine.run.job import fault_from
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
-from supermax.engine.storage.run_folder import StudyFolder, TrialFolder
+from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
 from supermax.engine.trial.stacks import Frame, own_frame
 from supermax.errors import UserError
 
@@ -339,7 +339,7 @@ def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
     for line in trial.folder.records():
         with contextlib.suppress(KeyError, TypeError, ValueError):  # a line of another version
             if "launch" in line:
-                launch = {"cell": line["cell"], "started": line["at"]}
+                launch: dict[str, Any] = {"cell": line["cell"], "started": line["at"]}
                 launch |= {key: line.get(key) for key in ("reserved", "plan", "why")}
                 launches[line["launch"]] = launch
             elif "unclean" in line:
@@ -361,7 +361,7 @@ def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
     return found
 
 
-def _fault(number: int, line: dict[str, Any]) -> FaultRecord:
+def _fault(number: int, line: LedgerEntry) -> FaultRecord:
     fault = fault_from(line["fault"])
     return FaultRecord(
         trial=number,

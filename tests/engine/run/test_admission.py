@@ -22,7 +22,7 @@ import pytest
 import supermax
 from supermax.engine import events
 from supermax.engine.run.admission import Admission
-from supermax.engine.run.job import decision_on, ran_out_of_memory
+from supermax.engine.run.job import decision_about, ran_out_of_memory
 from supermax.engine.run.provision import Occupied, Provision, Refusal
 from supermax.results.records import read_record
 from tests import ROOT
@@ -327,8 +327,8 @@ def test_decision_is_read_from_the_ledger(
     ledger = [PLANNED, {"fault": {}, "attempt": 1, **said}]
     assert ran_out_of_memory(ledger) == short
     assert ran_out_of_memory([*ledger, ledger[-1]]) == short
-    assert decision_on(ledger, 1)["again"] is again
-    assert decision_on(ledger, 2) == {}
+    assert decision_about(ledger, 1)["again"] is again
+    assert decision_about(ledger, 2) == {}
 
 
 def test_trials_are_placed_on_devices_where_they_fit(
@@ -359,7 +359,7 @@ def test_trials_are_placed_on_devices_where_they_fit(
 def test_trial_waits_for_memory_of_other_programs(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supermax.engine.run.coordinator.LOOK_AGAIN", 0.05)
+    monkeypatch.setattr("supermax.engine.run.coordinator.RECHECK_INTERVAL", 0.05)
 
     class Busy(Room):
         def room(self, occupied: Occupied) -> int | None:
@@ -381,7 +381,7 @@ def test_trial_waits_for_memory_of_other_programs(
 def test_notice_about_a_waiting_trial_is_repeated_after_ten_minutes(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supermax.engine.run.coordinator.LOOK_AGAIN", 0.01)
+    monkeypatch.setattr("supermax.engine.run.coordinator.RECHECK_INTERVAL", 0.01)
     looks = count(start=0, step=300)  # seconds between two looks
     made = partial(Admission, clock=lambda: float(next(looks)))
     monkeypatch.setattr("supermax.engine.run.coordinator.Admission", made)
@@ -420,7 +420,7 @@ class Shrinking(Room):
 def test_waiting_trial_is_planned_again_for_the_free_memory(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch, least: int, state: str
 ) -> None:
-    monkeypatch.setattr("supermax.engine.run.coordinator.LOOK_AGAIN", 0.01)
+    monkeypatch.setattr("supermax.engine.run.coordinator.RECHECK_INTERVAL", 0.01)
     planner = Shrinking({None: 8}, least=least)
     supermax.optimize(study, lambda trial: float(trial.plan["size"]), 1, planner=planner)
     (trial,) = study.trials
@@ -440,7 +440,7 @@ class Keeps(Room):
 def test_idle_cells_are_dismissed_when_memory_is_short(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("supermax.engine.run.coordinator.LOOK_AGAIN", 0.01)
+    monkeypatch.setattr("supermax.engine.run.coordinator.RECHECK_INTERVAL", 0.01)
     for size in (2, 8):
         study.enqueue_trial({"size": size})
     watcher = Watcher()

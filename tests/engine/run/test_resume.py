@@ -65,7 +65,7 @@ def test_running_trials_resume_after_sigkill_of_all_processes(url: str, marks: P
     first.communicate()
     study = optuna.load_study(study_name="staged", storage=url)
     x_before = {trial.number: trial.params["x"] for trial in study.trials[12:]}
-    drawn = {number: claimed_trial(study, number).drawn() for number in x_before}
+    drawn = {number: claimed_trial(study, number).relative_params() for number in x_before}
     assert [t.state for t in study.trials[12:]] == [TrialState.RUNNING] * 2
 
     (marks / "go").touch()

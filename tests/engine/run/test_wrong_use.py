@@ -363,10 +363,10 @@ ANSWERS: dict[str, tuple[Plans, list[str]]] = {
     "reserve broken": (Plans([Provision(1.5)]), ["returned reserve=1.5"]),  # type: ignore[arg-type]
     "reserve True": (Plans([Provision(True)]), ["returned reserve=True"]),
     "reserve negative": (Plans([Provision(-1)]), ["returned reserve=-1", ">= 0"]),
-    "how a list": (Plans([Provision(1, [1])]), ["how=[1]"]),  # type: ignore[arg-type]
-    "how no JSON": (Plans([Provision(1, {"a": LOCK})]), ["how that is not JSON"]),
-    "how NaN": (Plans([Provision(1, {"a": NAN})]), ["how that is not JSON"]),
-    "how endless": (Plans([Provision(1, ODD)]), ["how that is not JSON"]),
+    "plan a list": (Plans([Provision(1, [1])]), ["plan=[1]"]),  # type: ignore[arg-type]
+    "plan no JSON": (Plans([Provision(1, {"a": LOCK})]), ["plan that is not JSON"]),
+    "plan NaN": (Plans([Provision(1, {"a": NAN})]), ["plan that is not JSON"]),
+    "plan endless": (Plans([Provision(1, ODD)]), ["plan that is not JSON"]),
     "why a number": (Plans([Provision(1, {}, why=5)]), ["why=5"]),  # type: ignore[arg-type]
     "where a number": (Plans([Provision(1, {}, 5)]), ["where=5"]),  # type: ignore[arg-type]
     "room raises": (Plans([Provision(1)], OSError("no driver")), ["what room", "no driver"]),

@@ -68,7 +68,7 @@ TABLE = [
     (Evidence(exit_code=3), Kind.EXIT),
     (Evidence(killed_for=KilledFor.TIMEOUT, signum=signal.SIGTERM, limit=5.0), Kind.TIMEOUT),
     (Evidence(killed_for=KilledFor.STALL, signum=signal.SIGKILL, limit=5.0), Kind.STALL),
-    (Evidence(killed_for=KilledFor.MUTE, signum=signal.SIGKILL), Kind.EXIT),
+    (Evidence(killed_for=KilledFor.DISCONNECTED, signum=signal.SIGKILL), Kind.EXIT),
     (Evidence(coordinator_lost=True), Kind.COORDINATOR_LOST),
 ]
 
@@ -168,7 +168,7 @@ def test_the_run_halts_only_when_the_first_trials_fail_alike(
     signatures: list[str], succeeded: bool
 ) -> None:
     same = len(signatures) >= 3 and len(set(signatures)) == 1
-    assert policy.halts(signatures, succeeded) is (same and not succeeded)
+    assert policy.should_halt(signatures, succeeded) is (same and not succeeded)
 
 
 def test_ledger_has_every_attempt() -> None:

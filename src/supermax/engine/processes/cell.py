@@ -19,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import optuna
 
@@ -28,10 +27,10 @@ from supermax._util.files import tighten
 from supermax.engine.processes.leaks import Baseline, idle_workers, resource_trackers
 from supermax.engine.processes.protocol import Channel, ConnectionLost, Finished, Ready, Task
 from supermax.engine.processes.remote_trial import (
-    Link,
+    Connection,
     RemoteTrial,
     TrialInterrupted,
-    set_current_link,
+    set_current_connection,
 )
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.oom import oom_details
@@ -41,11 +40,12 @@ from supermax.engine.trial.outcome import (
     PRUNED,
     RAISED,
     Outcome,
+    Raised,
     as_values,
     describe,
 )
 
-Objective = Callable[[Any], Any]
+Objective = Callable[[RemoteTrial], object]
 
 
 def serve_tasks(channel: Channel, objective: Objective, *, parent: int, once: bool) -> None:
@@ -58,10 +58,9 @@ def serve_tasks(channel: Channel, objective: Objective, *, parent: int, once: bo
         kept_bytes = getattr(objective, "kept_bytes", None)
         baseline = None if once else Baseline(kept_bytes if callable(kept_bytes) else lambda: 0)
         while True:
-            task = next_task(channel)
-            link = Link(channel, task)
-            set_current_link(link)
-            run_task(link, task, channel.take_fd(), objective, baseline)
+            connection = Connection(channel, next_task(channel))
+            set_current_connection(connection)
+            run_task(connection, channel.take_fd(), objective, baseline)
             if once:
                 return
 
@@ -73,18 +72,19 @@ def next_task(channel: Channel) -> Task:
 
 
 def run_task(
-    link: Link, task: Task, output: int, objective: Objective, baseline: Baseline | None
+    connection: Connection, output: int, objective: Objective, baseline: Baseline | None
 ) -> None:
     """Run one attempt with its output redirected to the descriptor `output`; write its outcome and
     report it. `baseline` None: the cell runs no other trial."""
-    cell_pid = os.getpid()
+    task, cell_pid = connection.task, os.getpid()
     _redirect_output(output)
     os.environ.update(task.env)
     system.reset_peak_rss()
     started = time.monotonic()
-    state, values, raised = _attempt(RemoteTrial(link, task), objective)
+    state, values, raised = _attempt(RemoteTrial(connection), objective)
     if os.getpid() != cell_pid:  # a process that the objective forked has returned from it
         os._exit(0 if state == COMPLETE else 1)
+    allocated, reserved = _device_peaks()
     outcome = Outcome(
         attempt=task.attempt,
         state=state,
@@ -92,7 +92,8 @@ def run_task(
         raised=raised,
         seconds=time.monotonic() - started,
         peak_rss=system.peak_rss(),
-        **_device_peaks(),
+        device_allocated=allocated,
+        device_reserved=reserved,
     )
     written = True
     if state != INTERRUPTED:
@@ -102,10 +103,12 @@ def run_task(
             written = False
     tighten(Path(task.folder))  # files that the objective wrote have the modes of its umask
     _flush()
-    link.end(Finished(outcome.to_json(), _unclean_reason(baseline), written))
+    connection.close(Finished(outcome.to_json(), _unclean_reason(baseline), written))
 
 
-def _attempt(trial: RemoteTrial, objective: Objective) -> tuple[str, Any, Any]:
+def _attempt(
+    trial: RemoteTrial, objective: Objective
+) -> tuple[str, tuple[float, ...] | None, Raised | None]:
     try:
         return COMPLETE, as_values(objective(trial)), None
     except optuna.TrialPruned:
@@ -142,17 +145,15 @@ def _flush() -> None:
             stream.flush()
 
 
-def _device_peaks() -> dict[str, Any]:
+def _device_peaks() -> tuple[int | None, int | None]:
+    """Return the peaks of allocated and of reserved GPU memory; None: it uses no GPU."""
     torch = sys.modules.get("torch")
     try:
         if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-            return {
-                "device_allocated": torch.cuda.max_memory_allocated(),
-                "device_reserved": torch.cuda.max_memory_reserved(),
-            }
+            return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     except Exception:  # a CUDA context is unusable after a device-side error
         pass
-    return {"device_allocated": None, "device_reserved": None}
+    return None, None
 
 
 def _unclean_reason(baseline: Baseline | None) -> str | None:

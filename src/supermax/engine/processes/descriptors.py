@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,14 @@ def allow(needed: int) -> int:
             if soft == resource.RLIM_INFINITY or soft >= needed:
                 break
     return needed if soft == resource.RLIM_INFINITY else soft
+
+
+def nonblocking_pipe() -> tuple[int, int]:
+    """Return the read end and the write end of a new pipe."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    return reader, writer
 
 
 @contextlib.contextmanager

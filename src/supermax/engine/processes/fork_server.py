@@ -1,7 +1,7 @@
 """Fork server: starts cells, reaps them, and kills the processes they leave behind.
 
     coordinator ── Setup, StartCell, CaptureLog, SignalCell ──▶ fork server ──fork──▶ cell
-    coordinator ◀── ObjectiveImported, Started, Exited ──────── fork server ◀─SIGCHLD─ cell
+    coordinator ◀── ObjectiveLoaded, Started, Exited ──────── fork server ◀─SIGCHLD─ cell
     coordinator ◀───────────── a socket of its own ──────────────────────────────▶ cell
 
 It loads the objective once and forks a pristine copy of itself for every cell: a cell starts in
@@ -29,18 +29,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from supermax._util import system
 from supermax._util.importing import gc_paused
-from supermax.engine.processes.cell import load_objective, serve_tasks
+from supermax.engine.processes.cell import Objective, load_objective, serve_tasks
+from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.processes.protocol import (
     CaptureLog,
     Channel,
     ConnectionLost,
     Exited,
     LoadFailed,
-    ObjectiveImported,
+    ObjectiveLoaded,
     Preload,
     Setup,
     SignalCell,
@@ -90,7 +90,7 @@ class ForkServer:
         self.channel = channel
         self.setup = setup
         self.blob = blob
-        self.objective: Callable[..., Any] | None = None
+        self.objective: Objective | None = None
         self.forks = False  # True: cells are forked, not spawned
         self.cells: dict[int, int] = {}  # pid -> number, of live cells
         self.own_children: set[int] = set()
@@ -119,15 +119,13 @@ class ForkServer:
         self.restore_random = _random_for_cells(before)
         gc.collect()
         gc.freeze()  # keeps pages shared: the collector does not write to them in the cells
-        self.channel.send(ObjectiveImported(why_not))
+        self.channel.send(ObjectiveLoaded(why_not))
         return True
 
     def run(self) -> Callable[[], None] | None:
         """Serve until the coordinator is gone, then return None. In a forked cell, return the
         function that runs it."""
-        self.wake_fds = wake_r, wake_w = os.pipe()
-        os.set_blocking(wake_r, False)
-        os.set_blocking(wake_w, False)
+        self.wake_fds = wake_r, wake_w = nonblocking_pipe()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
         self.selector.register(wake_r, selectors.EVENT_READ)
@@ -147,7 +145,7 @@ class ForkServer:
         return None
 
     def handle_messages(self) -> Callable[[], None] | None:
-        for message in self.channel.waiting():
+        for message in self.channel.pending():
             match message:
                 case StartCell():
                     if run_cell := self.start_cell(message, self.channel.take_fd()):
@@ -317,11 +315,12 @@ def _import_torch_dynamo() -> None:
             importlib.import_module("torch._dynamo")
 
 
-def _preload(objective: Any) -> None:
+def _preload(objective: object) -> None:
     """Call the objective's method preload(), if it has one: it imports what all trials need once,
     before they are forked. Errors are ignored; the trials meet them again."""
     with contextlib.suppress(Exception):
-        objective.preload()
+        if (preload := getattr(objective, "preload", None)) is not None:
+            preload()
 
 
 def _other_threads() -> list[str]:
@@ -334,12 +333,12 @@ def _other_threads() -> list[str]:
     return [name for name in names if name not in _SAFE_THREADS]
 
 
-def _random_states() -> tuple[Any, Any]:
+def _random_states() -> tuple[tuple[object, ...], object]:
     numpy = sys.modules.get("numpy")
     return random.getstate(), numpy.random.get_state() if numpy else None
 
 
-def _random_for_cells(before: tuple[Any, Any]) -> Callable[[], None]:
+def _random_for_cells(before: tuple[tuple[object, ...], object]) -> Callable[[], None]:
     """Return a function that sets a cell's random state as a new interpreter would have it: seeded
     as the user's modules did while they were imported, otherwise from entropy."""
     python_now, numpy_now = _random_states()

@@ -12,7 +12,7 @@ import gc
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from supermax._util import system
 
@@ -34,7 +34,7 @@ class Baseline:
     `cached_bytes` returns the bytes of host memory that the objective caches for later trials.
     """
 
-    def __init__(self, cached_bytes: Callable[[], int] = lambda: 0) -> None:
+    def __init__(self, cached_bytes: Callable[[], int]) -> None:
         self._cached_bytes = cached_bytes
         self._device = device_in_use() or 0
         self._host: int | None = None
@@ -74,7 +74,7 @@ class IdleWorkers:
     """Worker processes of joblib that wait for its next call, and the threads managing them."""
 
     pids: frozenset[int] = frozenset()
-    threads: tuple[Any, ...] = ()
+    threads: tuple[object, ...] = ()
 
 
 def idle_workers() -> IdleWorkers:
@@ -100,7 +100,7 @@ def resource_trackers() -> set[int]:
     return {pid for tracker in trackers if (pid := getattr(tracker, "_pid", None)) is not None}
 
 
-def _found(modules: tuple[str, ...], name: str) -> list[Any]:
+def _found(modules: tuple[str, ...], name: str) -> list[object]:
     """Return the attribute `name` of those of these modules that are imported and have it."""
     found = [getattr(sys.modules.get(module), name, None) for module in modules]
     return [value for value in found if value is not None]
@@ -122,11 +122,12 @@ def _release_cached() -> None:
         cuda.empty_cache()
 
 
-def _cuda() -> Any:
+def _cuda() -> ModuleType | None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
-    return torch.cuda
+    cuda: ModuleType = torch.cuda
+    return cuda
 
 
 def trim() -> None:

@@ -33,28 +33,28 @@ _END_TIMEOUT = 10.0
 
 
 @contextlib.contextmanager
-def shared(tell: Callable[[str], None], share: int = 100) -> Iterator[bool]:
+def shared(notify: Callable[[str], None], share: int = 100) -> Iterator[bool]:
     """Run MPS for the processes started inside; yield whether it is available.
 
-    `tell` receives the reason why not. `share` is the percentage of a GPU's multiprocessors that
+    `notify` receives the reason why not. `share` is the percentage of a GPU's multiprocessors that
     each process may use, unless the environment sets it. An MPS daemon that is running already is
     used as it is.
     """
     if shutil.which(CONTROL) is None or not system.LINUX:
-        tell(f"Cells share the GPU without MPS: there is no {CONTROL} on this machine.")
+        notify(f"Cells share the GPU without MPS: there is no {CONTROL} on this machine.")
         yield False
     elif _answers(dict(os.environ)):
         yield True
     elif named := os.environ.get(PIPE):
-        tell(f"Cells share the GPU without MPS: no daemon answers at {PIPE} ({named}).")
+        notify(f"Cells share the GPU without MPS: no daemon answers at {PIPE} ({named}).")
         yield False
     else:
-        with _started(tell, share) as on:
+        with _started(notify, share) as on:
             yield on
 
 
 @contextlib.contextmanager
-def _started(tell: Callable[[str], None], share: int) -> Iterator[bool]:
+def _started(notify: Callable[[str], None], share: int) -> Iterator[bool]:
     before = {name: os.environ.get(name) for name in (PIPE, LOG, SHARE)}
     folder = tempfile.mkdtemp(prefix="supermax-mps-")  # socket paths must be short
     guard = _start(folder)
@@ -64,7 +64,7 @@ def _started(tell: Callable[[str], None], share: int) -> Iterator[bool]:
             os.environ.update(_environment(folder))
             os.environ[SHARE] = before[SHARE] or str(share)
         else:
-            tell(f"Cells share the GPU without MPS: its daemon does not start ({status}).")
+            notify(f"Cells share the GPU without MPS: its daemon does not start ({status}).")
         yield status == _READY
     finally:
         for name, value in before.items():

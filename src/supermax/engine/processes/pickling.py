@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import io
@@ -9,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import CodeType, ModuleType
-from typing import Any
+from typing import IO
 
 import cloudpickle
 from optuna.study import Study
@@ -24,20 +25,20 @@ _MAX_DEPTH = 6
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler that stores by value what a cell cannot import, and the study as a RemoteStudy."""
 
-    def __init__(self, file: Any, study: Study) -> None:
+    def __init__(self, file: IO[bytes], study: Study) -> None:
         super().__init__(file)
         self._study = study
         modules = sys.modules.copy()
         self._registered = {id(modules[name]): name for name in reversed(modules)}
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> object:
         if type(obj) is not ModuleType and (name := self._module_name(obj)) is not None:
             return importlib.import_module, (name,)
         if isinstance(obj, Study) and _is_same(obj, self._study):
             return current_study, ()
         return super().reducer_override(obj)
 
-    def _module_name(self, obj: Any) -> str | None:
+    def _module_name(self, obj: object) -> str | None:
         """Return the name by which a cell imports a module; None: `obj` is none.
 
         cloudpickle handles instances of ModuleType alone. Lazy modules have other classes (those
@@ -62,7 +63,7 @@ def _is_same(one: Study, other: Study) -> bool:
     return not location.volatile and location.run_dir == find_location(other).run_dir
 
 
-def pickle_objective(objective: Callable[..., Any], study: Study) -> bytes:
+def pickle_objective(objective: Callable[..., object], study: Study) -> bytes:
     """Return the pickled objective. Raise UserError that names the part that cannot be pickled."""
     try:
         return _dumps(objective, study)
@@ -75,13 +76,13 @@ def pickle_objective(objective: Callable[..., Any], study: Study) -> bytes:
         ) from error
 
 
-def _dumps(obj: Any, study: Study) -> bytes:
+def _dumps(obj: object, study: Study) -> bytes:
     buffer = io.BytesIO()
     _Pickler(buffer, study).dump(obj)
     return buffer.getvalue()
 
 
-def _unpicklable_part(obj: Any, study: Study) -> tuple[str, Any]:
+def _unpicklable_part(obj: object, study: Study) -> tuple[str, object]:
     """Return the smallest part of `obj` that cannot be pickled, and the path to it."""
     path = "the objective"
     for _ in range(_MAX_DEPTH):
@@ -96,7 +97,7 @@ def _unpicklable_part(obj: Any, study: Study) -> tuple[str, Any]:
     return path, obj
 
 
-def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
+def _parts(obj: object) -> Iterator[tuple[str, object]]:
     """Yield what pickling `obj` by value includes, each part with a label."""
     if inspect.ismodule(obj):
         return
@@ -118,10 +119,10 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"item {key!r}", value) for key, value in obj.items())
     elif isinstance(obj, (list, tuple, set, frozenset)):
         yield from ((f"item {i}", value) for i, value in enumerate(obj))
-    elif hasattr(obj, "func") and hasattr(obj, "args"):  # functools.partial
+    elif isinstance(obj, functools.partial):
         yield "the function", obj.func
         yield from ((f"argument {i + 1}", value) for i, value in enumerate(obj.args))
-        yield from ((f"argument '{k}'", v) for k, v in (obj.keywords or {}).items())
+        yield from ((f"argument '{k}'", v) for k, v in obj.keywords.items())
     elif hasattr(obj, "__dict__"):
         yield from ((f"attribute '{name}'", value) for name, value in vars(obj).items())
         if not inspect.isclass(obj):

@@ -1,6 +1,6 @@
 """Pool of cells: started ahead of their trials, replaced when unhealthy.
 
-keep_ready ──▶ starting ──ready──▶ idle ──pick──▶ (busy) ──served──▶ idle again, or leaving
+keep_ready ──▶ starting ──ready──▶ idle ──pick──▶ (busy) ──release──▶ idle again, or leaving
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from supermax.engine import events as say
+from supermax.engine import events
 from supermax.engine.processes.protocol import Exited
 from supermax.engine.processes.transport import KILL, Cell, Processes
 from supermax.engine.storage.patience import Patience, Subject
@@ -19,7 +19,7 @@ from supermax.errors import EnvironmentFault, UserError
 
 _LOAD_TIMEOUT = 900.0  # seconds to import the objective's modules
 _START_TIMEOUT = 120.0  # seconds until a cell is ready
-_LINGER = 10.0  # seconds for a cell to exit after its trial
+_EXIT_TIMEOUT = 10.0  # seconds for a cell to exit after its trial
 _MAX_FAILED_STARTS = 5  # in a row
 _MAX_SERVER_DEATHS = 20  # in a row, without a trial finished between them
 _MAX_DEATHS_LOADING = 3  # before the first load: more likely caused by the objective
@@ -44,7 +44,7 @@ class Pool:
         workers: int,
         reuse: bool,
         devices: Sequence[str],
-        emit: Callable[[say.Event], None],
+        emit: events.Listener,
         patience: Patience,
     ) -> None:
         self._processes = processes
@@ -140,7 +140,7 @@ class Pool:
     def has_idle(self) -> bool:
         return bool(self._idle)
 
-    def served(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
+    def release(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
         """Take a cell back whose trial has ended, or dismiss it. `unclean`: the trial's
         remains."""
         if self._reuse and healthy:
@@ -149,34 +149,34 @@ class Pool:
             self.dismiss(cell, unclean)
 
     def dismiss(self, cell: Cell, note: str | None = None) -> None:
-        """Have a cell exit by itself; kill it after _LINGER seconds."""
-        self._leaving[cell.number] = (cell, time.monotonic() + _LINGER, note)
-        self._processes.hang_up(cell)
+        """Have a cell exit by itself; kill it after _EXIT_TIMEOUT seconds."""
+        self._leaving[cell.number] = (cell, time.monotonic() + _EXIT_TIMEOUT, note)
+        self._processes.close_sending_side(cell)
 
-    def loaded(self, why_not_fork: str | None) -> None:
+    def objective_loaded(self, why_not_fork: str | None) -> None:
         self._loaded = self._ever_loaded = True
         if why_not_fork is not None:
             self._emit(
-                say.Notice(
+                events.Notice(
                     f"Each cell starts as a new interpreter instead of a fork, which is slower, "
                     f"because {why_not_fork}."
                 )
             )
 
-    def broken(self, error: str, traceback: str) -> None:
+    def objective_broken(self, error: str, traceback: str) -> None:
         raise UserError(
             f"The objective cannot be loaded in another process: {error}. The modules that it "
             f"uses must be importable there; move start-up work that needs more than that into "
             f"the objective.\n\n{traceback}"
         )
 
-    def came_up(self, cell: Cell) -> None:
+    def cell_ready(self, cell: Cell) -> None:
         self._starting.pop(cell.number, None)
         self._failed_starts = 0
         self._idle.append(cell)
-        self._emit(say.CellStarted(cell.number, cell.pid or 0))
+        self._emit(events.CellStarted(cell.number, cell.pid or 0))
 
-    def gone(self, cell: Cell, exit: Exited, log_tail: str, *, ran: bool) -> None:
+    def cell_exited(self, cell: Cell, exit: Exited, log_tail: str, *, ran: bool) -> None:
         """Remove a cell that has exited. `ran`: a trial was running in it."""
         note = self._leaving.pop(cell.number, (cell, 0.0, None))[2]
         if cell in self._idle:
@@ -189,12 +189,12 @@ class Pool:
         if exit.strays:
             left = f"{exit.strays} process(es) it had left behind were killed"
             note = f"{note}; {left}" if note else left
-        self._emit(say.CellEnded(cell.number, cell.trials, note))
+        self._emit(events.CellEnded(cell.number, cell.trials, note))
 
     def closed(self) -> None:
         """Emit the end of dismissed cells whose exit the run did not wait for."""
         for cell, _, note in self._leaving.values():
-            self._emit(say.CellEnded(cell.number, cell.trials, note))
+            self._emit(events.CellEnded(cell.number, cell.trials, note))
         self._leaving.clear()
 
     def _failed_start(self, how: str, log_tail: str) -> None:
@@ -209,7 +209,7 @@ class Pool:
                 f"{log_tail[-1500:] or '(nothing)'}"
             )
 
-    def fork_server_gone(self, log_tail: str) -> None:
+    def restart_fork_server(self, log_tail: str) -> None:
         """Start a new fork server after the old one and all its cells have died."""
         self._fork_server_deaths += 1
         most = _MAX_SERVER_DEATHS if self._ever_loaded else _MAX_DEATHS_LOADING
@@ -226,7 +226,7 @@ class Pool:
         self._load_by = time.monotonic() + _LOAD_TIMEOUT
         self._processes.start_fork_server(self._patience.wait_for(_FORK_SERVER))
         self._emit(
-            say.Notice("The fork server died, and its cells with it; a new one was started.")
+            events.Notice("The fork server died, and its cells with it; a new one was started.")
         )
 
     def trial_finished(self) -> None:
@@ -254,7 +254,7 @@ class Pool:
         for number, (cell, deadline, note) in self._leaving.items():
             if deadline <= now:
                 self._processes.signal(cell, KILL)
-                reason = note or f"did not exit within {_LINGER:.0f} s of its trial"
+                reason = note or f"did not exit within {_EXIT_TIMEOUT:.0f} s of its trial"
                 self._leaving[number] = (cell, now + 1.0, reason)
 
 

@@ -111,9 +111,8 @@ def ahead(module: str, arguments: Sequence[str], env: Mapping[str, str]) -> Iter
     variables that the run is expected to add to the environment; a run that adds others starts a
     fork server of its own.
     """
-    with contextlib.suppress(
-        OSError, ConnectionLost
-    ):  # the run starts its own, or reports why not
+    # After an error the run starts its own, or reports why not.
+    with contextlib.suppress(OSError, ConnectionLost):
         started = start({**os.environ, **env, TAG: _PLACEHOLDER})
         _waiting.append(started)
         started.channel.send(Preload(module, list(arguments)))

@@ -16,9 +16,12 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import cloudpickle
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
+
+from supermax.engine.trial.notes import Fact
 
 RECORD = "supermax"
 """Key of the only trial user attribute that Supermax writes."""
@@ -29,11 +32,15 @@ _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _PICKLED = "$pickle"
 
 
+class Message:
+    """Base class of all messages. Their fields are JSON values, or are pickled."""
+
+
 # Coordinator to fork server ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Preload:
+class Preload(Message):
     """Import `module` and call its function preload() with `arguments`; Setup comes later."""
 
     module: str
@@ -41,7 +48,7 @@ class Preload:
 
 
 @dataclass(frozen=True)
-class Setup:
+class Setup(Message):
     """Configure the fork server. The log's file descriptor accompanies it."""
 
     fresh: bool
@@ -53,7 +60,7 @@ class Setup:
 
 
 @dataclass(frozen=True)
-class StartCell:
+class StartCell(Message):
     """Start a cell. The cell's end of its socket accompanies it."""
 
     cell: int
@@ -61,7 +68,7 @@ class StartCell:
 
 
 @dataclass(frozen=True)
-class CaptureLog:
+class CaptureLog(Message):
     """Copy a trial's output to `path`. The read end of its output pipe accompanies it."""
 
     cell: int
@@ -69,7 +76,7 @@ class CaptureLog:
 
 
 @dataclass(frozen=True)
-class SignalCell:
+class SignalCell(Message):
     cell: int
     signum: int
     group: bool = True
@@ -80,7 +87,7 @@ class SignalCell:
 
 
 @dataclass(frozen=True)
-class ObjectiveImported:
+class ObjectiveLoaded(Message):
     """Report that the objective was unpickled, its imports included."""
 
     why_not_fork: str | None
@@ -88,19 +95,19 @@ class ObjectiveImported:
 
 
 @dataclass(frozen=True)
-class LoadFailed:
+class LoadFailed(Message):
     error: str
     traceback: str
 
 
 @dataclass(frozen=True)
-class Started:
+class Started(Message):
     cell: int
     pid: int
 
 
 @dataclass(frozen=True)
-class Exited:
+class Exited(Message):
     cell: int
     code: int | None
     signum: int | None
@@ -114,36 +121,37 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Ready:
+class Ready(Message):
     pid: int
 
 
 @dataclass(frozen=True)
-class Suggest:
+class Suggest(Message):
     name: str
-    distribution: Any
+    distribution: BaseDistribution | str
+    """JSON text where that is exact, otherwise the object itself, which is pickled."""
 
 
 @dataclass(frozen=True)
-class ShouldPrune:
+class ShouldPrune(Message):
     pass
 
 
 @dataclass(frozen=True)
-class RelativeParams:
+class RelativeParams(Message):
     pass
 
 
 @dataclass(frozen=True)
-class ReadStudy:
+class ReadStudy(Message):
     """Read from the study: an allowed storage method, or `sampler` or `pruner`."""
 
     what: str
-    args: list[Any]
+    args: list[object]
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Message):
     step: int
     value: float
     written: bool = True
@@ -151,29 +159,29 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Note:
+class Note(Message):
     """Progress of the trial for displays. There is no reply."""
 
-    facts: dict[str, Any]
+    facts: dict[str, Fact]
 
 
 @dataclass(frozen=True)
-class Attribute:
+class Attribute(Message):
     key: str
-    value: Any
+    value: object
     system: bool
 
 
 @dataclass(frozen=True)
-class StopStudy:
+class StopStudy(Message):
     pass
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(Message):
     """Report that the objective returned or raised."""
 
-    outcome: dict[str, Any]
+    outcome: dict[str, object]
     """Outcome.to_json()."""
     unclean: str | None
     """Reason why this cell should not run another trial; None: it may."""
@@ -186,7 +194,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Message):
     """Run one attempt at a trial. The write end of its output pipe accompanies it."""
 
     folder: str
@@ -194,52 +202,28 @@ class Task:
     study_name: str
     study_id: int
     directions: list[int]
-    trial: Any
-    """FrozenTrial whose parameters have the objective's names, without branch suffixes."""
+    trial: FrozenTrial
+    """Trial whose parameters have the objective's names, without branch suffixes."""
     env: dict[str, str]
     volatile: bool
     """True: the study is in memory, where attributes may be any object."""
-    plan: dict[str, Any] | None = None
+    plan: dict[str, object] | None = None
     """Execution plan (`trial.plan`); None: the run has no planner."""
 
 
 @dataclass(frozen=True)
-class Reply:
-    value: Any = None
-    error: Any = None
+class Reply(Message):
+    value: object = None
+    error: Exception | None = None
     """Exception to raise in the objective; None: there is none."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(Message):
     """End the trial at its next report; a later run resumes it."""
 
 
-Message = (
-    Preload
-    | Setup
-    | StartCell
-    | CaptureLog
-    | SignalCell
-    | ObjectiveImported
-    | LoadFailed
-    | Started
-    | Exited
-    | Ready
-    | Suggest
-    | ShouldPrune
-    | RelativeParams
-    | ReadStudy
-    | Report
-    | Note
-    | Attribute
-    | StopStudy
-    | Finished
-    | Task
-    | Reply
-    | Stop
-)
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Message.__args__}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in Message.__subclasses__()}
 
 
 class ConnectionLost(Exception):
@@ -253,11 +237,10 @@ def encode_message(message: Message) -> bytes:
 
 def decode_message(line: bytes) -> Message:
     fields = json.loads(line, object_hook=_unpickle)
-    message: Message = _KINDS[fields.pop("")](**fields)
-    return message
+    return _KINDS[fields.pop("")](**fields)
 
 
-def json_or_pickle(value: Any) -> Any:
+def json_or_pickle(value: object) -> object:
     """Return `value` if it survives a JSON round trip unchanged, otherwise its pickle."""
     try:
         equal = json.loads(json.dumps(value)) == value
@@ -266,7 +249,7 @@ def json_or_pickle(value: Any) -> Any:
     return value if equal and _has_json_types(value) else _pickle(value)
 
 
-def _has_json_types(value: Any) -> bool:
+def _has_json_types(value: object) -> bool:
     """Return whether `value` is built of JSON's own types: JSON turns tuples and subclasses into
     something else that may still compare equal."""
     if isinstance(value, list):
@@ -279,11 +262,11 @@ def _has_json_types(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _pickle(value: Any) -> dict[str, str]:
+def _pickle(value: object) -> dict[str, str]:
     return {_PICKLED: base64.b64encode(cloudpickle.dumps(value)).decode()}
 
 
-def _unpickle(fields: dict[str, Any]) -> Any:
+def _unpickle(fields: dict[str, str]) -> object:
     if fields.keys() == {_PICKLED}:
         return cloudpickle.loads(base64.b64decode(fields[_PICKLED]))
     return fields
@@ -324,15 +307,13 @@ class Channel:
             self._read()
         return decode_message(self._lines.pop(0))
 
-    def waiting(self) -> Iterator[Message]:
+    def pending(self) -> Iterator[Message]:
         """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
         if the peer is gone."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
         lost: ConnectionLost | None = None
         try:
             for _ in range(_MAX_READS):  # so that one busy peer does not starve the others
-                if not poll.poll(0):
+                if not self._is_ready(select.POLLIN):
                     break
                 self._read()
         except ConnectionLost as error:
@@ -342,16 +323,17 @@ class Channel:
         if lost:
             raise lost
 
-    def has_waiting(self) -> bool:
+    def has_pending(self) -> bool:
         """Return whether data has arrived that was not read yet."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(self._lines or poll.poll(0))
+        return bool(self._lines) or self._is_ready(select.POLLIN)
 
-    def has_room(self) -> bool:
+    def is_writable(self) -> bool:
         """Return whether a short message can be sent without blocking."""
+        return self._is_ready(select.POLLOUT)
+
+    def _is_ready(self, event: int) -> bool:
         poll = select.poll()
-        poll.register(self.sock, select.POLLOUT)
+        poll.register(self.sock, event)
         return bool(poll.poll(0))
 
     def take_fd(self) -> int:

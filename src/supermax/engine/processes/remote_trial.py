@@ -7,22 +7,24 @@ study is Optuna's Study over a storage that reads from the coordinator and refus
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
-import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
     distribution_to_json,
 )
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.study.study import _ThreadLocalStudyAttribute
-from optuna.trial import FrozenTrial, Trial
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from supermax._util.files import make_folder
 from supermax.engine.processes.protocol import (
@@ -46,6 +48,9 @@ from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.branch_names import compatible
 from supermax.engine.trial.notes import Notes
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class TrialInterrupted(BaseException):
     """Ends the trial because the run is stopping; a later run resumes it under its number.
@@ -54,7 +59,7 @@ class TrialInterrupted(BaseException):
     """
 
 
-class Link:
+class Connection:
     """Connection of one task to the coordinator: thread-safe, and closed when the task ends."""
 
     def __init__(self, channel: Channel, task: Task) -> None:
@@ -73,13 +78,13 @@ class Link:
             )
         return self._channel
 
-    def end(self, last: Message) -> None:
+    def close(self, last: Message) -> None:
         """Send the last message of the task and refuse all others."""
         with self._lock:
             self.channel.send(last)
             self._channel = None
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message that has no reply."""
         with self._lock:
             self.channel.send(message)
@@ -94,12 +99,12 @@ class Link:
             return
         try:
             channel = self._channel
-            if channel and channel.has_room() and (facts := self._notes.take()):
+            if channel and channel.is_writable() and (facts := self._notes.take()):
                 channel.send(Note(facts))
         finally:
             self._lock.release()
 
-    def ask(self, message: Message) -> Any:
+    def request(self, message: Message) -> object:
         """Send a request, wait for its reply, and return the value or raise the error in it."""
         with self._lock:
             self.channel.send(message)
@@ -111,21 +116,21 @@ class Link:
 
     def check_stop(self) -> bool:
         with self._lock:
-            for message in self.channel.waiting():
+            for message in self.channel.pending():
                 self.stop_requested |= isinstance(message, Stop)
         return self.stop_requested
 
-    def end_if_stopped(self) -> None:
+    def raise_if_stopped(self) -> None:
         if self.check_stop():
             raise TrialInterrupted
 
 
-_current: Link | None = None
+_current: Connection | None = None
 
 
-def set_current_link(link: Link) -> None:
+def set_current_connection(connection: Connection) -> None:
     global _current
-    _current = link
+    _current = connection
 
 
 def current_study() -> RemoteStudy:
@@ -134,126 +139,107 @@ def current_study() -> RemoteStudy:
     return RemoteStudy()
 
 
+def _read(
+    method: Callable[Concatenate[BaseStorage, P], T],
+) -> Callable[Concatenate[RemoteStorage, P], T]:
+    """Return a method of RemoteStorage that calls `method` in the coordinator."""
+    signature = inspect.signature(method)
+
+    def read(self: RemoteStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        given = signature.bind(self, *args, **kwargs).args[1:]
+        return cast(T, self.read_study(method.__name__, *given))
+
+    return read
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise RuntimeError(
+        "Inside a trial the study can be read but not changed: only the coordinator writes "
+        "it. Return a value, report, or set attributes of the trial; change the study in the "
+        "program that called supermax.optimize."
+    )
+
+
 class RemoteStorage(BaseStorage):
     """Storage that forwards reads, and a trial's own reports and attributes, to the coordinator.
     It refuses every other write.
 
-    `link` None: that of the task that runs at the time of the call.
+    `connection` None: that of the task that runs at the time of the call.
     """
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._fixed_link = link
+    def __init__(self, connection: Connection | None) -> None:
+        self._fixed_connection = connection
 
     @property
-    def _link(self) -> Link:
-        link = self._fixed_link or _current
-        if link is None:
+    def _connection(self) -> Connection:
+        connection = self._fixed_connection or _current
+        if connection is None:
             raise RuntimeError("The study can only be read while a trial runs in this cell.")
-        return link
+        return connection
 
-    def _read_study(self, what: str, *args: Any) -> Any:
-        return self._link.ask(ReadStudy(what, list(args)))
+    def read_study(self, what: str, *args: object) -> object:
+        return self._connection.request(ReadStudy(what, list(args)))
 
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return int(self._read_study("get_study_id_from_name", study_name))
+    get_study_id_from_name = _read(BaseStorage.get_study_id_from_name)
+    get_study_name_from_id = _read(BaseStorage.get_study_name_from_id)
+    get_study_directions = _read(BaseStorage.get_study_directions)
+    get_study_user_attrs = _read(BaseStorage.get_study_user_attrs)
+    get_study_system_attrs = _read(BaseStorage.get_study_system_attrs)
+    get_all_studies = _read(BaseStorage.get_all_studies)
+    get_trial = _read(BaseStorage.get_trial)
 
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return str(self._read_study("get_study_name_from_id", study_id))
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return [StudyDirection(d) for d in self._read_study("get_study_directions", study_id)]
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return dict(self._read_study("get_study_user_attrs", study_id))
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return dict(self._read_study("get_study_system_attrs", study_id))
-
-    def get_all_studies(self) -> list[Any]:
-        return list(self._read_study("get_all_studies"))
-
-    def get_trial(self, trial_id: int) -> FrozenTrial:
-        trial: FrozenTrial = self._read_study("get_trial", trial_id)
-        return trial
-
-    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
-        if self._link.task.trial._trial_id == trial_id:
-            return self._link.system_attrs
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
+        if self._connection.task.trial._trial_id == trial_id:
+            return self._connection.system_attrs
         return self.get_trial(trial_id).system_attrs
 
     def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Any = None
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
-        wanted = (
-            None if states is None else [int(s) for s in optuna.trial.TrialState if s in states]
-        )
-        return list(self._read_study("get_all_trials", study_id, wanted))
+        wanted = None if states is None else [int(s) for s in TrialState if s in states]
+        return cast(list[FrozenTrial], self.read_study("get_all_trials", study_id, wanted))
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        link = self._own(trial_id)
+        connection = self._check_own(trial_id)
         try:
-            folder = TrialFolder(Path(link.task.folder))
-            folder.append_report(link.task.attempt, step, intermediate_value)
+            folder = TrialFolder(Path(connection.task.folder))
+            folder.append_report(connection.task.attempt, step, intermediate_value)
             written = True
         except OSError:  # such as a full disk: the coordinator retries until it can be written
             written = False
-        link.tell(Report(step, intermediate_value, written))
+        connection.send(Report(step, intermediate_value, written))
 
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+    def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
         if key == RECORD:
             raise ValueError(f"The attribute {key!r} is reserved for Supermax; use another name.")
         self._set(trial_id, key, value, system=False)
 
-    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+    def set_trial_system_attr(self, trial_id: int, key: str, value: object) -> None:
         self._set(trial_id, key, value, system=True)
 
-    def _set(self, trial_id: int, key: str, value: Any, *, system: bool) -> None:
-        link = self._own(trial_id)
-        if not link.task.volatile:
+    def _set(self, trial_id: int, key: str, value: object, *, system: bool) -> None:
+        connection = self._check_own(trial_id)
+        if not connection.task.volatile:
             json.dumps(value)  # raises what the study's storage would raise
-        link.ask(Attribute(key, json_or_pickle(value), system))
+        connection.request(Attribute(key, json_or_pickle(value), system))
         if system:
-            link.system_attrs[key] = value
+            connection.system_attrs[key] = value
 
-    def _own(self, trial_id: int) -> Link:
-        link = self._link
-        if link.task.trial._trial_id != trial_id:
-            self._refuse()
-        return link
+    def _check_own(self, trial_id: int) -> Connection:
+        connection = self._connection
+        if connection.task.trial._trial_id != trial_id:
+            _refuse()
+        return connection
 
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(
-            "Inside a trial the study can be read but not changed: only the coordinator writes "
-            "it. Return a value, report, or set attributes of the trial; change the study in the "
-            "program that called supermax.optimize."
-        )
-
-    def create_new_study(
-        self, directions: Sequence[StudyDirection], study_name: str | None = None
-    ) -> int:
-        self._refuse()
-
-    def delete_study(self, study_id: int) -> None:
-        self._refuse()
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._refuse()
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._refuse()
-
-    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
-        self._refuse()
-
-    def set_trial_param(
-        self, trial_id: int, param_name: str, param_value_internal: float, distribution: Any
-    ) -> None:
-        self._refuse()
-
-    def set_trial_state_values(self, trial_id: int, state: Any, values: Any = None) -> bool:
-        self._refuse()
+    create_new_study = _refuse
+    delete_study = _refuse
+    set_study_user_attr = _refuse
+    set_study_system_attr = _refuse
+    create_new_trial = _refuse
+    set_trial_param = _refuse
+    set_trial_state_values = _refuse
 
 
 class RemoteStudy(Study):
@@ -261,14 +247,14 @@ class RemoteStudy(Study):
 
     _storage: RemoteStorage
 
-    def __init__(self, link: Link | None = None) -> None:
-        self._storage = RemoteStorage(link)
+    def __init__(self, connection: Connection | None = None) -> None:
+        self._storage = RemoteStorage(connection)
         self._thread_local = _ThreadLocalStudyAttribute()
         self._stop_flag = False
 
     @property
     def _task(self) -> Task:
-        return self._storage._link.task
+        return self._storage._connection.task
 
     @property
     def study_name(self) -> str:  # type: ignore[override]
@@ -283,25 +269,25 @@ class RemoteStudy(Study):
         return [StudyDirection(direction) for direction in self._task.directions]
 
     @property
-    def sampler(self) -> Any:  # type: ignore[override]
-        return self._storage._read_study("sampler")
+    def sampler(self) -> BaseSampler:  # type: ignore[override]
+        return cast(BaseSampler, self._storage.read_study("sampler"))
 
     @property
-    def pruner(self) -> Any:  # type: ignore[override]
-        return self._storage._read_study("pruner")
+    def pruner(self) -> BasePruner:  # type: ignore[override]
+        return cast(BasePruner, self._storage.read_study("pruner"))
 
     def stop(self) -> None:
-        self._storage._link.tell(StopStudy())
+        self._storage._connection.send(StopStudy())
 
 
 class RemoteTrial(Trial):
     """Optuna's Trial in a cell, with `attempt`, `plan`, `checkpoint_dir`, `stop_requested` and
     `note` in addition."""
 
-    def __init__(self, link: Link, task: Task) -> None:
-        self._link = link
-        self._task = task
-        self.study = RemoteStudy(link)
+    def __init__(self, connection: Connection) -> None:
+        task = self._task = connection.task
+        self._connection = connection
+        self.study = RemoteStudy(connection)
         self.storage = self.study._storage
         self._trial_id = task.trial._trial_id
         self._cached_frozen_trial = task.trial
@@ -329,12 +315,13 @@ class RemoteTrial(Trial):
     @property
     def stop_requested(self) -> bool:
         """True once the run is stopping: save a checkpoint, the next report ends the trial."""
-        return self._link.check_stop()
+        return self._connection.check_stop()
 
     @property
-    def relative_params(self) -> dict[str, Any]:
+    def relative_params(self) -> dict[str, object]:
         if self._relative_params is None:
-            self._relative_params = self._link.ask(RelativeParams())
+            params = self._connection.request(RelativeParams())
+            self._relative_params = cast(dict[str, object], params)
         return self._relative_params
 
     def note(self, **facts: object) -> None:
@@ -344,34 +331,33 @@ class RemoteTrial(Trial):
         shown while the trial runs. None, or a value that cannot be shown, removes the name. The
         view knows `encoder`, `epoch`, `epochs` and `samples_per_second`.
         """
-        self._link.note(facts)
+        self._connection.note(facts)
 
     def report(self, value: float, step: int) -> None:
-        self._link.send_notes()
+        self._connection.send_notes()
         super().report(value, step)
-        self._link.end_if_stopped()
+        self._connection.raise_if_stopped()
 
     def should_prune(self) -> bool:
         if len(self.study.directions) > 1:
             return super().should_prune()  # raises NotImplementedError
-        self._link.end_if_stopped()
-        return bool(self._link.ask(ShouldPrune()))
+        self._connection.raise_if_stopped()
+        return bool(self._connection.request(ShouldPrune()))
 
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+    def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         known = self._cached_frozen_trial.distributions.get(name)
         if known is not None and compatible(known, distribution):
             return self._cached_frozen_trial.params[name]
-        self._link.end_if_stopped()
-        internal = self._link.ask(Suggest(name, _portable(distribution)))
-        value = distribution.to_external_repr(internal)
+        self._connection.raise_if_stopped()
+        internal = self._connection.request(Suggest(name, _portable(distribution)))
+        value = distribution.to_external_repr(cast(float, internal))
         self._cached_frozen_trial.distributions[name] = distribution
         self._cached_frozen_trial.params[name] = value
         return value
 
 
-def _portable(distribution: BaseDistribution) -> Any:
-    """Return the distribution as JSON text where that is exact, otherwise the object itself, which
-    the channel pickles."""
+def _portable(distribution: BaseDistribution) -> BaseDistribution | str:
+    """Return the distribution as JSON text where that is exact, otherwise the object itself."""
     if isinstance(distribution, CategoricalDistribution):
         json_types = (type(None), bool, int, float, str)
         if not all(type(choice) in json_types for choice in distribution.choices):

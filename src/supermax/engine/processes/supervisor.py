@@ -1,6 +1,6 @@
 """Supervisor process: restarts a run that dies.
 
-fork ──▶ wait ──▶ decide_restart(exit code) ──▶ Done, or Again: fork after a pause
+fork ──▶ wait ──▶ decide_restart(exit code) ──▶ Exit, or Restart: fork after a pause
           ▲ signals are forwarded meanwhile
 """
 
@@ -14,11 +14,11 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from supermax._util import system
+from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.trial.faults import signal_name
 
 REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
@@ -33,23 +33,19 @@ _FIRST_PAUSE = 1.0
 
 
 @dataclass(frozen=True)
-class Again:
-    """Decision to restart the run."""
-
+class Restart:
     delay: float
     """Seconds to wait before."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """Decision to exit with `code`."""
-
+class Exit:
     code: int
     gave_up: bool = False
     """True: the run died too often."""
 
 
-def decide_restart(code: int, deaths: int, asked: int) -> Again | Done:
+def decide_restart(code: int, deaths: int, asked: int) -> Restart | Exit:
     """Decide whether to restart a run that ended with `code` (negative: killed by a signal).
 
     `deaths` counts those in a row, this one included, without a trial finished in between;
@@ -59,12 +55,12 @@ def decide_restart(code: int, deaths: int, asked: int) -> Again | Done:
     exit_code = 128 + ended_by if ended_by else code
     abnormal = code == BUG or ended_by not in (0, signal.SIGINT, signal.SIGTERM)
     if not abnormal:
-        return Done(exit_code)
+        return Exit(exit_code)
     if asked:  # the signal may have come before the run had installed its handlers
-        return Done(128 + asked)
+        return Exit(128 + asked)
     if deaths >= _MAX_DEATHS:
-        return Done(exit_code, gave_up=True)
-    return Again(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
+        return Exit(exit_code, gave_up=True)
+    return Restart(min(_FIRST_PAUSE * 2 ** (deaths - 1), _LONGEST_PAUSE))
 
 
 def effective_signal(signum: int) -> int:
@@ -85,7 +81,7 @@ class Supervisor:
         self._child_pid: int | None = None
         self._asked: int = 0  # the latest stop signal, or 0
         self._wake_fd = -1
-        self._original_handlers: dict[int, Any] = {}  # of the forwarded signals
+        self._original_handlers: dict[int, system.SignalHandler] = {}  # of the forwarded signals
         self._forwarding = False
         self._signals: deque[int] = deque()
         self._began = time.time()
@@ -98,11 +94,9 @@ class Supervisor:
         result.
         """
         supervisor = os.getpid()
-        wake_read_fd, self._wake_fd = _pipe()
+        wake_read_fd, self._wake_fd = nonblocking_pipe()
         self._original_handlers = {s: signal.getsignal(s) or signal.SIG_DFL for s in _forwarded()}
-        self._original_handlers[signal.SIGTERM] = (
-            signal.SIG_DFL
-        )  # it ends the run, even if ignored
+        self._original_handlers[signal.SIGTERM] = signal.SIG_DFL  # ends the run, even if ignored
         for signum in self._original_handlers:
             signal.signal(signum, self._forward)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # the child writes to the terminal
@@ -119,10 +113,10 @@ class Supervisor:
     def _keep_running(self, wake_read_fd: int) -> int:
         deaths = restarts = 0
         while True:
-            code, progressed = self._once(restarts)
+            code, progressed = self._run_once(restarts)
             deaths = 1 if progressed else deaths + 1
             decision = decide_restart(code, deaths, self._asked)
-            if isinstance(decision, Done):
+            if isinstance(decision, Exit):
                 if decision.gave_up:
                     self._tell(
                         f"The run has died {deaths} times in a row without finishing a trial "
@@ -138,10 +132,10 @@ class Supervisor:
             if select.select([wake_read_fd], [], [], decision.delay)[0]:
                 return 128 + self._asked
 
-    def _once(self, restarts: int) -> tuple[int, bool]:
+    def _run_once(self, restarts: int) -> tuple[int, bool]:
         """Start the run and wait for its end; return its exit code, and whether it has finished a
         trial."""
-        progress_read_fd, progress_fd = _pipe()
+        progress_read_fd, progress_fd = nonblocking_pipe()
         try:
             try:
                 pid = self._fork(progress_fd, restarts)
@@ -223,13 +217,6 @@ class Supervisor:
                 os.kill(self._child_pid, signum)
 
 
-def _pipe() -> tuple[int, int]:
-    read_fd, write_fd = os.pipe()
-    os.set_blocking(read_fd, False)
-    os.set_blocking(write_fd, False)
-    return read_fd, write_fd
-
-
 def _forwarded() -> list[int]:
     """Return the signals to forward: TERM, and the others unless this process was started with
     them ignored, by nohup or a shell's &."""
@@ -244,18 +231,18 @@ def _exit_text(code: int) -> str:
 # Functions of the child.
 
 
-def is_supervised(environment: Mapping[str, str] = os.environ) -> bool:
-    return PARENT in environment
+def is_supervised() -> bool:
+    return PARENT in os.environ
 
 
-def restarts(environment: Mapping[str, str] = os.environ) -> int:
+def restarts() -> int:
     """Number of times the supervisor has restarted this run."""
-    return int(environment.get(RESTART) or 0)
+    return int(os.environ.get(RESTART) or 0)
 
 
-def spent(environment: Mapping[str, str] = os.environ) -> float:
+def spent() -> float:
     """Seconds since the command was given, restarts included."""
-    return max(0.0, time.time() - float(environment.get(BEGAN) or time.time()))
+    return max(0.0, time.time() - float(os.environ.get(BEGAN) or time.time()))
 
 
 def follow() -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Process and socket handles of the coordinator: the fork server and its cells.
 
-    start_cell, give, signal ──▶ Processes ──▶ fork server and cells
-    MessageReceived, CellReady, CellGone, ForkServerGone ◀── wait() ◀── one selector, all sockets
+    start_cell, send_task, signal ──▶ Processes ──▶ fork server and cells
+    MessageReceived, CellReady, CellExited, ForkServerDied ◀── wait() ◀── one selector, all sockets
 
 It knows processes, not trials. Only wait() blocks, and close() until the fork server has ended
 every process.
@@ -33,7 +33,7 @@ from supermax.engine.processes.protocol import (
     Exited,
     LoadFailed,
     Message,
-    ObjectiveImported,
+    ObjectiveLoaded,
     Ready,
     Setup,
     SignalCell,
@@ -67,8 +67,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class MessageReceived:
-    """Event: a cell sent a message."""
-
     cell: Cell
     message: Message
 
@@ -88,44 +86,26 @@ class CellDisconnected:
 
 
 @dataclass(frozen=True)
-class CellGone:
-    """Event: a cell has exited."""
-
+class CellExited:
     cell: Cell
     exit: Exited
 
 
 @dataclass(frozen=True)
-class ForkServerGone:
+class ForkServerDied:
     """Event: the fork server died, and with it every cell."""
 
     cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
-class ObjectiveLoaded:
-    """Event: cells can be started."""
-
-    why_not_fork: str | None
-    """Reason why cells start as new interpreters; None: they are forked."""
-
-
-@dataclass(frozen=True)
-class ObjectiveBroken:
-    """Event: loading the objective raised an exception."""
-
-    error: str
-    traceback: str
 
 
 ProcessEvent = (
     MessageReceived
     | CellReady
     | CellDisconnected
-    | CellGone
-    | ForkServerGone
+    | CellExited
+    | ForkServerDied
     | ObjectiveLoaded
-    | ObjectiveBroken
+    | LoadFailed
 )
 
 
@@ -138,7 +118,7 @@ class Processes:
 
     def __init__(self, objective: bytes, *, identity: str, workers: int, fresh: bool, log: Path):
         self.cells: dict[int, Cell] = {}
-        self.made = 0  # number of cells started so far
+        self.cells_started = 0  # number of cells started so far
         self._objective = objective
         self._fresh = fresh
         self._log = log
@@ -146,9 +126,7 @@ class Processes:
         self._env = {**os.environ, **thread_limits(workers, os.environ), TAG: identity}
         self._selector = selectors.DefaultSelector()
         with descriptors.describe_limit("The run"):
-            self._wake_r, self._wake_w = os.pipe()
-        os.set_blocking(self._wake_r, False)
-        os.set_blocking(self._wake_w, False)
+            self._wake_r, self._wake_w = descriptors.nonblocking_pipe()
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._loaded = False
@@ -180,17 +158,17 @@ class Processes:
                 setup = Setup(self._fresh, list(map(str, sys.argv)), started.lacks(self._env))
                 started.channel.send(setup, (log.fileno(),))
             except ConnectionLost:
-                self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+                self._kill_fork_server()  # dead or not reading; wait() returns ForkServerDied
             except BaseException:
                 started.end()
                 raise
         return started.channel
 
-    def start_cell(self, device: str | None = None) -> Cell:
+    def start_cell(self, device: str | None) -> Cell:
         with descriptors.describe_limit("A cell"):
             ours, theirs = socket.socketpair()
-        self.made += 1
-        cell = Cell(self.made, Channel(ours, SEND_TIMEOUT), device)
+        self.cells_started += 1
+        cell = Cell(self.cells_started, Channel(ours, SEND_TIMEOUT), device)
         self.cells[cell.number] = cell
         env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
         with theirs:
@@ -203,13 +181,13 @@ class Processes:
         too_long = self._log.exists() and self._log.stat().st_size > _MAX_LOG
         return open_private(self._log, "wb" if too_long else "ab")
 
-    def give(self, cell: Cell, task: Task, log: Path) -> None:
+    def send_task(self, cell: Cell, task: Task, log: Path) -> None:
         """Send a cell its task, and have its output appended to `log`."""
         with descriptors.describe_limit("A trial"):
             reader, writer = os.pipe()
         try:
             self._send_to_fork_server(CaptureLog(cell.number, str(log)), reader)
-            with contextlib.suppress(ConnectionLost):  # wait() returns CellGone
+            with contextlib.suppress(ConnectionLost):  # wait() returns CellExited
                 cell.channel.send(task, (writer,))
         finally:
             os.close(reader)
@@ -222,7 +200,7 @@ class Processes:
         except ConnectionLost:  # dead, or it stopped reading in the middle of a message
             self.signal(cell, KILL)
 
-    def hang_up(self, cell: Cell) -> None:
+    def close_sending_side(self, cell: Cell) -> None:
         """Close the sending side of its socket: an idle cell then exits."""
         with contextlib.suppress(OSError):
             cell.channel.sock.shutdown(socket.SHUT_WR)
@@ -244,7 +222,7 @@ class Processes:
         try:
             self._control.send(message, fds)
         except ConnectionLost:
-            self._kill_fork_server()  # dead or not reading; wait() returns ForkServerGone
+            self._kill_fork_server()  # dead or not reading; wait() returns ForkServerDied
 
     def _kill_fork_server(self) -> None:
         if self._fork_server is not None:
@@ -267,23 +245,22 @@ class Processes:
                 events += self._receive_from(key.data)
         # A cell sent its last messages before it exited: return them before its exit.
         for event in exits:
-            if isinstance(event, CellGone):
+            if isinstance(event, CellExited):
                 events += self._receive_from(event.cell)
-                self._forget(event.cell)
-            elif isinstance(event, ForkServerGone):
+                self._unregister(event.cell)
+            elif isinstance(event, ForkServerDied):
                 for cell in event.cells:
                     events += self._receive_from(cell)
-                    self._forget(cell)
+                    self._unregister(cell)
         return events + exits
 
     def _receive_from(self, cell: Cell) -> Iterator[ProcessEvent]:
         try:
-            for message in cell.channel.waiting():
+            for message in cell.channel.pending():
                 if isinstance(message, Ready):
                     cell.ready = True
-                    cell.pid = (
-                        cell.pid or message.pid
-                    )  # Started may arrive later, on the other socket
+                    # Started may arrive later, on the other socket.
+                    cell.pid = cell.pid or message.pid
                     yield CellReady(cell)
                 else:
                     yield MessageReceived(cell, message)
@@ -296,22 +273,20 @@ class Processes:
         assert self._control is not None
         events: list[ProcessEvent] = []
         try:
-            for message in self._control.waiting():
+            for message in self._control.pending():
                 match message:
-                    case ObjectiveImported(why_not):
-                        self._loaded = True
-                        events.append(ObjectiveLoaded(why_not))
-                    case LoadFailed(error, traceback):
-                        events.append(ObjectiveBroken(error, traceback))
+                    case ObjectiveLoaded() | LoadFailed():
+                        self._loaded = isinstance(message, ObjectiveLoaded)
+                        events.append(message)
                     case Started(number, pid) if number in self.cells:
                         self.cells[number].pid = pid
                     case Exited(number) if number in self.cells:
-                        events.append(CellGone(self.cells.pop(number), message))
+                        events.append(CellExited(self.cells.pop(number), message))
         except ConnectionLost:
-            events.append(self._lose_fork_server())
+            events.append(self._handle_fork_server_end())
         return events
 
-    def _lose_fork_server(self) -> ForkServerGone:
+    def _handle_fork_server_end(self) -> ForkServerDied:
         """Kill every process of the lost fork server before the run continues."""
         assert self._control is not None
         assert self._fork_server is not None
@@ -323,9 +298,9 @@ class Processes:
         system.kill_tagged(self._tag)
         lost = tuple(self.cells.values())
         self.cells.clear()
-        return ForkServerGone(lost)
+        return ForkServerDied(lost)
 
-    def _forget(self, cell: Cell) -> None:
+    def _unregister(self, cell: Cell) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(cell.channel)
         cell.channel.close()
@@ -344,7 +319,7 @@ class Processes:
         """End all processes: the fork server kills its cells and their descendants when its socket
         closes."""
         for cell in self.cells.values():
-            self._forget(cell)
+            self._unregister(cell)
         self.cells.clear()
         if self._control is not None:
             with contextlib.suppress(KeyError):

@@ -13,7 +13,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from optuna.distributions import BaseDistribution
 from optuna.trial import Trial
@@ -37,9 +36,9 @@ from supermax.engine.trial.faults import Kind
 from supermax.engine.trial.outcome import describe
 from supermax.errors import EnvironmentFault, RunHalted, UserError
 
-LOOK_AGAIN = 5.0
+RECHECK_INTERVAL = 5.0
 """Seconds between two checks of whether other programs have freed memory."""
-REMIND_AFTER = 600.0
+NOTICE_INTERVAL = 600.0
 """Seconds between two notices about a trial that waits for memory."""
 
 
@@ -51,14 +50,14 @@ class Admission:
         self,
         planner: Planner | None,
         pool: Pool,
-        answers: RequestHandler,
+        requests: RequestHandler,
         devices: Sequence[str],
         emit: Callable[[Notice], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner = planner
         self._pool = pool
-        self._answers = answers
+        self._requests = requests
         self._devices: list[str | None] = [*devices] or [None]
         self._emit = emit
         self._clock = clock
@@ -68,7 +67,7 @@ class Admission:
         """Moment until which no notice is emitted: dismissed cells are still freeing memory."""
         self._refusals = 0
         self._placed = False
-        self.short = False
+        self.waiting_for_memory = False
         """True: a trial waits for memory. No event announces free memory: check again
         regularly."""
 
@@ -84,11 +83,11 @@ class Admission:
         """
         if self._planner is None or (job.provision and job.number not in self._waits):
             return None
-        trial = ForeseenTrial(self._answers, job)
+        trial = PlannerTrial(self._requests, job)
         with self._planner_errors(f"what trial {job.number} needs"):
-            answer = checked_provision(self._planner.provide(trial, list(job.too_large)))
+            answer = checked_provision(self._planner.provide(trial, list(job.failed_plans)))
         if isinstance(answer, Refusal):
-            self._no_longer_waits(job)
+            self._stop_waiting(job)
             return answer
         if job.provision is None or job.provision.reserve != answer.reserve:
             job.provision = answer
@@ -96,17 +95,17 @@ class Admission:
 
     def replan(self, job: Job) -> Replan | Prune:
         """Plan a trial again that ran out of memory; Prune: nothing smaller is left."""
-        job.ran_short()
-        if len(job.too_large) > MOST_REPLANS:
+        job.discard_plan()
+        if len(job.failed_plans) > MOST_REPLANS:
             return infeasible(Refusal(f"{MOST_REPLANS} smaller plans ran out of memory as well."))
         if (refused := self.provide(job)) is not None:
             return infeasible(refused)
-        if job.provision is not None and job.provision.how in job.too_large:
+        if job.provision is not None and job.provision.plan in job.failed_plans:
             job.provision = None
             return infeasible(Refusal("The planner returned a plan that was too large before."))
         return Replan()
 
-    def consider_halting(self, refused: Refusal) -> None:
+    def halt_if_all_refused(self, refused: Refusal) -> None:
         """Raise RunHalted when the first trials were all refused and none has ever succeeded: the
         run would only report thousands more as infeasible."""
         self._refusals += 1
@@ -133,9 +132,9 @@ class Admission:
         load = Counter(cell.device for cell in busy)
         needed = job.provision.reserve
         fitting = [device for device, size in free.items() if size is None or size >= needed]
-        self.short = not fitting
+        self.waiting_for_memory = not fitting
         if fitting:
-            self._no_longer_waits(job)
+            self._stop_waiting(job)
         elif not self._dismiss_used(every=fresh or not attempts) and not attempts:
             self._wait(job, max(size for size in free.values() if size is not None))
         fitting.sort(key=lambda device: (load[device], free[device] or 0))
@@ -154,14 +153,17 @@ class Admission:
                 self._pool.dismiss(cell)
                 dismissed = True
         if dismissed:
-            self._silent_until = self._clock() + LOOK_AGAIN
+            self._silent_until = self._clock() + RECHECK_INTERVAL
         return dismissed
 
     def _wait(self, job: Job, free: int) -> None:
         """Note that the job waits for memory, and emit a notice from time to time."""
         assert job.provision is not None
         now = self._clock()
-        if now < self._silent_until or now - self._waits.get(job.number, -math.inf) < REMIND_AFTER:
+        if (
+            now < self._silent_until
+            or now - self._waits.get(job.number, -math.inf) < NOTICE_INTERVAL
+        ):
             return
         self._waits[job.number] = now
         needed, available = size_text(job.provision.reserve), size_text(max(0, free))
@@ -173,8 +175,8 @@ class Admission:
             )
         )
 
-    def _no_longer_waits(self, job: Job) -> None:
-        self.short = False
+    def _stop_waiting(self, job: Job) -> None:
+        self.waiting_for_memory = False
         self._waits.pop(job.number, None)
 
     def _free_bytes(self, device: str | None, attempts: list[Attempt], fresh: bool) -> int | None:
@@ -213,13 +215,13 @@ def infeasible(refused: Refusal) -> Prune:
     return Prune(constraint(Kind.INFEASIBLE), raised.infeasible_by or 1.0, raised.message)
 
 
-class ForeseenTrial(Trial):
+class PlannerTrial(Trial):
     """Claimed trial without a cell, for planners: parameters it suggests are sampled and
     stored."""
 
-    def __init__(self, answers: RequestHandler, job: Job) -> None:
+    def __init__(self, requests: RequestHandler, job: Job) -> None:
         self.__dict__.update(vars(job.trial))
-        self._answers, self._job = answers, job
+        self._requests, self._job = requests, job
 
-    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
-        return self._answers.suggest(self._job, name, distribution)
+    def _suggest(self, name: str, distribution: BaseDistribution) -> object:
+        return self._requests.suggest(self._job, name, distribution)

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable
 
 from optuna.study import Study
 from optuna.trial import TrialState
 
 from supermax._util.attributes import plain_params
-from supermax.engine import events as say
+from supermax.engine import events
 from supermax.engine.processes.pool import Pool
 from supermax.engine.run import policy
 from supermax.engine.run.admission import Admission
 from supermax.engine.run.job import Job
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
-from supermax.engine.run.tell import halting_words, tell
+from supermax.engine.run.tell import halt_message, tell
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence, Fault
 from supermax.engine.trial.outcome import PRUNED
@@ -37,7 +36,7 @@ class Conclusions:
         pool: Pool,
         admission: Admission,
         options: RunOptions,
-        emit: Callable[[say.Event], None],
+        emit: events.Listener,
     ) -> None:
         self._study, self._storage = study, storage
         self._progress, self._pool, self._admission = progress, pool, admission
@@ -63,23 +62,23 @@ class Conclusions:
                 self._finish(job, TrialState.PRUNED if pruned else TrialState.COMPLETE, evidence)
             return False
         decision = self._decide(job, fault)
-        fault = policy.as_decided(fault, decision)
+        fault = policy.apply_decision(fault, decision)
         self._record(job, fault, decision, evidence, earlier_run)
         match decision:
             case policy.Retry() | policy.Replan():
                 self.retries += 1
-                job.go_on(decision, evidence.lasted)
+                job.prepare_retry(decision, evidence.lasted)
                 return True
             case policy.Prune(name, value):
                 self._finish(job, TrialState.PRUNED, evidence, (name, value))
             case policy.Fail():
                 self._finish(job, TrialState.FAIL, evidence)
                 if not earlier_run:  # that run's objective may have been another
-                    self._consider_halting(fault, evidence)
+                    self._halt_if_all_fail(fault, evidence)
         return False
 
     def _decide(self, job: Job, fault: Fault) -> policy.Decision:
-        planned = self._admission.plans and job.provision is not None and bool(job.provision.how)
+        planned = self._admission.plans and job.provision is not None and bool(job.provision.plan)
         decision = policy.decide(fault, job.faults, self._options.retries, planned)
         return self._admission.replan(job) if isinstance(decision, policy.Replan) else decision
 
@@ -92,28 +91,28 @@ class Conclusions:
         earlier_run: bool,
     ) -> None:
         """Write the fault to the trial's ledger, and emit it."""
-        words = job.note_fault(fault, decision, evidence)
+        text = job.record_fault(fault, decision, evidence)
         if earlier_run:
-            words = f"{words} (it had ended so in an earlier run)"
+            text = f"{text} (it had ended so in an earlier run)"
         else:
             self.faults[fault.name] += 1
         self._emit(
-            say.FaultSeen(
+            events.FaultSeen(
                 job.number,
                 job.attempt,
                 fault.name,
                 str(fault.culprit),
                 fault.message,
-                words,
+                text,
                 retried=isinstance(decision, policy.Retry | policy.Replan),
             )
         )
 
-    def _consider_halting(self, fault: Fault, evidence: Evidence) -> None:
+    def _halt_if_all_fail(self, fault: Fault, evidence: Evidence) -> None:
         self._failures.append(fault.signature)
-        if evidence.outcome and policy.halts(self._failures, self._progress.ever_succeeded):
+        if evidence.outcome and policy.should_halt(self._failures, self._progress.ever_succeeded):
             raised = evidence.outcome.raised
-            raise RunHalted(halting_words(fault, raised, len(self._failures)))
+            raise RunHalted(halt_message(fault, raised, len(self._failures)))
 
     def _finish(
         self,
@@ -123,14 +122,14 @@ class Conclusions:
         constraint: tuple[str, float] | None = None,
     ) -> None:
         told = tell(self._study, self._storage, job, state, evidence, constraint)
-        if told.trouble is not None:
-            kind = type(told.trouble).__name__
-            self._emit(say.Notice(f"The sampler raised {kind}: {told.trouble}"))
+        if told.sampler_error is not None:
+            kind = type(told.sampler_error).__name__
+            self._emit(events.Notice(f"The sampler raised {kind}: {told.sampler_error}"))
         self.told += 1
         self._pool.trial_finished()
         self._progress.add(success=constraint is None and told.state is not TrialState.FAIL)
         self._emit(
-            say.TrialFinished(
+            events.TrialFinished(
                 number=job.number,
                 state=told.state.name,
                 values=tuple(told.values) if told.values is not None else None,

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
 from supermax._util import system
 from supermax._util.text import in_short
-from supermax.engine import events as say
+from supermax.engine import events
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.protocol import (
     Exited,
     Finished,
+    LoadFailed,
     Message,
     Note,
+    ObjectiveLoaded,
     Report,
     Stop,
     StopStudy,
@@ -36,15 +38,14 @@ from supermax.engine.processes.transport import (
     KILL,
     Cell,
     CellDisconnected,
-    CellGone,
+    CellExited,
     CellReady,
-    ForkServerGone,
+    ForkServerDied,
     MessageReceived,
-    ObjectiveBroken,
-    ObjectiveLoaded,
     Processes,
+    ProcessEvent,
 )
-from supermax.engine.run.admission import LOOK_AGAIN, Admission
+from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.conclusions import Conclusions
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.job import Attempt, Job
@@ -52,7 +53,6 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, snapshot
-from supermax.engine.run.resume import standing_outcome
 from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
@@ -75,9 +75,9 @@ class Coordinator:
         storage: PatientStorage,
         folder: StudyFolder,
         processes: Processes,
-        answers: RequestHandler,
+        requests: RequestHandler,
         options: RunOptions,
-        emit: Callable[[say.Event], None],
+        emit: events.Listener,
         *,
         volatile: bool,
     ) -> None:
@@ -85,7 +85,7 @@ class Coordinator:
         self.storage = storage
         self.folder = folder
         self.processes = processes
-        self.answers = answers
+        self.requests = requests
         self.options = options
         self.emit = emit
         self.volatile = volatile
@@ -93,8 +93,8 @@ class Coordinator:
         self.pool = Pool(
             processes, options.workers, options.reuse_cells, devices, emit, storage.patience
         )
-        self.watch = Deadlines(processes, options.trial_timeout, options.stall_timeout)
-        self.admission = Admission(options.planner, self.pool, answers, devices, emit)
+        self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
+        self.admission = Admission(options.planner, self.pool, requests, devices, emit)
         self.progress = StudyProgress(study, storage, options.n_trials)
         self.conclusions = Conclusions(
             study, storage, self.progress, self.pool, self.admission, options, emit
@@ -103,47 +103,47 @@ class Coordinator:
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.stop_reason: str | None = None
         self._first_cell: float | None = None  # when it was ready
-        self._again = False
-        self.stop_asked: str | None = None  # and not heeded yet
+        self._recheck_now = False
+        self.stop_requested: str | None = None  # and not handled yet
 
     # The loop.
 
     def run(self, leftovers: Sequence[Job]) -> None:
         self.progress.recount()
         for job in leftovers:
-            self.take_up(job)
+            self.resume(job)
             job.provision = None  # planned for an earlier run's device
         if exhausted(self.study):
             self.study._stop_flag = True
-        if self.more_to_come():
+        if self.has_trials_left():
             self.processes.start_fork_server()
         while True:
-            self.heed_stop()
-            self.fill()
-            if not self.attempts and not self.more_to_come():
+            self.stop_if_requested()
+            self.launch_trials()
+            if not self.attempts and not self.has_trials_left():
                 return
             for event in self.processes.wait(self.next_deadline()):
-                self.handle(event)
+                self.handle_event(event)
             self.pool.enforce_deadlines()
-            self.watch.enforce(self.attempts.values())
+            self.deadlines.enforce(self.attempts.values())
 
     def request_stop(self, reason: str) -> None:
         """End the run cleanly; may be called from a signal handler."""
-        self.stop_asked = reason
+        self.stop_requested = reason
         self.storage.patience.stop_soon()
         self.processes.wake()
 
-    def heed_stop(self) -> None:
-        if time.monotonic() >= self.pauses_at():
-            self.stop_asked = self.stop_asked or "timeout"
-        if self.stop_asked and not self.stop_reason:
-            self.stop_reason = self.stop_asked
-            self.emit(say.RunStopping(self.stop_reason, len(self.attempts)))
+    def stop_if_requested(self) -> None:
+        if time.monotonic() >= self.pause_deadline():
+            self.stop_requested = self.stop_requested or "timeout"
+        if self.stop_requested and not self.stop_reason:
+            self.stop_reason = self.stop_requested
+            self.emit(events.RunStopping(self.stop_reason, len(self.attempts)))
             for attempt in self.attempts.values():
                 self.processes.send(attempt.cell, Stop())
-                self.watch.wind_down(attempt)
+                self.deadlines.schedule_stop(attempt)
 
-    def pauses_at(self) -> float:
+    def pause_deadline(self) -> float:
         """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
         timeout, deadline = self.options.timeout, self.options.deadline
         at = math.inf if deadline is None else deadline
@@ -151,21 +151,21 @@ class Coordinator:
             return at
         return min(at, self._first_cell + timeout)
 
-    def more_to_come(self) -> bool:
+    def has_trials_left(self) -> bool:
         """Return whether the run still has trials to launch."""
         if self.stop_reason:
             return False
         room = self.progress.has_room(len(self.attempts))
-        return bool(self.waiting and room) or self.wants_new()
+        return bool(self.waiting and room) or self.wants_new_trial()
 
-    def wants_new(self) -> bool:
+    def wants_new_trial(self) -> bool:
         if self.study._stop_flag or self.stop_reason:
             return False
         return self.progress.has_room(len(self.attempts) + len(self.waiting))
 
-    def left_to_launch(self) -> int:
+    def remaining_launches(self) -> int:
         """Return the number of launches to keep cells ready for."""
-        if not self.more_to_come():
+        if not self.has_trials_left():
             return 0
         if self.study._stop_flag:
             return len(self.waiting)
@@ -176,16 +176,16 @@ class Coordinator:
 
     # Launching.
 
-    def fill(self) -> None:
+    def launch_trials(self) -> None:
         """Launch trials until every worker is busy, or memory or the target allows no more."""
         self.progress.recount_if_due()
-        self.pool.keep_ready(self.left_to_launch(), len(self.attempts))
-        while len(self.attempts) < self.options.workers and self.more_to_come():
+        self.pool.keep_ready(self.remaining_launches(), len(self.attempts))
+        while len(self.attempts) < self.options.workers and self.has_trials_left():
             due = [job for job in self.waiting if job.not_before <= time.monotonic()]
-            if not due and not self.wants_new():
+            if not due and not self.wants_new_trial():
                 return
             if not due and self.admission.plans and self.pool.has_idle:
-                due = [self.ask()]
+                due = [self.ask_trial()]
                 self.waiting.append(due[0])
             job = due[0] if due else None
             if job is not None and (refused := self.admission.provide(job)) is not None:
@@ -197,9 +197,9 @@ class Coordinator:
                 return
             if job is not None:
                 self.waiting.remove(job)
-            self.launch(job or self.ask(), cell)
+            self.launch(job or self.ask_trial(), cell)
 
-    def ask(self) -> Job:
+    def ask_trial(self) -> Job:
         trial = self.study.ask()
         return Job(trial, self.folder.trial(trial.number))
 
@@ -208,9 +208,9 @@ class Coordinator:
         outcome = Outcome(job.attempt, RAISED, raised=describe(refused.error))
         evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
         self.conclude(job, evidence, classify(evidence))
-        self._again = True  # an idle worker is still without a trial
+        self._recheck_now = True  # an idle worker is still without a trial
         if not self.progress.ever_succeeded:
-            self.admission.consider_halting(refused)
+            self.admission.halt_if_all_refused(refused)
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)
@@ -223,40 +223,40 @@ class Coordinator:
             trial=snapshot(job),
             env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
             volatile=self.volatile,
-            plan=job.provision.how if job.provision is not None else None,
+            plan=job.provision.plan if job.provision is not None else None,
         )
         attempt = Attempt(job, cell, system.oom_kills())
         self.attempts[cell.number] = attempt
-        self.processes.give(cell, task, job.folder.log)
+        self.processes.send_task(cell, task, job.folder.log)
         kept = job.provision.reserve if job.provision is not None else None
-        self.emit(say.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
+        self.emit(events.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
 
     # Messages of cells.
 
-    def handle(self, event: object) -> None:
+    def handle_event(self, event: ProcessEvent) -> None:
         match event:
             case MessageReceived(cell, message):
                 if (attempt := self.attempts.get(cell.number)) is not None:
-                    self.hear(attempt, message)
+                    self.handle_message(attempt, message)
             case CellReady(cell):
                 self._first_cell = self._first_cell or time.monotonic()
-                self.pool.came_up(cell)
+                self.pool.cell_ready(cell)
             case CellDisconnected(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
-                    self.watch.mute(attempt)
-            case CellGone(cell, exit):
-                self.cell_gone(cell, exit)
-            case ForkServerGone(cells):
+                    self.deadlines.kill_disconnected(attempt)
+            case CellExited(cell, exit):
+                self.handle_cell_exit(cell, exit)
+            case ForkServerDied(cells):
                 for cell in cells:
-                    self.cell_gone(cell, Exited(cell.number, None, int(KILL), 0, 0))
-                self.pool.fork_server_gone(tail_of(self.folder.fork_server_log))
+                    self.handle_cell_exit(cell, Exited(cell.number, None, int(KILL), 0, 0))
+                self.pool.restart_fork_server(tail_of(self.folder.fork_server_log))
             case ObjectiveLoaded(why_not_fork):
-                self.pool.loaded(why_not_fork)
-            case ObjectiveBroken(error, traceback):
-                self.pool.broken(error, traceback)
+                self.pool.objective_loaded(why_not_fork)
+            case LoadFailed(error, traceback):
+                self.pool.objective_broken(error, traceback)
 
-    def hear(self, attempt: Attempt, message: Message) -> None:
-        attempt.last_heard = time.monotonic()
+    def handle_message(self, attempt: Attempt, message: Message) -> None:
+        attempt.last_message = time.monotonic()
         match message:
             case Finished(fields, unclean, written):
                 try:
@@ -267,7 +267,7 @@ class Coordinator:
                 if not written:
                     attempt.job.folder.write_outcome(outcome)
                 del self.attempts[attempt.cell.number]
-                self.came_to(attempt, outcome, unclean)
+                self.handle_outcome(attempt, outcome, unclean)
             case StopStudy():
                 self.study._stop_flag = True
             case Report(step, value, written):
@@ -275,74 +275,76 @@ class Coordinator:
                     attempt.job.folder.append_report(attempt.job.attempt, step, value)
                 self.store_report(attempt, step, value)
             case Note(facts):
-                self.emit(say.TrialNoted(attempt.job.number, readable(facts)))
+                self.emit(events.TrialNoted(attempt.job.number, readable(facts)))
             case _:
-                self.processes.send(attempt.cell, self.answers.to(attempt, message))
-                attempt.last_heard = time.monotonic()  # waiting for a reply is not silence
+                self.processes.send(attempt.cell, self.requests.handle(attempt, message))
+                attempt.last_message = time.monotonic()  # waiting for a reply is not silence
 
     def store_report(self, attempt: Attempt, step: int, value: float) -> None:
         try:
-            self.answers.store_report(attempt, step, value)
+            self.requests.store_report(attempt, step, value)
         except EnvironmentFault:
             raise
         except UpdateFinishedTrialError:
             number = attempt.job.number
             self.emit(
-                say.Notice(
+                events.Notice(
                     f"Trial {number} was finished by another program; its attempt ends here."
                 )
             )
-            self.end_now(attempt, "its trial was finished by another program")
-            self.emit(say.TrialPaused(number))
+            self.kill(attempt, "its trial was finished by another program")
+            self.emit(events.TrialPaused(number))
             self.progress.recount()
         except Exception as error:  # a step the database has no room for, say
             self.reject(attempt, error)
         else:
-            self.emit(say.TrialReported(attempt.job.number, step, value))
+            self.emit(events.TrialReported(attempt.job.number, step, value))
 
     def reject(self, attempt: Attempt, error: Exception) -> None:
         """Fail the trial of a cell whose message cannot be understood or stored."""
-        self.end_now(attempt, "its message could not be stored")
+        self.kill(attempt, "its message could not be stored")
         outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
         evidence = self.evidence(attempt, outcome)
         self.conclude(attempt.job, evidence, classify(evidence))
 
-    def end_now(self, attempt: Attempt, why: str) -> None:
+    def kill(self, attempt: Attempt, why: str) -> None:
         del self.attempts[attempt.cell.number]
         self.pool.dismiss(attempt.cell, why)
         self.processes.signal(attempt.cell, KILL)
 
-    def came_to(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
+    def handle_outcome(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
         if outcome.state == INTERRUPTED:
             self.pool.dismiss(attempt.cell)
-            self.put_back(job)
+            self.pause(job)
             return
         evidence = self.evidence(attempt, outcome)
         fault = classify(evidence)
         healthy = (fault is None or fault.harmless) and unclean is None
         if unclean is not None:
-            job.note_unclean(unclean)
-        self.pool.served(attempt.cell, healthy, unclean)
+            job.record_unclean(unclean)
+        self.pool.release(attempt.cell, healthy, unclean)
         self.conclude(job, evidence, fault)
 
-    def cell_gone(self, cell: Cell, exit: Exited) -> None:
+    def handle_cell_exit(self, cell: Cell, exit: Exited) -> None:
         attempt = self.attempts.pop(cell.number, None)
-        self.pool.gone(cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None)
+        self.pool.cell_exited(
+            cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None
+        )
         if attempt is None:
             return
-        outcome = standing_outcome(attempt.job)
+        outcome = attempt.job.outcome()
         if outcome is None and attempt.killed_for is KilledFor.STOP:
-            self.put_back(attempt.job)
+            self.pause(attempt.job)
             return
         evidence = self.evidence(attempt, outcome, exit)
         self.conclude(attempt.job, evidence, classify(evidence))
 
-    def put_back(self, job: Job) -> None:
+    def pause(self, job: Job) -> None:
         """Keep the trial claimed for the next run: this one is stopping."""
-        job.note_stop()
+        job.record_stop()
         self.waiting.append(job)
-        self.emit(say.TrialPaused(job.number))
+        self.emit(events.TrialPaused(job.number))
 
     def evidence(
         self, attempt: Attempt, outcome: Outcome | None, exit: Exited | None = None
@@ -365,16 +367,16 @@ class Coordinator:
 
     # Ends of attempts.
 
-    def take_up(self, job: Job) -> None:
+    def resume(self, job: Job) -> None:
         """Conclude a trial that an earlier run had claimed, or queue it for another attempt."""
-        outcome = standing_outcome(job)
+        outcome = job.outcome()
         try:
-            self.answers.catch_up(job)
+            self.requests.store_missed_reports(job)
         except EnvironmentFault:
             raise
         except Exception as error:  # a step the database has no room for, say
             self.emit(
-                say.Notice(
+                events.Notice(
                     f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
                 )
             )
@@ -398,14 +400,14 @@ class Coordinator:
     def next_deadline(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""
         now = time.monotonic()
-        if self._again:
-            self._again = False
+        if self._recheck_now:
+            self._recheck_now = False
             return 0.0
-        due = [self.pool.next_deadline(), *self.watch.due(self.attempts.values())]
-        if self.admission.short and not self.stop_reason:
-            due.append(now + LOOK_AGAIN)
+        due = [self.pool.next_deadline(), *self.deadlines.due(self.attempts.values())]
+        if self.admission.waiting_for_memory and not self.stop_reason:
+            due.append(now + RECHECK_INTERVAL)
         if not self.stop_reason:
-            due.append(self.pauses_at())
+            due.append(self.pause_deadline())
             due += [job.not_before for job in self.waiting if job.not_before > now]
         soonest = min(due)
         return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)

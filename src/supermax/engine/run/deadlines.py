@@ -38,7 +38,6 @@ class Deadlines:
         return due
 
     def enforce(self, attempts: Iterable[Attempt]) -> None:
-        """Send the signals that are due."""
         now = time.monotonic()
         for attempt in attempts:
             passed = [limit for limit in self._limits(attempt) if limit[0] <= now]
@@ -47,16 +46,16 @@ class Deadlines:
             elif attempt.pending_signals and attempt.pending_signals[0][0] <= now:
                 self._send_next_signal(attempt, now)
 
-    def wind_down(self, attempt: Attempt) -> None:
+    def schedule_stop(self, attempt: Attempt) -> None:
         """Give the attempt _STOP_GRACE seconds to end with its run."""
         attempt.pending_signals = attempt.pending_signals or _signals_from(
             time.monotonic() + _STOP_GRACE
         )
 
-    def mute(self, attempt: Attempt) -> None:
+    def kill_disconnected(self, attempt: Attempt) -> None:
         """Kill a disconnected cell after a grace period. Usually it is exiting already."""
         if not attempt.pending_signals:
-            attempt.kill_reason = KilledFor.MUTE
+            attempt.kill_reason = KilledFor.DISCONNECTED
             attempt.pending_signals = [(time.monotonic() + _TERM_GRACE, int(KILL))]
 
     def _limits(self, attempt: Attempt) -> list[tuple[float, KilledFor, float]]:
@@ -66,13 +65,13 @@ class Deadlines:
         if (seconds := self._trial_timeout) is not None:
             limits.append((attempt.started + seconds, KilledFor.TIMEOUT, seconds))
         if (seconds := self._stall_timeout) is not None and attempt.last_step is not None:
-            limits.append((attempt.last_heard + seconds, KilledFor.STALL, seconds))
+            limits.append((attempt.last_message + seconds, KilledFor.STALL, seconds))
         return limits
 
     def _time_out(self, attempt: Attempt, why: KilledFor, limit: float) -> None:
         """Ask for the stack, and schedule the signals that end the attempt."""
-        if why is KilledFor.STALL and attempt.cell.channel.has_waiting():
-            attempt.last_heard = time.monotonic()  # its report is in the socket, not yet read
+        if why is KilledFor.STALL and attempt.cell.channel.has_pending():
+            attempt.last_message = time.monotonic()  # its report is in the socket, not yet read
             return
         attempt.killed_for = why
         attempt.limit = limit

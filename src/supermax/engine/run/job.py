@@ -15,12 +15,13 @@ from supermax.engine.run.policy import (
     Decision,
     Replan,
     Retry,
-    carried_over,
     describe_decision,
+    ledger_fields,
 )
 from supermax.engine.run.provision import Provision
-from supermax.engine.storage.run_folder import TrialFolder
+from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
+from supermax.engine.trial.outcome import Outcome
 
 
 @dataclass
@@ -33,13 +34,13 @@ class Job:
     attempt: int = 0
     faults: list[Fault] = field(default_factory=list)
     last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
-    dealt_with: int = 0  # the attempt after which an earlier run decided to try again
+    retried_attempt: int = 0  # the attempt after which an earlier run decided to try again
     not_before: float = 0.0
     needs_fresh_cell: bool = False
     blocking_launches: bool = False
-    drawn_written: bool = False
+    relative_params_saved: bool = False
     provision: Provision | None = None
-    too_large: list[dict[str, Any]] = field(default_factory=list)
+    failed_plans: list[dict[str, object]] = field(default_factory=list)
     """Plans with which it ran out of memory."""
     spent: float = 0.0
     """Seconds of the attempts before this one."""
@@ -48,28 +49,36 @@ class Job:
     def number(self) -> int:
         return int(self.trial.number)
 
+    def outcome(self) -> Outcome | None:
+        """Return the outcome that the last attempt has written; None: there is none, or a retry
+        was already decided on."""
+        outcome = self.folder.outcome()
+        if outcome is None or outcome.attempt != self.attempt:
+            return None
+        return outcome if self.attempt != self.retried_attempt else None
+
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""
         self.attempt += 1
-        line: dict[str, Any] = {"launch": self.attempt, "cell": cell.number}
+        line: LedgerEntry = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
             kept = self.provision
-            line |= {"reserved": kept.reserve, "plan": kept.how, "where": kept.where}
+            line |= {"reserved": kept.reserve, "plan": kept.plan, "where": kept.where}
             line |= {"why": kept.why} if kept.why else {}
         self.folder.append(line)
 
-    def note_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
+    def record_fault(self, fault: Fault, decision: Decision, evidence: Evidence) -> str:
         """Write the fault and the decision to the ledger. Return the decision as text for
         people."""
         self.faults.append(fault)
-        words = describe_decision(decision, ran=self.attempt > 0)
+        text = describe_decision(decision, ran=self.attempt > 0)
         raised = evidence.outcome.raised if evidence.outcome else None
         self.folder.append(
             {
                 "fault": asdict(fault),
                 "attempt": self.attempt,
-                "decision": words,
-                **carried_over(decision),
+                "decision": text,
+                **ledger_fields(decision),
                 "exit_code": evidence.exit_code,
                 "signal": evidence.signum,
                 "seconds": round(evidence.seconds, 3),
@@ -80,15 +89,15 @@ class Job:
                 "log_tail": evidence.log_tail,
             }
         )
-        return words
+        return text
 
-    def ran_short(self) -> None:
+    def discard_plan(self) -> None:
         """Note that its memory plan was too large, and drop the plan."""
         if self.provision is not None:
-            self.too_large.append(self.provision.how)
+            self.failed_plans.append(self.provision.plan)
         self.provision = None
 
-    def go_on(self, decision: Retry | Replan, seconds: float) -> None:
+    def prepare_retry(self, decision: Retry | Replan, seconds: float) -> None:
         """Prepare another attempt, after one that took `seconds`."""
         self.spent += seconds
         self.needs_fresh_cell = True
@@ -96,51 +105,51 @@ class Job:
             self.not_before = time.monotonic() + decision.delay
             self.blocking_launches |= decision.blocking_launches
 
-    def note_unclean(self, why: str) -> None:
+    def record_unclean(self, why: str) -> None:
         """Note why the attempt left its cell in a state in which no other trial should start."""
         self.folder.append({"unclean": why, "attempt": self.attempt})
 
-    def note_stop(self) -> None:
+    def record_stop(self) -> None:
         """Note that the end of the run ended the attempt. It does not count as a fault."""
         self.folder.append({"stopped": self.attempt})
 
-    def keep_drawn(self) -> None:
+    def save_relative_params(self) -> None:
         """Write the parameters to disk that the sampler drew jointly and the objective has not
         asked for yet."""
         space, params = self.trial.relative_search_space, self.trial._relative_params
-        if self.drawn_written or not space or params is None:
+        if self.relative_params_saved or not space or params is None:
             return
-        self.drawn_written = True
+        self.relative_params_saved = True
         try:
             drawn = {
-                name: [distribution_to_json(space[name]), space[name].to_internal_repr(value)]
+                name: (distribution_to_json(space[name]), space[name].to_internal_repr(value))
                 for name, value in params.items()
             }
         except TypeError:  # choices that only an in-memory study takes, which has no next run
             return
-        self.folder.write_drawn(drawn)
+        self.folder.write_relative_params(drawn)
 
-    def recall(self) -> None:
+    def reload(self) -> None:
         """Read attempts, faults and drawn parameters of earlier runs from the folder."""
         records = self.folder.records()
         self.attempt, faults = attempts_and_faults(records)
-        self.too_large = ran_out_of_memory(records)
+        self.failed_plans = ran_out_of_memory(records)
         self.spent = time_spent(records)
         self.provision = last_provision(records)
-        decided = decision_on(records, self.attempt)
+        decided = decision_about(records, self.attempt)
         if decided.get("again"):
-            self.dealt_with = self.attempt
+            self.retried_attempt = self.attempt
             self.blocking_launches = bool(decided.get("blocking"))
         else:
             self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
-        if (drawn := self.folder.drawn()) is not None:
+        if (drawn := self.folder.relative_params()) is not None:
             space = {name: json_to_distribution(text) for name, (text, _) in drawn.items()}
             self.trial.relative_search_space = space
             self.trial._relative_params = {
                 name: space[name].to_external_repr(value) for name, (_, value) in drawn.items()
             }
-            self.drawn_written = True
+            self.relative_params_saved = True
         self.needs_fresh_cell = self.attempt > 0
 
 
@@ -152,18 +161,17 @@ class Attempt:
     cell: Cell
     oom_kills_before: int
     started: float = field(default_factory=time.monotonic)
-    last_heard: float = field(default_factory=time.monotonic)
+    last_message: float = field(default_factory=time.monotonic)
     last_step: int | None = None
-    pending_signals: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # when to send which signal
+    pending_signals: list[tuple[float, int]] = field(default_factory=list)
+    """Signals to send, each with its moment of time.monotonic()."""
     kill_reason: KilledFor = KilledFor.STOP  # fault of the attempt if it dies of these
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
     curve_started: bool = False
 
 
-def attempts_and_faults(records: list[dict[str, Any]]) -> tuple[int, dict[int, Fault]]:
+def attempts_and_faults(records: list[LedgerEntry]) -> tuple[int, dict[int, Fault]]:
     """Return the number of attempts in a ledger, and the fault that each ended with. A launch
     without a later entry means that the coordinator died while the attempt ran."""
     attempts = 0
@@ -179,7 +187,7 @@ def attempts_and_faults(records: list[dict[str, Any]]) -> tuple[int, dict[int, F
     return attempts, faults
 
 
-def time_spent(records: list[dict[str, Any]]) -> float:
+def time_spent(records: list[LedgerEntry]) -> float:
     """Return the seconds of the attempts that were paused, or followed by another one after a
     fault. The timestamp of a fault may be that of a later run, which detected it."""
     began = {r["launch"]: r["at"] for r in records if "launch" in r and "at" in r}
@@ -188,31 +196,31 @@ def time_spent(records: list[dict[str, Any]]) -> float:
     return float(sum(max(0.0, seconds) for seconds in (*paused, *again)))
 
 
-def ran_out_of_memory(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def ran_out_of_memory(records: list[LedgerEntry]) -> list[dict[str, object]]:
     """Return the plans of those attempts in a ledger that ran out of memory."""
     plans = {r["launch"]: r["plan"] for r in records if "launch" in r and "plan" in r}
     short = {r["attempt"]: None for r in records if "fault" in r and _decided(r).get("replanned")}
     return [plans[attempt] for attempt in short if attempt in plans]
 
 
-def decision_on(records: list[dict[str, Any]], attempt: int) -> dict[str, Any]:
+def decision_about(records: list[LedgerEntry], attempt: int) -> LedgerEntry:
     """Return the decision on an attempt in a ledger; {}: there is none yet."""
     ends = [r for r in records if "fault" in r and r["attempt"] == attempt]
     return _decided(ends[-1]) if ends else {}
 
 
-def _decided(record: dict[str, Any]) -> dict[str, Any]:
+def _decided(record: LedgerEntry) -> LedgerEntry:
     """Return the decision of a ledger entry as data. Ledgers written before the fields existed
     have it as text only."""
     if "again" in record:
         return record
-    words = str(record.get("decision") or "")
-    replanned = words.startswith(REPLANNED)
-    again = replanned or words.startswith("retry")
-    return {"again": again, "replanned": replanned, "blocking": "blocking launches" in words}
+    text = str(record.get("decision") or "")
+    replanned = text.startswith(REPLANNED)
+    again = replanned or text.startswith("retry")
+    return {"again": again, "replanned": replanned, "blocking": "blocking launches" in text}
 
 
-def last_provision(records: list[dict[str, Any]]) -> Provision | None:
+def last_provision(records: list[LedgerEntry]) -> Provision | None:
     """Return the memory reserved for the last attempt in a ledger."""
     launches = [record for record in records if "launch" in record]
     if not launches or "plan" not in launches[-1]:

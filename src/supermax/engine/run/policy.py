@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from supermax._util.text import ended
+from supermax.engine.storage.run_folder import LedgerEntry
 from supermax.engine.trial.faults import Culprit, Fault, Kind
 
 MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
-_FREE = {Kind.KILLED, Kind.COORDINATOR_LOST}  # retries that do not count towards `retries`
-_CONFIGURATIONS_OWN = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}  # pruned at once
-_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}  # failed at once
+_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST}  # retries that do not count towards `retries`
+_PRUNE_AT_ONCE = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
+_FAIL_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}
 _CUDA = {Kind.DEVICE_ASSERT, Kind.CUDA_ERROR}
-_TWICE_IS_PROOF = {Kind.SIGNAL, Kind.EXIT, *_CUDA}  # failed after two fresh cells
+_FAIL_AFTER_TWO = {Kind.SIGNAL, Kind.EXIT, *_CUDA}  # failed after two fresh cells
 REPLANNED = "split further"
 _BACK_OFF = 0.5
 _LONGEST_BACK_OFF = 60.0
@@ -58,16 +59,16 @@ Decision = Retry | Replan | Prune | Fail
 def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = False) -> Decision:
     """Decide on `fault`, given the faults of the trial's earlier attempts. `planned`: its
     memory was planned, so it can be planned again."""
-    if fault.kind in _CONFIGURATIONS_OWN:
+    if fault.kind in _PRUNE_AT_ONCE:
         return Prune(constraint(fault.kind), fault.violation)
-    if fault.kind in _AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
+    if fault.kind in _FAIL_AT_ONCE or (fault.kind is Kind.EXIT and fault.culprit is Culprit.CODE):
         return Fail(fault.culprit)
-    if fault.kind in _FREE:
-        return _free(before)
-    if planned and (fault.kind in _MEMORY or _fragmented_anew(fault)):
+    if fault.kind in _UNCOUNTED:
+        return _retry_uncounted(before)
+    if planned and (fault.kind in _MEMORY or _fragmented_in_fresh_cell(fault)):
         return Replan()
-    charged = [earlier for earlier in before if earlier.kind not in _FREE]
-    if fault.kind in _TWICE_IS_PROOF and _seen_on_fresh_cells(fault, charged) >= 2:
+    charged = [earlier for earlier in before if earlier.kind not in _UNCOUNTED]
+    if fault.kind in _FAIL_AFTER_TWO and _seen_on_fresh_cells(fault, charged) >= 2:
         return Fail(Culprit.CONFIGURATION_OR_CODE)
     if len(charged) >= retries:
         return Prune(constraint(fault.kind)) if fault.kind in _MEMORY else Fail(fault.culprit)
@@ -75,14 +76,14 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = 
     return Retry(delay, blocking_launches=fault.kind in _CUDA)
 
 
-def _free(before: Sequence[Fault]) -> Decision:
-    earlier = sum(fault.kind in _FREE for fault in before)
+def _retry_uncounted(before: Sequence[Fault]) -> Decision:
+    earlier = sum(fault.kind in _UNCOUNTED for fault in before)
     if earlier + 1 >= MOST_FREE_RETRIES:
         return Fail(Culprit.OUTSIDE)
     return Retry(min(_FREE_BACK_OFF * 2**earlier, _LONGEST_FREE_BACK_OFF) if earlier else 0.0)
 
 
-def _fragmented_anew(fault: Fault) -> bool:
+def _fragmented_in_fresh_cell(fault: Fault) -> bool:
     """Return whether memory was fragmented in a fresh cell: then the trial needs too much."""
     return fault.kind is Kind.FRAGMENTED and fault.fresh_cell
 
@@ -102,7 +103,7 @@ def constraint(kind: Kind) -> str:
     return f"supermax:{kind.name.lower()}"
 
 
-def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
+def should_halt(signatures: Sequence[str], ever_succeeded: bool) -> bool:
     """Return True when the first trials all failed alike (one exception from one line, a wrong
     number of values) and nothing else has ever come of this study: going on would only fail
     thousands more. Once anything has succeeded, no trial's failure ends the run."""
@@ -111,7 +112,7 @@ def halts(signatures: Sequence[str], ever_succeeded: bool) -> bool:
     )
 
 
-def as_decided(fault: Fault, decision: Decision) -> Fault:
+def apply_decision(fault: Fault, decision: Decision) -> Fault:
     """Return the fault with the culprit or the reason that the decision added."""
     match decision:
         case Fail(culprit):
@@ -122,7 +123,7 @@ def as_decided(fault: Fault, decision: Decision) -> Fault:
             return fault
 
 
-def carried_over(decision: Decision) -> dict[str, bool]:
+def ledger_fields(decision: Decision) -> LedgerEntry:
     """Return the fields of the ledger from which a later run continues."""
     match decision:
         case Retry(_, blocking):
@@ -133,7 +134,7 @@ def carried_over(decision: Decision) -> dict[str, bool]:
             return {"again": False}
 
 
-def describe_decision(decision: Decision, ran: bool = True) -> str:
+def describe_decision(decision: Decision, *, ran: bool) -> str:
     """Return a decision as text for people. `ran`: the trial has had a cell."""
     match decision:
         case Retry(delay, blocking):

@@ -38,7 +38,6 @@ class StudyProgress:
         self._counted = 0.0
 
     def add(self, *, success: bool) -> None:
-        """Count one more finished trial."""
         self.finished += 1
         self.ever_succeeded |= success
 

@@ -1,4 +1,4 @@
-"""Memory planning interface: the engine asks a Planner what a trial needs and how it runs."""
+"""Memory planning interface: the engine asks a Planner what a trial needs and how to run it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Protocol, TypeGuard
 
 from optuna.trial import Trial
 
@@ -19,7 +19,7 @@ class Provision:
 
     reserve: int
     """Bytes to reserve."""
-    how: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, object] = field(default_factory=dict)
     """Execution plan for the objective (`trial.plan`); must be JSON."""
     where: str = "device"
     """Memory that is reserved: device or host."""
@@ -58,7 +58,7 @@ class Occupied:
 class Planner(Protocol):
     """Knows the memory that trials need, and the memory that is free."""
 
-    def provide(self, trial: Trial, failed: Sequence[dict[str, Any]]) -> Provision | Refusal:
+    def provide(self, trial: Trial, failed: Sequence[dict[str, object]]) -> Provision | Refusal:
         """Return the reservation and plan of a trial, or a refusal.
 
         `failed`: plans with which the trial ran out of memory. Returning one of them again ends
@@ -73,7 +73,7 @@ class InvalidAnswer(ValueError):
     """Invalid return value of a planner. The message continues a sentence with its name."""
 
 
-def checked_provision(answer: Any) -> Provision | Refusal:
+def checked_provision(answer: object) -> Provision | Refusal:
     """Return the result of Planner.provide with plain JSON values; raise InvalidAnswer."""
     if isinstance(answer, Refusal):
         return answer
@@ -81,25 +81,22 @@ def checked_provision(answer: Any) -> Provision | Refusal:
         raise InvalidAnswer(f"returned {answer!r:.80}, which is neither a Provision nor a Refusal")
     if not _is_integer(answer.reserve) or answer.reserve < 0:
         raise InvalidAnswer(f"returned reserve={answer.reserve!r:.80}, not an integer >= 0")
-    if not isinstance(answer.how, dict):
-        raise InvalidAnswer(f"returned how={answer.how!r:.80}, which is not a dict")
-    if not isinstance(answer.where, str):
-        raise InvalidAnswer(f"returned where={answer.where!r:.80}, which is not a str")
-    if not isinstance(answer.why, str):
-        raise InvalidAnswer(f"returned why={answer.why!r:.80}, which is not a str")
+    for name, kind in (("plan", dict), ("where", str), ("why", str)):
+        if not isinstance(value := getattr(answer, name), kind):
+            raise InvalidAnswer(f"returned {name}={value!r:.80}, which is not a {kind.__name__}")
     try:
-        how = json.loads(json.dumps(answer.how, allow_nan=False))
+        plan = json.loads(json.dumps(answer.plan, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidAnswer(f"returned a value of how that is not JSON ({error})") from error
-    return Provision(int(answer.reserve), how, answer.where, answer.why)
+        raise InvalidAnswer(f"returned a plan that is not JSON ({error})") from error
+    return Provision(int(answer.reserve), plan, answer.where, answer.why)
 
 
-def checked_room(answer: Any) -> int | None:
+def checked_room(answer: object) -> int | None:
     """Return the result of Planner.room as an int; raise InvalidAnswer."""
     if answer is not None and not _is_integer(answer):
         raise InvalidAnswer(f"returned {answer!r:.80}, which is neither an integer nor None")
     return None if answer is None else int(answer)
 
 
-def _is_integer(value: Any) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from math import isnan
-from typing import Any
+from typing import cast
 
 import cloudpickle
 from optuna.distributions import (
@@ -53,7 +53,7 @@ class RequestHandler:
         self._storage = storage
         self._names = names
 
-    def to(self, attempt: Attempt, message: Message) -> Reply:
+    def handle(self, attempt: Attempt, message: Message) -> Reply:
         """Return the reply to a request.
 
         An error becomes part of the reply and is raised in the objective, where Optuna would raise
@@ -77,7 +77,7 @@ class RequestHandler:
             return Reply(error=_picklable(error))
         return Reply()
 
-    def catch_up(self, job: Job) -> None:
+    def store_missed_reports(self, job: Job) -> None:
         """Store reports of the trial's folder that a killed coordinator had not stored."""
         trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
         curve = job.folder.curve()
@@ -91,23 +91,21 @@ class RequestHandler:
         cached.intermediate_values = curve
 
     @staticmethod
-    def _relative_params(job: Job) -> dict[str, Any]:
+    def _relative_params(job: Job) -> dict[str, object]:
         params, space = job.trial.relative_params, job.trial.relative_search_space or {}
-        job.keep_drawn()
+        job.save_relative_params()
         return {plain_name(n, space[n]) if n in space else n: v for n, v in params.items()}
 
-    def _suggest(self, job: Job, name: str, encoded: Any) -> float:
-        distribution: BaseDistribution = (
-            json_to_distribution(encoded) if isinstance(encoded, str) else encoded
-        )
+    def _suggest(self, job: Job, name: str, encoded: BaseDistribution | str) -> float:
+        distribution = json_to_distribution(encoded) if isinstance(encoded, str) else encoded
         return float(distribution.to_internal_repr(self.suggest(job, name, distribution)))
 
-    def suggest(self, job: Job, name: str, distribution: BaseDistribution) -> Any:
+    def suggest(self, job: Job, name: str, distribution: BaseDistribution) -> object:
         """Return the value of a parameter, sampled unless it was sampled before."""
         stored = self._names.stored(name, distribution)
         self._apply_fixed(job, name, stored, distribution)
         value = job.trial._suggest(stored, distribution)
-        job.keep_drawn()
+        job.save_relative_params()
         return value
 
     @staticmethod
@@ -136,7 +134,7 @@ class RequestHandler:
         self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
         cached.intermediate_values[step] = value
 
-    def _attribute(self, job: Job, key: str, value: Any, system: bool) -> None:
+    def _attribute(self, job: Job, key: str, value: object, system: bool) -> None:
         trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
         if system:
             self._storage.set_trial_system_attr(trial_id, key, value)
@@ -145,16 +143,16 @@ class RequestHandler:
             self._storage.set_trial_user_attr(trial_id, key, value)
             cached.user_attrs[key] = value
 
-    def _read_study(self, what: str, args: list[Any]) -> Any:
-        if what in ("sampler", "pruner"):
-            return getattr(self._study, what)
-        if what == "get_trial":
-            return under_plain_names(self._storage.get_trial(args[0]))
-        if what == "get_all_trials":
-            study_id, states = args
-            wanted = None if states is None else tuple(TrialState(state) for state in states)
-            trials = self._storage.get_all_trials(study_id, deepcopy=False, states=wanted)
-            return [under_plain_names(trial) for trial in trials]
+    def _read_study(self, what: str, args: list[object]) -> object:
+        match what, args:
+            case "sampler" | "pruner", []:
+                return getattr(self._study, what)
+            case "get_trial", [trial_id]:
+                return under_plain_names(self._storage.get_trial(cast(int, trial_id)))
+            case "get_all_trials", [study_id, None | list() as states]:
+                wanted = None if states is None else tuple(map(TrialState, states))
+                trials = self._storage.get_all_trials(cast(int, study_id), False, wanted)
+                return [under_plain_names(trial) for trial in trials]
         if what not in _STUDY_READS:
             raise RuntimeError(f"{what} is not available inside a trial.")
         return getattr(self._storage, what)(*args)

@@ -9,7 +9,6 @@ from optuna.trial import FrozenTrial
 from supermax._util.attributes import CLAIM
 from supermax.engine.run.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
-from supermax.engine.trial.outcome import Outcome
 
 
 def find_leftovers(
@@ -21,20 +20,11 @@ def find_leftovers(
     for frozen in running:
         if frozen.system_attrs.get(CLAIM) == claim:
             job = Job(optuna.trial.Trial(study, frozen._trial_id), folder.trial(frozen.number))
-            job.recall()
+            job.reload()
             own.append(job)
         else:
             foreign.append(frozen.number)
     return own, foreign
-
-
-def standing_outcome(job: Job) -> Outcome | None:
-    """Return the outcome that the last attempt has written; None: there is none, or a retry was
-    already decided on."""
-    outcome = job.folder.outcome()
-    if outcome is None or outcome.attempt != job.attempt or job.attempt == job.dealt_with:
-        return None
-    return outcome
 
 
 def foreign_notice(numbers: list[int]) -> str:

@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -17,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_private
-from supermax.engine import events as say
+from supermax.engine import events
 from supermax.engine.processes import descriptors
 from supermax.engine.processes.pickling import pickle_objective
 from supermax.engine.processes.prestart import TAG
@@ -52,10 +51,10 @@ _OPENING_PATIENCE = 60.0
 
 def run(
     study: Study,
-    objective: Callable[..., Any],
+    objective: Callable[..., object],
     options: RunOptions,
     *,
-    listeners: Sequence[say.Listener] = (),
+    listeners: Sequence[events.Listener] = (),
 ) -> Summary:
     """Run `objective` until the study holds `options.n_trials` finished trials."""
     started = time.monotonic()
@@ -64,7 +63,7 @@ def run(
     blob = pickle_objective(objective, study)
     place = locations.find_location(study)
     emit = _emitter(listeners)
-    patience = Patience(lambda text: emit(say.Notice(text)))
+    patience = Patience(lambda text: emit(events.Notice(text)))
     elsewhere = options.run_dir is not None
     where = _absolute(options.run_dir) if options.run_dir is not None else place.run_dir
     folder = StudyFolder(where, patience)
@@ -74,17 +73,17 @@ def run(
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
-            signals.heed(coordinator)
+            signals.install(coordinator)
             with _ended(coordinator):
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
             if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
                 enough = summary.finished + queued
-                emit(say.Notice(f"{queued} queued: n_trials={enough} would run them too."))
-            emit(say.RunEnded(summary))
+                emit(events.Notice(f"{queued} queued: n_trials={enough} would run them too."))
+            emit(events.RunEnded(summary))
             return summary
     finally:
-        signals.pass_on()
+        signals.restore()
 
 
 def _absolute(run_dir: str | os.PathLike[str]) -> Path:
@@ -100,7 +99,7 @@ def _coordinator(
     folder: StudyFolder,
     blob: bytes,
     options: RunOptions,
-    emit: Callable[[say.Event], None],
+    emit: Callable[[events.Event], None],
     trials: list[FrozenTrial],
     place: locations.Location,
 ) -> Coordinator:
@@ -112,9 +111,9 @@ def _coordinator(
         fresh=not options.reuse_cells,
         log=folder.fork_server_log,
     )
-    answers = RequestHandler(study, storage, Names(trials))
+    requests = RequestHandler(study, storage, Names(trials))
     return Coordinator(
-        study, storage, folder, processes, answers, options, emit, volatile=place.volatile
+        study, storage, folder, processes, requests, options, emit, volatile=place.volatile
     )
 
 
@@ -125,7 +124,7 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     own, foreign = find_leftovers(coordinator.study, running, claim, coordinator.folder)
     emit(_started(coordinator, trials, len(own)))
     if foreign:
-        emit(say.Notice(foreign_notice(foreign)))
+        emit(events.Notice(foreign_notice(foreign)))
     return own
 
 
@@ -144,7 +143,7 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
                 job.folder.path
             )  # without waiting for a folder that cannot be written
             with contextlib.suppress(OSError):
-                job.note_stop()
+                job.record_stop()
 
 
 @contextlib.contextmanager
@@ -239,10 +238,10 @@ def _cannot_open(study: Study, why: str) -> str:
     )
 
 
-def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
+def _emitter(listeners: Sequence[events.Listener]) -> Callable[[events.Event], None]:
     active = list(listeners)
 
-    def emit(event: say.Event) -> None:
+    def emit(event: events.Event) -> None:
         for listener in list(active):
             try:
                 listener(event)
@@ -252,10 +251,12 @@ def _emitter(listeners: Sequence[say.Listener]) -> Callable[[say.Event], None]:
     return emit
 
 
-def _started(coordinator: Coordinator, trials: list[FrozenTrial], resumed: int) -> say.RunStarted:
+def _started(
+    coordinator: Coordinator, trials: list[FrozenTrial], resumed: int
+) -> events.RunStarted:
     study, options = coordinator.study, coordinator.options
     best = best_of(trials, study.directions)
-    return say.RunStarted(
+    return events.RunStarted(
         study_name=study.study_name,
         directions=tuple(direction.name.lower() for direction in study.directions),
         target=options.n_trials,
@@ -280,7 +281,7 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
         faults=dict(faults.most_common()),
         retries=coordinator.conclusions.retries,
         told=coordinator.conclusions.told,
-        cells=coordinator.processes.made,
+        cells=coordinator.processes.cells_started,
         seconds=seconds,
         stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),
         run_dir=coordinator.folder.path,

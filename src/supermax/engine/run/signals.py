@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any
 
+from supermax._util.system import SignalHandler
 from supermax.engine.run.coordinator import Coordinator
 
 
@@ -17,21 +17,21 @@ class Signals:
     until the study is closed, so that no further signal cuts that short."""
 
     def __init__(self) -> None:
-        self._ended_by: int | None = None
-        self._before: dict[int, Any] = {}
+        self._signal: int | None = None
+        self._before: dict[int, SignalHandler] = {}
 
-    def heed(self, coordinator: Coordinator) -> None:
+    def install(self, coordinator: Coordinator) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
 
         def on_signal(signum: int, _: object) -> None:
             if signum == signal.SIGINT:
-                if coordinator.stop_asked:
+                if coordinator.stop_requested:
                     raise KeyboardInterrupt
-            elif self._ended_by is not None:
+            elif self._signal is not None:
                 return  # at once: of many, each would come while the one before is dealt with
             else:
-                self._ended_by = signum
+                self._signal = signum
             coordinator.request_stop("interrupt")
 
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -39,9 +39,10 @@ class Signals:
             if signum == signal.SIGTERM or not ignored:  # TERM also says: the supervisor is gone
                 self._before[signum] = signal.signal(signum, on_signal)
 
-    def pass_on(self) -> None:
-        """Now that all is safe, TERM may do what it does to this program."""
+    def restore(self) -> None:
+        """Restore the handlers. A TERM or HUP that ended the run is sent again: it ends the
+        program, now that the study is closed."""
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
-        if self._ended_by is not None:
-            os.kill(os.getpid(), self._ended_by)
+        if self._signal is not None:
+            os.kill(os.getpid(), self._signal)

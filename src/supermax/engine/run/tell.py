@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
@@ -24,12 +23,12 @@ _MOST_MESSAGE = 500
 
 @dataclass(frozen=True)
 class ToldTrial:
-    """State of the trial in the study. `trouble`: exception that the sampler raised in
+    """State of the trial in the study. `sampler_error`: exception that the sampler raised in
     `study.tell`; the trial is finished all the same."""
 
     state: TrialState
     values: Sequence[float] | None
-    trouble: Exception | None = None
+    sampler_error: Exception | None = None
 
 
 def tell(
@@ -59,8 +58,8 @@ def tell(
         finished = storage.get_trial(trial_id)
         if not finished.state.is_finished():
             raise
-        trouble = None if isinstance(error, UpdateFinishedTrialError) else error
-        return ToldTrial(finished.state, finished.values, trouble)
+        sampler_error = None if isinstance(error, UpdateFinishedTrialError) else error
+        return ToldTrial(finished.state, finished.values, sampler_error)
 
 
 def succeeded(trial: FrozenTrial) -> bool:
@@ -71,10 +70,10 @@ def succeeded(trial: FrozenTrial) -> bool:
     return trial.state is TrialState.COMPLETE
 
 
-def record(job: Job, evidence: Evidence) -> dict[str, Any]:
+def record(job: Job, evidence: Evidence) -> dict[str, object]:
     """Return the record of a trial's attempts that the study keeps, as JSON."""
     outcome = evidence.outcome
-    kept: dict[str, Any] = {
+    kept: dict[str, object] = {
         "format": FORMAT,
         "attempts": job.attempt,
         "seconds": round(evidence.lasted, 3),
@@ -97,7 +96,7 @@ def record(job: Job, evidence: Evidence) -> dict[str, Any]:
     return kept
 
 
-def repeated_by(user_attrs: dict[str, Any]) -> int | None:
+def repeated_by(user_attrs: Mapping[str, object]) -> int | None:
     """Return the number of the trial that one with these attributes repeats, if any."""
     record = user_attrs.get(RECORD)
     return record.get("repeats") if isinstance(record, dict) else None
@@ -112,7 +111,7 @@ def _short(fault: Fault) -> dict[str, str]:
     }
 
 
-def halting_words(fault: Fault, raised: Raised | None, trials: int) -> str:
+def halt_message(fault: Fault, raised: Raised | None, trials: int) -> str:
     """Return the message for a run whose first trials all failed in the same way. `raised`:
     exception of the last one, if any."""
     after = (

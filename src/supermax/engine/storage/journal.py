@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from optuna.exceptions import DuplicatedStudyError
 from optuna.storages import JournalStorage
@@ -120,7 +120,7 @@ class RepairingJournal(JournalFileBackend):
     def __init__(self, original: JournalFileBackend) -> None:
         vars(self).update(vars(original))
 
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+    def append_logs(self, logs: list[dict[str, object]]) -> None:
         with get_lock_file(self._lock):
             repair_tail(Path(self._file_path))
         super().append_logs(logs)

@@ -44,8 +44,13 @@ class Location:
 
 def find_location(study: Study) -> Location:
     """Return where a study is stored, and its default run folder. Creates nothing."""
-    storage = rdb.unwrapped(study._storage)
-    name = _file_name(study.study_name)
+    return locate(study._storage, study.study_name)
+
+
+def locate(storage: BaseStorage, study_name: str) -> Location:
+    """Return where a study of this name is, or would be, in a storage. Creates nothing."""
+    storage = rdb.unwrapped(storage)
+    name = _file_name(study_name)
     file = _file_of(storage)
     if file is not None:
         return Location(str(file), _beside(file) / name, file, False)

@@ -10,6 +10,7 @@ from supermax._util.text import masked_addresses
 
 HEAD = 512 * 1024  # bytes
 TAIL = 512 * 1024  # bytes
+_SHOWN = 4000  # characters in a tail
 _OVERLAP = 512  # bytes read before a tail, so that a password cut at its start is masked too
 
 
@@ -32,22 +33,17 @@ class BoundedLog:
 
     def write(self, data: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._write(data)
+            head = data[: max(0, HEAD - self._written)]
+            self._append(self.path, head)
+            self._written += len(head)
+            if tail := data[len(head) :]:
+                self._write_tail(tail)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._close()
+            self._join_parts()
 
-    def _write(self, data: bytes) -> None:
-        head_left = HEAD - self._written
-        if head_left > 0:
-            self._append(self.path, data[:head_left])
-            self._written += len(data[:head_left])
-            data = data[head_left:]
-        if data:
-            self._write_tail(data)
-
-    def _close(self) -> None:
+    def _join_parts(self) -> None:
         older, newer = (self._parts[1 - self._current], self._parts[self._current])
         tail = b"".join(part.read_bytes() for part in (older, newer) if part.exists())
         if tail:
@@ -85,13 +81,12 @@ def _size(path: Path) -> int:
         return 0
 
 
-def tail_of(path: Path, most: int = 4000) -> str:
-    """Return the last `most` characters of a log with passwords masked; "": there is no log."""
+def tail_of(path: Path) -> str:
+    """Return the end of a log with passwords masked; "": there is no log."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - most - _OVERLAP))
-            text = masked_addresses(file.read().decode(errors="replace"))
-            return text[-most:]
+            file.seek(max(0, size - _SHOWN - _OVERLAP))
+            return masked_addresses(file.read().decode(errors="replace"))[-_SHOWN:]
     except OSError:
         return ""

@@ -12,17 +12,16 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from concurrent import futures
 from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
-from optuna.study import Study, StudyDirection
+from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -32,9 +31,23 @@ from supermax.engine.storage.patience import Patience, Subject, Wait
 from supermax.engine.storage.sqlite import SameFile
 from supermax.errors import EnvironmentFault, UserError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 _STORAGE = Subject("the study's storage", "The study's storage has not answered", "Bring it back")
 _CHECK_INTERVAL = 1.0  # seconds between two checks of the deadline while a server is silent
+
+
+def _forwarded(
+    method: Callable[Concatenate[BaseStorage, P], T], *, retry: bool = True
+) -> Callable[Concatenate[PatientStorage, P], T]:
+    """Return a method of PatientStorage that calls `method` of the wrapped storage."""
+    name = method.__name__
+
+    def forward(self: PatientStorage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        inner: Callable[P, T] = getattr(self.inner, name)
+        return self._do(inner, *args, **kwargs) if retry else inner(*args, **kwargs)
+
+    return forward
 
 
 class PatientStorage(BaseStorage):
@@ -53,10 +66,10 @@ class PatientStorage(BaseStorage):
         self._server = rdb.server_of(inner)
         self._study_id = study._study_id
         self._study_name = study.study_name
-        self._own: dict[int, FrozenTrial] = {}  # cache of RUNNING trials created here
+        self._cached_trials: dict[int, FrozenTrial] = {}  # RUNNING ones created here
         self._file = file
 
-    def _do(self, action: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def _do(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return self._retry(partial(action, *args, **kwargs))
         except KeyError as error:
@@ -91,25 +104,18 @@ class PatientStorage(BaseStorage):
         An abandoned thread ends with its connection and does not keep the process alive. Until
         then it may hold the lock of Optuna's cache.
         """
-        results: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+        future: futures.Future[T] = futures.Future()
 
         def work() -> None:
             try:
-                results.put((action(), None))
+                future.set_result(action())
             except BaseException as error:
-                results.put((None, error))
+                future.set_exception(error)
 
         threading.Thread(target=work, name="supermax-storage", daemon=True).start()
-        while True:
-            try:
-                value, raised = results.get(timeout=_CHECK_INTERVAL)
-            except Empty:
-                wait.check("its server is silent")
-            else:
-                break
-        if raised is not None:
-            raise raised
-        return value  # type: ignore[return-value]
+        while not futures.wait([future], _CHECK_INTERVAL).done:
+            wait.check("its server is silent")
+        return future.result()
 
     def _study_is_gone(self) -> bool:
         try:
@@ -127,18 +133,8 @@ class PatientStorage(BaseStorage):
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         if template_trial is None:
-            template_trial = optuna.trial.FrozenTrial(
-                number=-1,
-                trial_id=-1,
-                state=TrialState.RUNNING,
-                value=None,
-                datetime_start=datetime.now(),
-                datetime_complete=None,
-                params={},
-                distributions={},
-                user_attrs={},
-                system_attrs={CLAIM: self.claim},
-                intermediate_values={},
+            template_trial = optuna.trial.create_trial(
+                state=TrialState.RUNNING, system_attrs={CLAIM: self.claim}
             )
         if self._server is None:
             trial_id = self._do(self.inner.create_new_trial, study_id, template_trial)
@@ -146,7 +142,7 @@ class PatientStorage(BaseStorage):
             trial_id = self._create_once(study_id, template_trial)
         if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
             _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
-            self._own[trial_id] = _copy(self.inner._studies[study_id].trials[number])
+            self._cached_trials[trial_id] = _copy(self.inner._studies[study_id].trials[number])
         return trial_id
 
     def _create_once(self, study_id: int, template: FrozenTrial) -> int:
@@ -161,12 +157,18 @@ class PatientStorage(BaseStorage):
 
         return self._do(create)._trial_id
 
-    def _write(self, trial_id: int, action: Callable[..., T], *args: Any) -> T:
+    def _write(
+        self,
+        trial_id: int,
+        action: Callable[Concatenate[int, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         """Write to a trial; drop it from the cache if another program has finished it."""
         try:
-            return self._do(action, trial_id, *args)
+            return self._do(action, trial_id, *args, **kwargs)
         except UpdateFinishedTrialError:
-            self._own.pop(trial_id, None)
+            self._cached_trials.pop(trial_id, None)
             raise
 
     def set_trial_state_values(
@@ -174,10 +176,10 @@ class PatientStorage(BaseStorage):
     ) -> bool:
         if state is not TrialState.RUNNING:
             done = self._write(trial_id, self._finish, state, values)
-            self._own.pop(trial_id, None)
+            self._cached_trials.pop(trial_id, None)
             return done
-        backend = self._sql()
-        if backend is not None:
+        backend = rdb.unwrapped(self.inner)
+        if isinstance(backend, RDBStorage):
             return self._do(rdb.take_trial, backend, trial_id, self.claim)
         self.set_trial_system_attr(trial_id, CLAIM, self.claim)
         taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
@@ -196,19 +198,15 @@ class PatientStorage(BaseStorage):
                 return True
             raise
 
-    def _sql(self) -> RDBStorage | None:
-        backend = rdb.unwrapped(self.inner)
-        return backend if isinstance(backend, RDBStorage) else None
-
     def forget_steps(self, trial_id: int, first: int) -> None:
         """Delete intermediate values from step `first` on, which a superseded attempt has
         reported.
 
         Optuna has no call for it; in storages that cannot, they become NaN.
         """
-        if (own := self._own.get(trial_id)) is not None:
-            kept = {s: v for s, v in own.intermediate_values.items() if s < first}
-            own.intermediate_values = kept
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            kept = {s: v for s, v in cached.intermediate_values.items() if s < first}
+            cached.intermediate_values = kept
         backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
             self._do(rdb.delete_steps, backend, trial_id, first)
@@ -226,39 +224,7 @@ class PatientStorage(BaseStorage):
                 if step >= first:
                     self.set_trial_intermediate_value(trial_id, step, float("nan"))
 
-    # All other operations are forwarded.
-
-    def create_new_study(
-        self, directions: Sequence[StudyDirection], study_name: str | None = None
-    ) -> int:
-        return self.inner.create_new_study(directions, study_name)  # runs create none: no retries
-
-    def delete_study(self, study_id: int) -> None:
-        self.inner.delete_study(study_id)
-
-    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._do(self.inner.set_study_user_attr, study_id, key, value)
-
-    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
-        self._do(self.inner.set_study_system_attr, study_id, key, value)
-
-    def get_study_id_from_name(self, study_name: str) -> int:
-        return self._do(self.inner.get_study_id_from_name, study_name)
-
-    def get_study_name_from_id(self, study_id: int) -> str:
-        return self._do(self.inner.get_study_name_from_id, study_id)
-
-    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
-        return self._do(self.inner.get_study_directions, study_id)
-
-    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._do(self.inner.get_study_user_attrs, study_id)
-
-    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        return self._do(self.inner.get_study_system_attrs, study_id)
-
-    def get_all_studies(self) -> list[Any]:
-        return self._do(self.inner.get_all_studies)
+    # Writes that also update the cache.
 
     def set_trial_param(
         self,
@@ -270,60 +236,62 @@ class PatientStorage(BaseStorage):
         self._write(
             trial_id, self.inner.set_trial_param, param_name, param_value_internal, distribution
         )
-        own = self._own.get(trial_id)
-        if own is not None and param_name not in own.params:  # a database keeps the first value
-            own.params[param_name] = distribution.to_external_repr(param_value_internal)
-            own.distributions[param_name] = distribution
-
-    def get_trial_id_from_study_id_trial_number(self, study_id: int, trial_number: int) -> int:
-        return self._do(self.inner.get_trial_id_from_study_id_trial_number, study_id, trial_number)
-
-    def get_trial_number_from_id(self, trial_id: int) -> int:
-        return self._do(self.inner.get_trial_number_from_id, trial_id)
-
-    def get_best_trial(self, study_id: int) -> FrozenTrial:
-        return self._do(self.inner.get_best_trial, study_id)
+        cached = self._cached_trials.get(trial_id)
+        # A database keeps the first value.
+        if cached is not None and param_name not in cached.params:
+            cached.params[param_name] = distribution.to_external_repr(param_value_internal)
+            cached.distributions[param_name] = distribution
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         self._write(trial_id, self.inner.set_trial_intermediate_value, step, intermediate_value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.intermediate_values[step] = intermediate_value
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.intermediate_values[step] = intermediate_value
 
-    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+    def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:
         self._write(trial_id, self.inner.set_trial_user_attr, key, value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.user_attrs[key] = _as_stored(value)
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.user_attrs[key] = _as_stored(value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         self._write(trial_id, self.inner.set_trial_system_attr, key, value)
-        if (own := self._own.get(trial_id)) is not None:
-            own.system_attrs[key] = _as_stored(value)
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            cached.system_attrs[key] = _as_stored(value)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        if (own := self._own.get(trial_id)) is not None:
-            return _copy(own)  # saves a query of milliseconds
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            return _copy(cached)  # saves a query of milliseconds
         return self._do(self.inner.get_trial, trial_id)
 
-    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
-        if (own := self._own.get(trial_id)) is not None:
-            return dict(own.system_attrs)
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
+        if (cached := self._cached_trials.get(trial_id)) is not None:
+            return dict(cached.system_attrs)
         return self._do(self.inner.get_trial_system_attrs, trial_id)
 
-    def get_trial_user_attrs(self, trial_id: int) -> dict[str, Any]:
-        return self._do(self.inner.get_trial_user_attrs, trial_id)
+    # All other operations are forwarded.
 
-    def get_all_trials(
-        self, study_id: int, deepcopy: bool = True, states: Any = None
-    ) -> list[FrozenTrial]:
-        return self._do(self.inner.get_all_trials, study_id, deepcopy, states)
+    create_new_study = _forwarded(BaseStorage.create_new_study, retry=False)  # runs create none
+    delete_study = _forwarded(BaseStorage.delete_study, retry=False)
+    remove_session = _forwarded(BaseStorage.remove_session, retry=False)
+    set_study_user_attr = _forwarded(BaseStorage.set_study_user_attr)
+    set_study_system_attr = _forwarded(BaseStorage.set_study_system_attr)
+    get_study_id_from_name = _forwarded(BaseStorage.get_study_id_from_name)
+    get_study_name_from_id = _forwarded(BaseStorage.get_study_name_from_id)
+    get_study_directions = _forwarded(BaseStorage.get_study_directions)
+    get_study_user_attrs = _forwarded(BaseStorage.get_study_user_attrs)
+    get_study_system_attrs = _forwarded(BaseStorage.get_study_system_attrs)
+    get_all_studies = _forwarded(BaseStorage.get_all_studies)
+    get_all_trials = _forwarded(BaseStorage.get_all_trials)
+    get_best_trial = _forwarded(BaseStorage.get_best_trial)
+    get_trial_user_attrs = _forwarded(BaseStorage.get_trial_user_attrs)
+    get_trial_number_from_id = _forwarded(BaseStorage.get_trial_number_from_id)
+    get_trial_id_from_study_id_trial_number = _forwarded(
+        BaseStorage.get_trial_id_from_study_id_trial_number
+    )
 
-    def remove_session(self) -> None:
-        self.inner.remove_session()
 
-
-def _as_stored(value: Any) -> Any:
+def _as_stored(value: object) -> object:
     """Return the value as a database returns it, after a JSON round trip."""
     return json.loads(json.dumps(value))
 

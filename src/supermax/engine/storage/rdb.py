@@ -20,6 +20,7 @@ from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax._util.text import masked
@@ -125,7 +126,7 @@ def enable_keepalives(storage: RDBStorage) -> None:
     engine.dispose()  # existing connections lack the settings
 
 
-def _set_keepalives(_: Any, __: Any, ___: Any, parameters: dict[str, Any]) -> None:
+def _set_keepalives(_: object, __: object, ___: object, parameters: dict[str, object]) -> None:
     for name, value in _LIBPQ.items():
         parameters.setdefault(name, value)
 
@@ -158,7 +159,7 @@ def create_trial(
     return trial
 
 
-def _created(session: Any, study_id: int, creation: str) -> Any:
+def _created(session: Session, study_id: int, creation: str) -> models.TrialModel | None:
     """Return the trial with this `CREATION` attribute; None: there is none."""
     attribute = models.TrialSystemAttributeModel
     return (
@@ -179,8 +180,10 @@ def take_trial(backend: RDBStorage, trial_id: int, claim: str) -> bool:
         waiting = session.query(models.TrialModel).filter(
             models.TrialModel.trial_id == trial_id, models.TrialModel.state == TrialState.WAITING
         )
-        taken: dict[Any, Any] = {"state": TrialState.RUNNING, "datetime_start": datetime.now()}
-        if waiting.update(taken, synchronize_session=False):
+        if waiting.update(
+            {"state": TrialState.RUNNING, "datetime_start": datetime.now()},
+            synchronize_session=False,
+        ):
             backend._set_trial_attr_without_commit(
                 session, models.TrialSystemAttributeModel, trial_id, CLAIM, claim
             )

@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypedDict, cast
 
 from supermax._util.files import make_folder, make_private, open_private, tighten, write_whole
 from supermax.engine.storage.patience import Patience, Subject
@@ -42,6 +42,54 @@ _OWN = re.compile(
     r"lock|trials|tracking|old-\d+|(run|status)\.json|(keeper|fork_server)\.log|\.(run|status)\.json\..*"
 )
 """Names of the files and folders that a run creates in its folder."""
+
+RelativeParams = dict[str, tuple[str, float]]
+"""Parameters by name: the distribution as JSON text, and the value in its internal form."""
+
+
+class RunFile(TypedDict, total=False):
+    """Content of run.json."""
+
+    format: int
+    identity: str
+    claim: str
+    study: str
+    storage: str
+
+
+class LedgerEntry(TypedDict, total=False):
+    """Line of a ledger: a launch, a fault with the decision on it, a stop, or the reason why the
+    cell was not used again."""
+
+    at: float
+    """time.time() of the entry."""
+    launch: int
+    """Number of the attempt that starts."""
+    cell: int
+    reserved: int
+    plan: dict[str, object]
+    where: str
+    why: str
+    attempt: int
+    """Number of the attempt that had the fault, or left its cell unclean."""
+    fault: dict[str, Any]
+    """Fields of Fault."""
+    decision: str
+    """Decision for people; the next three are its data."""
+    again: bool
+    replanned: bool
+    blocking: bool
+    exit_code: int | None
+    signal: int | None
+    seconds: float
+    last_step: int | None
+    peak_rss: int | None
+    kernel_oom_kills: int
+    traceback: str | None
+    log_tail: str
+    stopped: int
+    """Number of the attempt that ended with its run."""
+    unclean: str
 
 
 class TrialFolder:
@@ -61,14 +109,15 @@ class TrialFolder:
         self._outcome = path / "outcome.json"
         self._curve = path / "curve.jsonl"
 
-    def append(self, record: dict[str, Any]) -> None:
+    def append(self, entry: LedgerEntry) -> None:
         """Append a line to the ledger, and sync it to disk."""
-        line = json.dumps({**record, "at": round(time.time(), 3)})
+        line = json.dumps({**entry, "at": round(time.time(), 3)})
         self._write(lambda: append_line(self._ledger, line))
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[LedgerEntry]:
         """Return the lines of the ledger, without lines that a crash has torn."""
-        return [record for record in read_lines(self._ledger) if isinstance(record, dict)]
+        lines = [line for line in read_lines(self._ledger) if isinstance(line, dict)]
+        return cast(list[LedgerEntry], lines)
 
     def append_report(self, attempt: int, step: int, value: float) -> None:
         """Append a report without syncing: it survives a crash of the process, not of the
@@ -81,7 +130,7 @@ class TrialFolder:
         earlier attempts from its step on."""
         curve: dict[int, float] = {}
         latest = 0
-        for attempt, step, value in read_lines(self._curve):
+        for attempt, step, value in cast(list[tuple[int, int, float]], read_lines(self._curve)):
             if attempt > latest:
                 curve = {s: v for s, v in curve.items() if s < step}
                 latest = attempt
@@ -99,11 +148,11 @@ class TrialFolder:
         except (OSError, ValueError, TypeError):
             return None
 
-    def write_drawn(self, drawn: dict[str, Any]) -> None:
+    def write_relative_params(self, drawn: RelativeParams) -> None:
         text = json.dumps(drawn)
         self._write(lambda: write_whole(self._drawn, text))
 
-    def drawn(self) -> dict[str, Any] | None:
+    def relative_params(self) -> RelativeParams | None:
         try:
             drawn = json.loads(self._drawn.read_text())
         except (OSError, ValueError):
@@ -201,7 +250,7 @@ class StudyFolder:
             if path.lstat().st_mode & 0o077:
                 tighten(path)
 
-    def _move_aside(self, known: dict[str, Any], about: dict[str, str]) -> None:
+    def _move_aside(self, known: RunFile, about: dict[str, str]) -> None:
         if known.get("format", FORMAT) > FORMAT:
             raise UserError(
                 f"The run folder {self.path} was written by a newer Supermax (format "
@@ -222,7 +271,7 @@ class StudyFolder:
             if item.exists():
                 item.rename(target / item.name)
 
-    def _known(self) -> dict[str, Any] | None:
+    def _known(self) -> RunFile | None:
         """Return the content of run.json; None: there is none; {}: it cannot be read."""
         if not self._run.exists():
             return None
@@ -230,7 +279,7 @@ class StudyFolder:
             known = json.loads(self._run.read_text())
         except ValueError:
             return {}
-        return known if isinstance(known, dict) else {}
+        return cast(RunFile, known) if isinstance(known, dict) else {}
 
 
 def append_line(path: Path, line: str, *, sync: bool = True) -> None:
@@ -244,7 +293,7 @@ def append_line(path: Path, line: str, *, sync: bool = True) -> None:
             os.fsync(file.fileno())
 
 
-def read_lines(path: Path) -> list[Any]:
+def read_lines(path: Path) -> list[object]:
     """Return the values of a JSON Lines file, without lines that a crash has torn."""
     try:
         text = path.read_text(errors="replace")
@@ -257,9 +306,9 @@ def read_lines(path: Path) -> list[Any]:
     return lines
 
 
-def _ends_with_newline(file: Any) -> bool:
+def _ends_with_newline(file: IO[bytes]) -> bool:
     file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) == b"\n")
+    return file.read(1) == b"\n"
 
 
 def new_identity() -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import BaseStorage, RDBStorage
+from sqlalchemy.engine import URL, Engine
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.pool import PoolProxiedConnection
+from sqlalchemy.util import asbool
 
 
 def is_sqlite(storage: BaseStorage) -> bool:
@@ -25,19 +29,24 @@ def database_file(storage: BaseStorage) -> Path | None:
     if not isinstance(storage, RDBStorage) or not is_sqlite(storage):
         return None
     engine = storage.engine
-    args, options = engine.dialect.create_connect_args(engine.url)
     with contextlib.suppress(sqlalchemy.exc.SQLAlchemyError):
         if _pooled(engine):
             with engine.connect() as connection:
                 row = connection.exec_driver_sql("PRAGMA database_list").first()
                 return Path(row[2]) if row and row[2] else None
-    name = str(args[0]) if args else ""
-    if ":memory:" in name or not name or options.get("mode") == "memory":
-        return None
-    return Path(name.removeprefix("file:").partition("?")[0]).absolute()
+    return file_of_url(engine.url)
 
 
-def _pooled(engine: Any) -> bool:
+def file_of_url(url: URL) -> Path | None:
+    """Return the file of an SQLite URL, with links unresolved; None: in memory."""
+    name = url.database or ""
+    if asbool(url.query.get("uri", False)) and name.startswith("file:"):
+        # file:x, file:/x or file:///x, as SQLite reads them
+        name = "" if url.query.get("mode") == "memory" else unquote(urlsplit(name).path)
+    return Path(name).absolute() if name and not name.startswith(":memory:") else None
+
+
+def _pooled(engine: Engine) -> bool:
     """Return whether a connection is open: a new one would create a deleted file again."""
     checked_in = getattr(engine.pool, "checkedin", lambda: 0)
     return bool(checked_in() > 0)
@@ -56,7 +65,7 @@ def use_wal(storage: RDBStorage) -> None:
         _set_wal(opened.connection, None)
 
 
-def _set_wal(connection: Any, _: object) -> None:
+def _set_wal(connection: DBAPIConnection | PoolProxiedConnection, _: object) -> None:
     cursor = connection.cursor()
     with contextlib.suppress(Exception):
         cursor.execute("PRAGMA journal_mode=WAL")

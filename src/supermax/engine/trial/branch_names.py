@@ -18,7 +18,7 @@ class Names:
     """Map from a parameter's name and distribution to its name in storage, built from the trials
     of the study."""
 
-    def __init__(self, trials: Iterable[FrozenTrial] = ()) -> None:
+    def __init__(self, trials: Iterable[FrozenTrial]) -> None:
         self._known: dict[str, BaseDistribution] = {}
         for trial in trials:
             for stored, distribution in trial.distributions.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from supermax.engine.trial.outcome import COMPLETE, RAISED, Outcome, Raised, describe
@@ -51,7 +51,7 @@ class KilledFor(StrEnum):
     TIMEOUT = "timeout"
     STALL = "stall"
     STOP = "stop"
-    MUTE = "mute"
+    DISCONNECTED = "disconnected"
 
 
 # Signals that come from a person, a scheduler or the kernel's memory killer, never from a bug.
@@ -117,7 +117,7 @@ def classify(evidence: Evidence) -> Fault | None:
     """
     outcome = evidence.outcome
     if outcome is None:
-        return _fault_without_outcome(evidence)
+        return replace(_fault_without_outcome(evidence), fresh_cell=evidence.fresh_cell)
     if outcome.state == RAISED and outcome.raised is not None:
         return _fault_of_exception(outcome.raised, evidence)
     if outcome.state == COMPLETE:
@@ -235,7 +235,6 @@ def _fault_without_outcome(evidence: Evidence) -> Fault:
     """Classify an attempt whose process ended, or was killed, before it wrote an outcome."""
     if (fault := _killed_by_supermax(evidence)) is not None:
         return fault
-    fresh = evidence.fresh_cell
     if evidence.coordinator_lost:
         return Fault(
             Kind.COORDINATOR_LOST,
@@ -243,7 +242,6 @@ def _fault_without_outcome(evidence: Evidence) -> Fault:
             "The run ended while this trial was running.",
             "Nothing to do: the next run resumes the trial.",
             "coordinator",
-            fresh,
         )
     allocation_failed = _contains(evidence.log_tail.lower(), _LIBRARY_FULL)
     if evidence.signum in (None, *_SELF_INFLICTED) and allocation_failed:
@@ -253,7 +251,6 @@ def _fault_without_outcome(evidence: Evidence) -> Fault:
             "A library aborted the process because a memory allocation failed.",
             _LESS_MEMORY,
             "library oom",
-            fresh,
         )
     if evidence.signum is not None:
         return _fault_of_signal(evidence, evidence.signum)
@@ -263,13 +260,11 @@ def _fault_without_outcome(evidence: Evidence) -> Fault:
         f"The process exited with code {evidence.exit_code} before the objective returned.",
         "Something called os._exit or similar; the end of the log may show what.",
         f"exit {evidence.exit_code}",
-        fresh,
     )
 
 
 def _killed_by_supermax(evidence: Evidence) -> Fault | None:
     """Return the fault for which Supermax killed the cell; None: it did not."""
-    fresh = evidence.fresh_cell
     if evidence.killed_for is KilledFor.TIMEOUT:
         return Fault(
             Kind.TIMEOUT,
@@ -277,7 +272,6 @@ def _killed_by_supermax(evidence: Evidence) -> Fault | None:
             f"The trial ran for {evidence.seconds:.1f} s; the limit is {evidence.limit:g} s.",
             "Raise trial_timeout, or restrict the space to faster configurations.",
             "timeout",
-            fresh,
         )
     if evidence.killed_for is KilledFor.STALL:
         return Fault(
@@ -287,9 +281,8 @@ def _killed_by_supermax(evidence: Evidence) -> Fault | None:
             "The end of the log shows the stack of the hang. Raise stall_timeout if the trial is "
             "just slow.",
             "stall",
-            fresh,
         )
-    if evidence.killed_for is KilledFor.MUTE:
+    if evidence.killed_for is KilledFor.DISCONNECTED:
         return Fault(
             Kind.EXIT,
             Culprit.CONFIGURATION_OR_CODE,
@@ -297,7 +290,6 @@ def _killed_by_supermax(evidence: Evidence) -> Fault | None:
             "Something in the objective closes or writes to file descriptors that it did not "
             "open.",
             "mute",
-            fresh,
         )
     return None
 
@@ -308,7 +300,6 @@ def _contains(text: str, parts: Iterable[str]) -> bool:
 
 def _fault_of_signal(evidence: Evidence, signum: int) -> Fault:
     name = signal_name(signum)
-    fresh = evidence.fresh_cell
     if signum == signal.SIGKILL and evidence.oom_kills > 0:
         return Fault(
             Kind.HOST_OOM,
@@ -316,7 +307,6 @@ def _fault_of_signal(evidence: Evidence, signum: int) -> Fault:
             "The kernel's OOM killer ended the process.",
             _LESS_MEMORY,
             "kernel oom",
-            fresh,
         )
     if signum in _FROM_OUTSIDE:
         return Fault(
@@ -325,7 +315,6 @@ def _fault_of_signal(evidence: Evidence, signum: int) -> Fault:
             f"The process was ended by {name}, which Supermax did not send.",
             "Check for a person, a scheduler or a memory guard that ends processes.",
             name,
-            fresh,
         )
     return Fault(
         Kind.SIGNAL,
@@ -333,7 +322,6 @@ def _fault_of_signal(evidence: Evidence, signum: int) -> Fault:
         f"The process died of {name}.",
         "The end of the log shows the Python stack of the crash.",
         name,
-        fresh,
     )
 
 

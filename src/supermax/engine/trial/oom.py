@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 from supermax._util import system
 
@@ -62,7 +62,7 @@ def _memory_state(message: str, match: re.Match[str]) -> OomDetails | None:
     return OomDetails(requested, data, data, limit if limit != resource.RLIM_INFINITY else None)
 
 
-def _device_state(torch: Any, requested: int) -> OomDetails | None:
+def _device_state(torch: ModuleType, requested: int) -> OomDetails | None:
     try:
         total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         share = torch.cuda.get_per_process_memory_fraction()

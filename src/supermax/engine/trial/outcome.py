@@ -6,7 +6,7 @@ import math
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, SupportsFloat, cast
 
 from supermax._util.text import masked, masked_addresses
 from supermax.engine.trial.oom import OomDetails
@@ -51,20 +51,17 @@ class Outcome:
     device_allocated: int | None = None
     device_reserved: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Outcome:
-        raised = fields.get("raised")
-        values = fields.get("values")
-        return cls(
-            **{
-                **fields,
-                "raised": _raised(raised) if raised else None,
-                "values": tuple(values) if values is not None else None,
-            }
-        )
+        values, raised = fields.get("values"), fields.get("raised")
+        if raised:
+            oom = raised.get("shortage")
+            raised = Raised(**{**raised, "shortage": OomDetails(**oom) if oom else None})
+        values = tuple(values) if values is not None else None
+        return cls(**{**fields, "values": values, "raised": raised or None})
 
     @property
     def diverged(self) -> bool:
@@ -72,22 +69,17 @@ class Outcome:
         return self.values is not None and not all(math.isfinite(v) for v in self.values)
 
 
-def _raised(fields: dict[str, Any]) -> Raised:
-    oom = fields.get("shortage")
-    return Raised(**{**fields, "shortage": OomDetails(**oom) if oom else None})
-
-
 class NoNumber(TypeError):
     """Raised for a result that is neither a number nor a sequence of numbers."""
 
 
-def as_values(result: Any) -> tuple[float, ...]:
+def as_values(result: object) -> tuple[float, ...]:
     """Return the objective's result as a tuple of floats, as Optuna converts it."""
     parts = result if isinstance(result, Sequence) and not isinstance(result, str) else [result]
     values = []
     for part in parts:
         try:
-            values.append(float(part))
+            values.append(float(cast(SupportsFloat, part)))
         except (TypeError, ValueError) as error:
             what = f"a {type(part).__name__}" if part is not None else "None"
             raise NoNumber(
@@ -97,7 +89,9 @@ def as_values(result: Any) -> tuple[float, ...]:
     return tuple(values)
 
 
-def describe(error: BaseException, objective: Any = None, oom: OomDetails | None = None) -> Raised:
+def describe(
+    error: BaseException, objective: object = None, oom: OomDetails | None = None
+) -> Raised:
     """Return an exception as data, without the package's own frames on top.
 
     `objective` gives the place for an exception without frames. `oom`: memory when it was raised.
@@ -137,7 +131,7 @@ def _violation(error: Infeasible) -> float:
     return value if 0 < value < math.inf else 1.0
 
 
-def _definition(objective: Any) -> str:
+def _definition(objective: object) -> str:
     """Return file:line of the objective's definition, for one that could not be called."""
     code = getattr(objective, "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else "?"

@@ -206,7 +206,8 @@ def _files(about: About, trial: TrialRecord, faults: Sequence[FaultRecord]) -> d
 def _ledger(trial: TrialRecord) -> Iterator[dict[str, Any]]:
     """Yield launches, faults and stops, without output and tracebacks, which stay in the run
     folder."""
-    for line in trial.folder.records():
+    for entry in trial.folder.records():
+        line: dict[str, Any] = dict(entry)
         kept = {name: line[name] for name in _LEDGER_FIELDS if line.get(name) is not None}
         if isinstance(fault := line.get("fault"), dict):
             kept["fault"] = {name: fault.get(name) for name in ("kind", "culprit")}
