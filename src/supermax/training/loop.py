@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
 from supermax.training.checkpoint import (
+    Checkpoint,
     Saver,
     copied,
-    on_cpu,
     random_states,
     restore_random,
 )
@@ -138,7 +138,7 @@ def train(
         epochs=state.epoch,
         curve=state.curve,
         evaluation=final,
-        weights=on_cpu(best),
+        weights=copied(best, {}, on_host=True),
         seconds=clock() - started,
         samples_per_second=throughput.overall(prepared.executor.capture_seconds),
     )
@@ -172,8 +172,7 @@ def train_without_validation(
                 on_epoch(state.epoch, loss)
     finally:
         checkpoints.wait()  # a retry after an error writes to the same file
-    weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
-    return weights
+    return copied(prepared.model.state_dict(), {}, on_host=True)
 
 
 def _finish_epoch(prepared: Prepared, state: State, evaluation: Evaluation) -> bool:
@@ -304,7 +303,7 @@ class _Checkpoints:
             self._saver.wait()
 
 
-def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> Checkpoint:
     return {
         "loop": asdict(state),
         "model": prepared.model.state_dict(),
@@ -315,7 +314,7 @@ def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -
     }
 
 
-def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str, torch.Tensor]]:
+def _restore(prepared: Prepared, saved: Checkpoint) -> tuple[State, dict[str, torch.Tensor]]:
     prepared.model.load_state_dict(saved["model"])
     prepared.step.load_state(saved["step"])
     restore_random(saved["random"])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,8 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import Tokens
 from supermax.training.models.assembly import Model
 from supermax.training.models.attention import without_cudnn_attention
-from supermax.training.models.encoders import load_encoder
-from supermax.training.models.encoders import prepared_config as prepared_config
-from supermax.training.models.sources import Source
-from supermax.training.optim.optimizers import make_optimizer, parameter_groups
-from supermax.training.prepare import encoders_of, make_executor
+from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.prepare import encoders_of, make_executor, make_step
 from supermax.training.steps.base import EagerStep, Execution, autocast, on
 from supermax.training.steps.batches import collate
 from supermax.training.steps.executors import Epoch
@@ -84,18 +80,12 @@ def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
 def _build_step(config: Config, execution: Execution) -> EagerStep:
     dropouts = config.encoder.dropout, config.encoder.attention_dropout
     with torch.device(execution.device):  # initialising on the device is faster
-        encoders = [_encoder(source, dropouts) for source in encoders_of(config)]
+        encoders = [
+            load_encoder(source, prepared_config(source, *dropouts))
+            for source in encoders_of(config)
+        ]
         model = Model(config, encoders, classes=2)
-    model.to(execution.device)
-    if execution.checkpoint_activations:
-        model.checkpoint_activations()
-    groups = parameter_groups(model, config.optim, model.layers_above())
-    optimizer = make_optimizer(groups, config.optim, execution.device)
-    return EagerStep(model, optimizer, config, None, execution)
-
-
-def _encoder(source: Source, dropouts: tuple[float | None, float | None]) -> Any:
-    return load_encoder(source, prepared_config(source, *dropouts))
+    return make_step(model.to(execution.device), None, config, execution)
 
 
 def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:

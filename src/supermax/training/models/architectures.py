@@ -5,24 +5,24 @@ The values of full-size ones are those of the published checkpoints' config file
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from transformers import AutoConfig, PretrainedConfig
 
 from supermax._util.attributes import UNTRAINED
 
-_LARGE: dict[str, Any] = {
+_LARGE = {
     "hidden_size": 1024,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
     "intermediate_size": 4096,
 }
-_ROBERTA: dict[str, Any] = {
+_ROBERTA = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
     "layer_norm_eps": 1e-5,
 }
-_DEBERTA_V3: dict[str, Any] = {
+_DEBERTA_V3: dict[str, object] = {
     "vocab_size": 128_100,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -38,7 +38,7 @@ _DEBERTA_V3: dict[str, Any] = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-7,
 }
-FULL: dict[str, tuple[str, dict[str, Any]]] = {
+FULL: dict[str, tuple[str, Mapping[str, object]]] = {
     "bert-base-uncased": ("bert", {}),
     "bert-large-uncased": ("bert", _LARGE),
     "roberta-base": ("roberta", {"vocab_size": 50_265, **_ROBERTA}),
@@ -68,7 +68,7 @@ FULL: dict[str, tuple[str, dict[str, Any]]] = {
     "answerdotai/ModernBERT-base": ("modernbert", {}),
     "distilbert-base-uncased": ("distilbert", {}),
 }
-_SMALL: dict[str, Any] = {
+_SMALL = {
     "vocab_size": 2048,
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -82,7 +82,7 @@ _SMALL: dict[str, Any] = {
     "sep_token_id": 3,
 }
 _SMALL_MODERN = {**_SMALL, "local_attention": 32}
-TINY: dict[str, tuple[str, dict[str, Any]]] = {
+TINY: dict[str, tuple[str, Mapping[str, object]]] = {
     "tiny": ("modernbert", _SMALL_MODERN),
     "tiny-bert": ("bert", _SMALL),
     "tiny-roberta": ("roberta", {**_ROBERTA, **_SMALL}),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -15,6 +16,9 @@ from supermax.training.config import Config
 from supermax.training.models.encoders import depth_of, freeze, layer_list
 from supermax.training.models.heads import Fusion, Pooling, head
 from supermax.training.models.packing import Packing, can_pack, packed_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ class Outputs:
 class Encoder(nn.Module):
     """Encoder that is given token types only if it uses them, and sequences packed or padded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         accepts = inspect.signature(model.forward).parameters
         config = model.config
-        self.size: int = config.hidden_size  # type: ignore[union-attr,assignment]
+        self.size: int = config.hidden_size
         type_count = getattr(config, "type_vocab_size", 0) or 0
         self.takes_types = "token_type_ids" in accepts and type_count > 1
         self.packs = can_pack(model)

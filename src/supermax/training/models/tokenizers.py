@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenizers import (
     Tokenizer,
@@ -25,10 +25,13 @@ from supermax._util.text import in_short
 from supermax.errors import UserError
 from supermax.training.models.sources import Source
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
+def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> PreTrainedTokenizerFast:
     """Return the fast tokenizer of an encoder; for an untrained one, trained on `texts`. Raises
     UserError where there is none."""
     if source.place is not None:
@@ -50,7 +53,7 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
     return _trained_on(source, texts, cache)
 
 
-def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> Any:
+def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> PreTrainedTokenizerFast:
     digest = hashlib.sha256(str(source.config.vocab_size).encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
@@ -109,7 +112,7 @@ def _save(tokenizer: Tokenizer, path: Path) -> None:
     Path(temporary).replace(path)
 
 
-def special_ids(tokenizer: Any) -> dict[str, int | None]:
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
     """Return the special ids of the tokenizer, for the configuration of an untrained encoder."""
     return {
         "pad_token_id": tokenizer.pad_token_id,

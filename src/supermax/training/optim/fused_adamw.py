@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -72,11 +73,19 @@ def _explain(error: Exception) -> str:
     return in_short(error)
 
 
+class Kernel(Protocol):
+    """Triton kernel: indexed by its grid, it returns a launcher."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
 class FusedAdamW:
     """AdamW step with clipping. `kernel`: as in fused_adamw_kernel.py. The optimizer's state must
     exist: the kernel gets its addresses."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, copies: Bf16Copies, kernel: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, copies: Bf16Copies, kernel: Kernel
+    ) -> None:
         self._kernel, self._bf16 = kernel, copies
         groups = [group for group in optimizer.param_groups for _ in group["params"]]
         self._weights: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]

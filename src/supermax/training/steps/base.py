@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from supermax.training.config import Config
 from supermax.training.models.assembly import Model, Outputs
@@ -103,6 +104,13 @@ def loss_of(
     return torch.stack(parts).sum()
 
 
+class StepState(TypedDict):
+    """State of a step in a checkpoint."""
+
+    optimizer: StateDict
+    scaler: StateDict
+
+
 class EagerStep:
     """Forward, backward and update in eager mode: the reference for CUDA graphs.
 
@@ -166,7 +174,7 @@ class EagerStep:
         norm = nn.utils.get_total_norm(gradients).float()  # the kernel reads float32 only
         self.optimizer.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0)  # type: ignore[attr-defined]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StepState:
         """Return the state of optimizer and scaler, the same for eager and captured steps."""
         optimizer = self.optimizer.state_dict()
         groups = [
@@ -176,13 +184,13 @@ class EagerStep:
         optimizer = {**optimizer, "param_groups": groups}
         return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
-    def can_load(self, state: dict[str, Any]) -> bool:
+    def can_load(self, state: StepState) -> bool:
         """Return whether a saved state has this optimizer's parameter groups. Earlier versions
         grouped the parameters of two encoders of different depths differently."""
         now, then = self.optimizer.param_groups, state["optimizer"]["param_groups"]
         return [len(g["params"]) for g in now] == [len(g["params"]) for g in then]
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: StepState) -> None:
         """Load what `state` returned; the groups keep the settings of their own executor."""
         current = [
             {k: v for k, v in group.items() if k in _EXECUTION_KEYS}
@@ -200,7 +208,7 @@ learning rate is set before each update. A group's step count is not advanced by
 none of the optimizers reads it."""
 
 
-def autocast(execution: Execution) -> AbstractContextManager[Any]:
+def autocast(execution: Execution) -> AbstractContextManager[object]:
     """Return the autocast context of the precision; one that does nothing for fp32."""
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if execution.precision not in dtypes:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +49,7 @@ def schedule_epoch(
     batches: Sequence[Indices],
     data: TokenizedSplit,
     size: int,
-    weights: NDArray[Any] | None,
+    weights: NDArray[np.float32] | None,
     packed: Sequence[int | None],
 ) -> EpochSchedule:
     """Return the schedule of an epoch with `size` sequences per micro-step.
@@ -80,7 +79,7 @@ def schedule_epoch(
 
 
 def _normalisers(
-    batches: Sequence[Indices], data: TokenizedSplit, weights: NDArray[Any] | None
+    batches: Sequence[Indices], data: TokenizedSplit, weights: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """Return `losses.class_normaliser` and `span_normaliser` of all batches [batches, 2]."""
     every = data.rows(np.concatenate(batches))
