@@ -60,8 +60,6 @@ class Prepared:
     executor: StepExecutor
     schedule: Callable[[int], float]
     """Factor of the learning rate, by update."""
-    weights: Tensor | None
-    """Weights of the classes in the loss; None: all are equal."""
     train: TokenizedSplit
     validation: TokenizedSplit
     pads: tuple[int, ...]
@@ -74,14 +72,10 @@ class Prepared:
     """1 if a higher objective is better, else -1."""
     seed: int
 
-    def evaluate(self, data: TokenizedSplit | None = None) -> Evaluation:
-        """Evaluate the model on `data`, the validation split by default.
-
-        The model is left in evaluation mode.
-        """
-        passes = self.config.train.epochs if data is None else 1
-        data = data or self.validation
-        return evaluation_of(self.executor.run_inference(data, passes), self.config, data)
+    def evaluate(self) -> Evaluation:
+        """Evaluate the model on the validation split and leave it in evaluation mode."""
+        outputs = self.executor.run_inference(self.validation, self.config.train.epochs)
+        return evaluation_of(outputs, self.config, self.validation)
 
 
 def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
@@ -152,7 +146,6 @@ def prepare(
         step=step,
         executor=make_executor(step, train_data, pads),
         schedule=make_schedule(config.schedule, updates),
-        weights=weights,
         train=train_data,
         validation=validation_data,
         pads=pads,

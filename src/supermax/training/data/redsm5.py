@@ -202,20 +202,11 @@ _STATUS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 in columns w
 def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span | None:
     if not post or not text:
         return None
-    if post not in reading.texts:
-        if not reading.located:
-            return None
-        mistakes.append(f"its post is not in {POSTS}")
-        return None
-    whole = reading.texts[post]
-    if not whole:
-        if not reading.located:
-            return None
-        mistakes.append("its post has no text")
-        return None
-    span = locate(whole, text)
+    whole = reading.texts.get(post)
+    span = locate(whole, text) if whole else None
     if span is None and reading.located:
-        mistakes.append(_NOT_THERE)
+        missing = f"its post is not in {POSTS}" if whole is None else "its post has no text"
+        mistakes.append(_NOT_THERE if whole else missing)
     return span
 
 

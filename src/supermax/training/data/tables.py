@@ -132,10 +132,9 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     if len(reading.bad.found) > before:
         return None
     name = given or f"{reading.file}:{row.line}"
-    question = cells.get("question", "")
-    example = Example(name, group, text, question, None, spans)
+    example = Example(name, group, text, cells.get("question", ""), None, spans)
     part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
-    return _Draft(example, cells.get("label", "").strip(), part)
+    return _Draft(example, label, part)
 
 
 def _cell(row: Row, column: str) -> str:

@@ -81,7 +81,7 @@ class Normalisers:
 
 def batch_normalisers(labels: Tensor, starts: Tensor, weights: Tensor | None) -> Normalisers:
     """Return the divisors for an effective batch; `weights` are those of the classes."""
-    return Normalisers(class_normaliser(labels, weights), span_normaliser(starts, starts))
+    return Normalisers(class_normaliser(labels, weights), span_normaliser(starts))
 
 
 def loss_of(
