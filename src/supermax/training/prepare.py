@@ -51,8 +51,6 @@ DEFAULT_METRIC = {
 
 @dataclass
 class Prepared:
-    """Trial that is ready to be trained."""
-
     config: Config
     execution: Execution
     model: Model

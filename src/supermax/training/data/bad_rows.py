@@ -20,8 +20,6 @@ _MANY = 0.1
 
 @dataclass(frozen=True)
 class BadRow:
-    """Mistake in one row."""
-
     file: str
     line: int
     what: str

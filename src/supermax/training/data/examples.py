@@ -79,6 +79,5 @@ class Corpus:
         return self.only(lambda example: example.group in kept)
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
-        """Keep some of the examples."""
         classes, spans = (tuple(filter(wanted, each)) for each in (self.classes, self.spans))
         return replace(self, classes=classes, spans=spans)

@@ -135,8 +135,6 @@ def _files(folder: Path, bad: BadRows) -> tuple[Rows, Rows]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """State of reading the annotations of a file."""
-
     file: str
     bad: BadRows
     located: bool = True

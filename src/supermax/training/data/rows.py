@@ -27,8 +27,6 @@ _WORDS_OF_A_TEXT = 8  # from which a value is a text and not a name
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a file."""
-
     line: int
     """First line of the row in the file, from 1."""
     values: Mapping[str, object]

@@ -31,7 +31,6 @@ class Inputs:
     packing: Packing | None = None
 
     def to(self, device: str) -> Inputs:
-        """Return the inputs on the device."""
         ids, mask, types = (
             t.to(device, non_blocking=True) for t in (self.ids, self.mask, self.types)
         )

@@ -120,7 +120,6 @@ class Bf16Copies:
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Set the gradients of the copies to None."""
         for group in self._groups:
             group.weight.grad = None
             if group.bias is not None:

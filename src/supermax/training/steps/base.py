@@ -105,8 +105,6 @@ def loss_of(
 
 
 class StepState(TypedDict):
-    """State of a step in a checkpoint."""
-
     optimizer: StateDict
     scaler: StateDict
 
@@ -230,7 +228,6 @@ def avoid_onednn(execution: Execution) -> None:
 
 
 def on(batch: Batch, device: str) -> Batch:
-    """Return the batch on the device."""
     if device == "cpu":
         return batch
     return Batch(

@@ -55,7 +55,6 @@ def by_length(lengths: NDArray[np.int64], size: int) -> list[Indices]:
 
 
 def micro_batches(batch: Indices, size: int) -> Iterator[Indices]:
-    """Yield the micro-batches of an effective batch."""
     for i in range(0, len(batch), size):
         yield batch[i : i + size]
 
