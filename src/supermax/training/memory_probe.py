@@ -19,7 +19,7 @@ from supermax.training.models.assembly import Model
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.prepare import encoders_of, make_executor, make_step
-from supermax.training.steps.base import EagerStep, Execution, autocast, on
+from supermax.training.steps.base import EagerStep, Execution, autocast
 from supermax.training.steps.batches import collate
 from supermax.training.steps.executors import Epoch
 
@@ -72,7 +72,7 @@ def probe(
 def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
     """Evaluate one sequence: evaluation cannot reuse the memory pool of captured CUDA graphs."""
     step.model.eval()
-    batch = on(collate(data.views, (0,) * len(data.views), data.chosen[:1]), step.execution.device)
+    batch = collate(data.views, (0,) * len(data.views), data.chosen[:1]).to(step.execution.device)
     with torch.inference_mode(), without_cudnn_attention(), autocast(step.execution):
         step.model(*batch.inputs)
 
@@ -99,8 +99,7 @@ def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
     ones, random = np.ones(count, dtype=np.int64), np.random.Generator(np.random.PCG64(0))
     views = []
     for encoder in model.encoders:
-        vocabulary = int(encoder.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
-        ids = random.integers(5, vocabulary, begin[-1])
+        ids = random.integers(5, encoder.model.config.vocab_size, begin[-1])
         no_offsets = np.full((len(ids), 2), -1)
         views.append(Tokens(ids, begin, lengths, ones - 1, ones, ones, ones, no_offsets))
     return TokenizedSplit((), tuple(views), np.arange(count))

@@ -27,7 +27,7 @@ from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
-from supermax.training.optim.fused_adamw import keep_in
+from supermax.training.optim.fused_adamw import cache_kernels_in
 from supermax.training.optim.losses import class_weights
 from supermax.training.optim.optimizers import make_optimizer, parameter_groups
 from supermax.training.optim.schedules import make_schedule
@@ -135,7 +135,7 @@ def prepare(
     updates = -(-len(train_data.chosen) // config.train.effective_batch) * config.train.epochs
     COMPILER.folder = cache / "compiled"
     if execution.device.startswith("cuda"):
-        keep_in(COMPILER.folder / "triton")
+        cache_kernels_in(COMPILER.folder / "triton")
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Prepared(
         config=config,

@@ -7,6 +7,7 @@ Inputs ──encoder──▶ states ──pooling──▶ class head ──▶
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,20 +81,26 @@ class Encoder(nn.Module):
         return states
 
 
+class _Encoders(nn.ModuleList):
+    if TYPE_CHECKING:  # torch knows of its elements only that they are modules
+
+        def __iter__(self) -> Iterator[Encoder]: ...
+
+
 class Model(nn.Module):
     """One encoder, or two whose outputs are fused; one head or two."""
 
     def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
         super().__init__()
-        self.encoders = nn.ModuleList(Encoder(encoder) for encoder in encoders)
+        self.encoders = _Encoders(Encoder(encoder) for encoder in encoders)
         for encoder in encoders:
             freeze(encoder, config.encoder.frozen_layers)
         sizes = [encoder.size for encoder in self.encoders]
-        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)  # type: ignore[arg-type]
-        size: int = sizes[0]  # type: ignore[assignment]
+        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)
+        size = sizes[0]
         self.fusion: Fusion | None = None
         if len(encoders) == 2:
-            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])  # type: ignore[arg-type]
+            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])
             size = config.fusion.width
         has_classes = config.agent in ("criteria", "share", "joint")
         has_spans = config.agent in ("evidence", "share", "joint")
@@ -122,16 +129,15 @@ class Model(nn.Module):
         layer, the encoder's depth for its embeddings. Parameters of heads are not included."""
         above: dict[str, int] = {}
         for i, encoder in enumerate(self.encoders):
-            model: nn.Module = encoder.model  # type: ignore[assignment]
-            layers = len(layer_list(model)[1])
-            for name, depth in depth_of(model).items():
+            layers = len(layer_list(encoder.model)[1])
+            for name, depth in depth_of(encoder.model).items():
                 above[f"encoders.{i}.model.{name}"] = layers - depth
         return above
 
     def checkpoint_activations(self) -> None:
         """Recompute activations in the backward pass: slower, with far less memory."""
         for encoder in self.encoders:
-            encoder.model.gradient_checkpointing_enable(  # type: ignore[union-attr,operator]
+            encoder.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
 

@@ -164,7 +164,8 @@ class _Rearrange(torch.autograd.Function):
     """Return source[index], with a gradient that is a gather instead of a scatter-add.
 
     torch would add up the gradients of all reads of a row. Here each row is read by at most one
-    token, given by `inverse` (-1: by none), and by padding, whose gradient is 0.
+    token, given by `inverse` (-1: by none), and by padding, whose gradient is 0: poolings, span
+    losses and NO_ROW targets mask it.
     """
 
     @staticmethod

@@ -29,8 +29,8 @@ BLOCK, WARPS = 1024, 8
 
 
 def fused(optimizer: torch.optim.Optimizer, copies: Bf16Copies) -> FusedAdamW | None:
-    """Return the fused step; None where it is not available. `why_not` then has the reason, unless
-    only this optimizer's tensors are not aligned."""
+    """Return the fused step; None where it is not available. `why_unavailable` then has the
+    reason, unless only this optimizer's tensors are not aligned."""
     global _why
     if _why is not None or not (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
         return None
@@ -53,12 +53,12 @@ _why: str | None = None
 """Reason why the kernel failed in this process, which is not tried again."""
 
 
-def why_not() -> str | None:
+def why_unavailable() -> str | None:
     """Return why the kernel cannot run in this process; None: it can, or was not tried."""
     return _why
 
 
-def keep_in(folder: Path) -> None:
+def cache_kernels_in(folder: Path) -> None:
     """Cache the compiled kernel in `folder`, unless TRITON_CACHE_DIR is set already."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 

@@ -163,8 +163,9 @@ class EagerStep:
         torch's AdamW(fused=True) divides every gradient by `optimizer.grad_scale` while it
         reads it (torch added that for GradScaler). Set to the reciprocal of clip_grad_norm_'s
         coefficient, it clips without a pass of its own that reads and writes all gradients. The
-        scale stays on the device, so nothing synchronises, and a captured step computes it anew
-        in each replay."""
+        norm is that of the whole effective batch, since `update` runs after its last micro-batch.
+        The scale stays on the device, so nothing synchronises, and a captured step computes it
+        anew in each replay."""
         if not self._scales_gradients:
             nn.utils.clip_grad_norm_(self._trained, max_norm)
             return
@@ -207,7 +208,12 @@ none of the optimizers reads it."""
 
 
 def autocast(execution: Execution) -> AbstractContextManager[object]:
-    """Return the autocast context of the precision; one that does nothing for fp32."""
+    """Return the autocast context of the precision; one that does nothing for fp32.
+
+    It is entered and left inside of a captured function. Autocast drops its cache of cast weights
+    on leaving, so every graph contains the casts that it needs, and a replay casts the current
+    weights.
+    """
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if execution.precision not in dtypes:
         return nullcontext()
@@ -225,15 +231,6 @@ def avoid_onednn(execution: Execution) -> None:
         return
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-
-
-def on(batch: Batch, device: str) -> Batch:
-    if device == "cpu":
-        return batch
-    return Batch(
-        tuple(inputs.to(device) for inputs in batch.inputs),
-        *(t.to(device, non_blocking=True) for t in (batch.labels, batch.starts, batch.ends)),
-    )
 
 
 def precision_like(wanted: str, device: str) -> str:

@@ -67,7 +67,7 @@ class CudaGraphExecutor:
         """For the compiler: with the micro-batch size in place of None."""
         self._updates = Updates(step, single_micro=self._size >= config.train.effective_batch)
         self._epochs = config.train.epochs
-        self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]  # type: ignore[arg-type]
+        self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]
         self._dataset = GpuDataset(data, eager.pads, execution.device)
         self._longest = [int(view.lengths.max()) for view in data.views]
         self._packed = [
