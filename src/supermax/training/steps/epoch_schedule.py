@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE
-from supermax.training.models.packing import pack_sequences, row_length
+from supermax.training.models.packing import pack_sequences
 from supermax.training.optim.losses import MIN_NORMALISER
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.gpu_dataset import NO_ROW
+
+_ROUND = 8  # padded lengths are multiples of this
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def count_rounded(needed: Sequence[int], times: int = 1) -> Counter[int]:
     Lengths are rounded up, but not beyond the longest: an encoder may have no positions for more.
     """
     longest = max(needed)
-    counts = Counter(min(row_length(n), longest) for n in needed)
+    counts = Counter(min(-(-n // _ROUND) * _ROUND, longest) for n in needed)
     return Counter({length: times * count for length, count in counts.items()})
 
 
