@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
@@ -73,10 +73,6 @@ class Corpus:
         for e in self.examples:
             digest.update(repr((e.group, e.text, e.question, e.label, e.spans)).encode())
         return digest.hexdigest()[:16]
-
-    def restricted_to(self, groups: Iterable[str]) -> Corpus:
-        kept = set(groups)
-        return self.only(lambda example: example.group in kept)
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
         classes, spans = (tuple(filter(wanted, each)) for each in (self.classes, self.spans))
