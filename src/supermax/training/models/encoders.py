@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -91,19 +91,15 @@ def _cache_positions(model: PreTrainedModel) -> None:
         if query_states is not None or relative_pos is not None:
             return build(stack_ref(), states, query_states, relative_pos)
         key = (states.size(-2), states.device)
-        if key not in cached and _is_capturing(states):
-            # Not cached: a tensor of a capture has no values until the graph is replayed.
-            return build(stack_ref(), states)
         if key not in cached:
+            if states.is_cuda and torch.cuda.is_current_stream_capturing():
+                # Not cached: a tensor of a capture has no values until the graph is replayed.
+                return build(stack_ref(), states)
             with torch.inference_mode(False):  # inference tensors could not be used in training
                 cached[key] = build(stack_ref(), states)
         return cached[key]
 
     stack.get_rel_pos = positions
-
-
-def _is_capturing(states: Tensor) -> bool:
-    return states.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> None:
@@ -130,7 +126,9 @@ def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _refuse_missing(source.name, report)
+    if missing := sorted(k for k in report["missing_keys"] if not k.startswith("pooler.")):
+        heading = f"The weights of '{source.name}' are not complete."
+        raise UserError(listed(f"{heading} These would be initialised randomly:", missing[:5]))
     return model
 
 
@@ -140,17 +138,6 @@ def _no_deprecation_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)
         yield
-
-
-def _refuse_missing(name: str, report: Mapping[str, Iterable[str]]) -> None:
-    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
-    if missing:
-        raise UserError(
-            listed(
-                f"The weights of '{name}' are not complete. These would be initialised randomly:",
-                sorted(missing)[:5],
-            )
-        )
 
 
 # Structure of encoders.

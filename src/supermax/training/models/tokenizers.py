@@ -4,8 +4,6 @@ split and cached on disk."""
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +18,7 @@ from tokenizers import (
     trainers,
 )
 
-from supermax._util.files import make_private
+from supermax._util.files import make_private, write_whole
 from supermax._util.text import in_short
 from supermax.errors import UserError
 from supermax.training.models.sources import Source
@@ -62,7 +60,9 @@ def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> PreTrained
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # missing or damaged: the library raises nothing more specific
         tokenizer = _train(texts, source.config.vocab_size)
-        _save(tokenizer, path)
+        # Atomically: processes that train it at the same time write the same one.
+        make_private(path.parent)
+        write_whole(path, tokenizer.to_str(pretty=True))
     has_segments = (getattr(source.config, "type_vocab_size", 0) or 0) > 1
     segments = ["token_type_ids"] if has_segments else []
     from transformers import PreTrainedTokenizerFast
@@ -101,15 +101,6 @@ def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
         special_tokens=[("[CLS]", cls), ("[SEP]", sep)],
     )
     return tokenizer
-
-
-def _save(tokenizer: Tokenizer, path: Path) -> None:
-    """Save atomically: processes that train it at the same time write the same one."""
-    make_private(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    os.close(handle)
-    tokenizer.save(temporary)
-    Path(temporary).replace(path)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:

@@ -133,7 +133,8 @@ class Compiler:
         chosen: dict[str, list[nn.Module]] = defaultdict(list)
         for encoder in model.encoders:
             key = _key(encoder.model, execution)
-            saved = _gain(encoder.model) * seconds / len(model.encoders)
+            gain = _GAINS.get(encoder.model.config.model_type, _GAIN)
+            saved = gain * seconds / len(model.encoders)
             if self._should_compile(key, execution, saved):
                 chosen[key] += _layers(encoder.model)
         if not chosen:
@@ -186,10 +187,6 @@ def pays(saved: float, missed: float, cost: float) -> bool:
     reach the cost. That loses at most `cost` against the best choice in hindsight.
     """
     return saved + missed >= cost
-
-
-def _gain(encoder: PreTrainedModel) -> float:
-    return _GAINS.get(encoder.config.model_type, _GAIN)
 
 
 def _key(encoder: PreTrainedModel, execution: Execution) -> str:

@@ -71,7 +71,7 @@ class EagerExecutor:
         self.step, self.data, self.pads = step, data, pads
         self.why_eager = why_eager
         self.capture_seconds = 0.0
-        self._most_tokens = 0
+        self.most_tokens = 0
         self._packs = [bool(encoder.packs) for encoder in step.model.encoders]
         self._weights = None if step.weights is None else step.weights.cpu()
         self._epoch = Epoch((), ())
@@ -80,10 +80,6 @@ class EagerExecutor:
     @property
     def how(self) -> str:
         return f"eager: {self.why_eager}" if self.why_eager else "eager"
-
-    @property
-    def most_tokens(self) -> int:
-        return self._most_tokens
 
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
@@ -97,7 +93,7 @@ class EagerExecutor:
         for micro_batch in micro_batches(indices, execution.micro_batch or len(indices)):
             rows = data.rows(micro_batch)
             batch = packed(collate(data.views, self.pads, rows), data.views, rows, self._packs)
-            self._most_tokens = max(self._most_tokens, *(inputs.tokens for inputs in batch.inputs))
+            self.most_tokens = max(self.most_tokens, *(inputs.tokens for inputs in batch.inputs))
             self._loss += step.micro(batch.to(execution.device), normalisers)
         step.update()
 
