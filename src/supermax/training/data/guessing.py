@@ -18,7 +18,7 @@ from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.names import is_name
-from supermax.training.data.rows import check_header, plain, read_rows
+from supermax.training.data.rows import check_header, read_rows
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -77,11 +77,7 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
         bad.settle("stop", 0, table.file)
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
-    cells = {
-        name: [plain(row.values.get(name)) or "" for row in table.rows]
-        for name in table.columns
-        if name
-    }
+    cells = {name: [row.cell(name) for row in table.rows] for name in table.columns if name}
     found = replace(guess(cells, path.name), encoding=table.encoding)
     found = replace(found, remarks=tuple(_remarks(found, cells, bad)))
     if (label := found.role("label")) is None:

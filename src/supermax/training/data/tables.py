@@ -15,7 +15,7 @@ from pathlib import Path
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
-from supermax.training.data.classes import why_no_classes
+from supermax.training.data.classes import is_number, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.files import UTF8, stem_of
@@ -121,7 +121,7 @@ class _Draft:
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
     """Return the example of a row; None if it is bad. All of its mistakes are reported."""
     columns, before = reading.columns, len(reading.bad.found)
-    cells = {role: _cell(row, column) for role, column in reading.mapped.items()}
+    cells = {role: row.cell(column) for role, column in reading.mapped.items()}
     given = cells.get("id", "").strip()
     for what, detail in _mistakes(row, cells, reading):
         reading.bad.add(reading.file, row.line, what, detail, id=given)
@@ -139,10 +139,6 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     example = Example(name, group, text, cells.get("question", ""), None, spans)
     part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
     return _Draft(example, label, part)
-
-
-def _cell(row: Row, column: str) -> str:
-    return plain(row.values.get(column)) or ""
 
 
 def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tuple[str, str]]:
@@ -216,11 +212,7 @@ def _check_labels(
 
 def _by_number(label: str) -> tuple[float, str]:
     """Return a key that sorts numbers first, in numerical order."""
-    try:
-        number = float(label)
-    except ValueError:
-        return math.inf, label
-    return (math.inf if math.isnan(number) else number), label
+    return (float(label) if is_number(label) else math.inf), label
 
 
 def _digest(text: str) -> str:
