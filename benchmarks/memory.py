@@ -45,7 +45,7 @@ from supermax.training.memory_probe import probe
 from supermax.training.models.architectures import FULL, UNTRAINED
 from supermax.training.models.sources import find
 from supermax.training.steps.base import Execution
-from supermax.training.steps.memory_limits import hold_to
+from supermax.training.steps.memory_limits import limit_memory
 
 BUDGET = 24 << 30
 BF16 = Execution(device="cuda", precision="bf16")
@@ -197,7 +197,7 @@ def _swept(config: Config, log: MeasurementLog, batch: int) -> dict[str, Any]:
                 "memory": found.need.reserved,
             }
         )
-        hold_to(execution)
+        limit_memory(execution)
         try:
             peak = probe(
                 config, execution, spec.length, micros=min(2, found.micro_batches), updates=2

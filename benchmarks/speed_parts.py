@@ -193,7 +193,7 @@ def _shape(prepared: Prepared, update: int, size: int, longest: int) -> tuple[in
     if not isinstance(prepared.executor, CudaGraphExecutor):
         return size, longest
     executor = prepared.executor
-    found, row_length = next(iter(executor._widths_of(update)))[-1], executor._packed[-1]
+    found, row_length = next(iter(executor._shapes_of(update)))[-1], executor._packed[-1]
     return (size, found) if row_length is None else (found, row_length)
 
 

@@ -14,7 +14,7 @@ from supermax.training.models import architectures
 from supermax.training.optim.optimizers import unavailable
 from supermax.training.prepare import prepare
 from supermax.training.steps.base import Execution, best_precision
-from supermax.training.steps.memory_limits import hold_to
+from supermax.training.steps.memory_limits import limit_memory
 from tests.training.corpora import Quiet, Stopped, config, corpus
 
 pytestmark = [
@@ -132,12 +132,12 @@ def test_the_device_is_found() -> None:
 def test_a_budget_of_memory_is_kept_and_lifted() -> None:
     """What needs more than a smaller card has fails as there, though this one has room."""
     budget = 1 << 30
-    hold_to(replace(GPU, memory=budget))
+    limit_memory(replace(GPU, memory=budget))
     try:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2 * budget, dtype=torch.uint8, device="cuda")
         assert torch.empty(budget // 4, dtype=torch.uint8, device="cuda").numel() == budget // 4
     finally:
         torch.cuda.empty_cache()
-        hold_to(GPU)
+        limit_memory(GPU)
     assert torch.empty(2 * budget, dtype=torch.uint8, device="cuda").numel() == 2 * budget

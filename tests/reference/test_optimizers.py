@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from supermax.training.config import OptimConfig, read_config
 from supermax.training.optim.optimizers import make_optimizer, unavailable
-from supermax.training.optim.schedules import apply
+from supermax.training.optim.schedules import set_learning_rates
 from supermax.training.steps.base import EagerStep, Execution
 
 MISSING = unavailable("cpu")
@@ -170,7 +170,7 @@ def rate_and_decay(name: str) -> tuple[float, float]:
 
 def run(one: Made, updates: int, size: float) -> None:
     for update, found in enumerate(gradients(updates, size)):
-        apply(one.optimizer, one.rates, factor(update))
+        set_learning_rates(one.optimizer, one.rates, factor(update))
         for name, gradient in found.items():
             one.of(name).grad = gradient.clone()
         one.optimizer.step()
@@ -221,7 +221,7 @@ def test_adafactor_is_that_of_transformers(name: str) -> None:
     theirs = Adafactor(groups_of(other), scale_parameter=False, relative_step=False)
     rates = [group["lr"] for group in theirs.param_groups]
     for update, found in enumerate(gradients(UPDATES, 1e-4)):
-        apply(theirs, rates, factor(update))
+        set_learning_rates(theirs, rates, factor(update))
         for n, gradient in found.items():
             getattr(other, n).grad = gradient.clone()
         theirs.step()
@@ -266,7 +266,7 @@ def test_8_bit_adamw_is_adamw_with_rounded_moments(name: str) -> None:
     large = one.of("large")
     stored = [torch.zeros(20, 256, dtype=torch.float64) for _ in range(2)]
     for update, found in enumerate(gradients(UPDATES, 1e-2)):
-        apply(one.optimizer, one.rates, factor(update))
+        set_learning_rates(one.optimizer, one.rates, factor(update))
         before, rate = large.detach().double(), RATE * factor(update)
         for n, gradient in found.items():
             one.of(n).grad = gradient.clone()
@@ -302,7 +302,7 @@ def test_clipping_as_in_torch(name: str) -> None:
     step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
     norms = []
     for update, found in enumerate(gradients(updates, 1e-3)):
-        apply(one.optimizer, step.base_rates, factor(update))
+        set_learning_rates(one.optimizer, step.base_rates, factor(update))
         for n, gradient in found.items():
             one.of(n).grad = gradient.clone()
         norms.append(nn.utils.get_total_norm([g.double() for g in found.values()]).item())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import optimization as theirs
 
 from supermax.training.config import ScheduleConfig
-from supermax.training.optim.schedules import apply, make_schedule
+from supermax.training.optim.schedules import make_schedule, set_learning_rates
 
 BASES = (1e-3, 2e-5)
 
@@ -41,7 +41,7 @@ def ours(config: ScheduleConfig, updates: int) -> list[list[float]]:
     """Return the learning rates of a trial."""
     sgd, factor, rates = optimizer(), make_schedule(config, updates), []
     for update in range(updates):
-        apply(sgd, BASES, factor(update))
+        set_learning_rates(sgd, BASES, factor(update))
         rates.append(rates_of(sgd))
     return rates
 

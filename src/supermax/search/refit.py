@@ -31,7 +31,7 @@ from supermax.training.data.splits import Splits
 from supermax.training.deploy.refit import Progress, Refit, Stage, Stages, refit_splits
 from supermax.training.deploy.refit import refit as refit_config
 from supermax.training.steps.base import Execution
-from supermax.training.steps.memory_limits import hold_to
+from supermax.training.steps.memory_limits import limit_memory
 
 
 def stored_settings(stored: object, name: str) -> Settings:
@@ -90,7 +90,7 @@ def refit_study(
     execution = memory_plan.first(_with_limit(settings, local_execution(objective.execution)))
     columns = settings.data.columns
     epochs = int(chosen.result.get("best_epoch") or config.train.epochs)
-    hold_to(execution)
+    limit_memory(execution)
     try:
         refitted = refit_config(
             config,
@@ -107,7 +107,7 @@ def refit_study(
             columns=None if columns is None else columns.model_dump(exclude_none=True),
         )
     finally:
-        hold_to(replace(execution, memory=None))
+        limit_memory(replace(execution, memory=None))
     note = refit_note(config.agent, chosen, refitted, splits, epochs)
     try:
         with explain_write_errors(record.study._storage):

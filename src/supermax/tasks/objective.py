@@ -39,7 +39,7 @@ from supermax.training.models.sources import find
 from supermax.training.prepare import INITIAL_WEIGHTS, Prepared, prepare
 from supermax.training.steps.base import Execution, best_precision
 from supermax.training.steps.compilation import COMPILER
-from supermax.training.steps.memory_limits import hold_to, in_use
+from supermax.training.steps.memory_limits import in_use, limit_memory
 
 
 def preload(*encoders: str) -> None:
@@ -103,7 +103,7 @@ class AgentObjective:
         config = self.config(self.space.sample(trial))
         plan = getattr(trial, "plan", None) or {}
         execution = apply_plan(local_execution(self.execution), plan)
-        hold_to(execution)
+        limit_memory(execution)
         before = in_use()
         reporter = self.reporter(trial)
         reporter.note(encoder=encoder_title(config), epochs=config.train.epochs)

@@ -8,70 +8,92 @@ import random
 import threading
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from supermax._util.attributes import STATE
 from supermax._util.files import open_private
+from supermax.training.steps.base import StepState
 
 
-def random_states() -> dict[str, Any]:
-    """Return the states of all random generators that a step may draw from."""
-    numpy_state = np.random.get_state()
-    states: dict[str, Any] = {
+class RandomStates(TypedDict):
+    """States of all random generators that a step may draw from."""
+
+    torch: Tensor
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, list[int], int, int, float]
+    cuda: NotRequired[list[Tensor]]
+    """One for each GPU, if CUDA was initialised."""
+
+
+class Checkpoint(TypedDict):
+    """Everything that a training resumes from."""
+
+    loop: dict[str, Any]
+    """Fields of `loop.State`."""
+    model: dict[str, Tensor]
+    step: StepState
+    best: dict[str, Tensor]
+    """Weights of the best epoch; empty while no value was finite."""
+    random: RandomStates
+    threads: int
+    """Threads of torch on the CPU."""
+
+
+def random_states() -> RandomStates:
+    numpy_state = np.random.get_state(legacy=True)
+    assert isinstance(numpy_state, tuple)
+    name, keys, position, has_gauss, gauss = numpy_state
+    states: RandomStates = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
-        "numpy": (numpy_state[0], numpy_state[1].tolist(), *numpy_state[2:]),  # type: ignore[index]
+        "numpy": (name, keys.tolist(), position, has_gauss, gauss),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
 
-def restore_random(states: dict[str, Any]) -> None:
+def restore_random(states: RandomStates) -> None:
     torch.set_rng_state(states["torch"])
-    version, internal, gauss = states["python"]
-    random.setstate((version, tuple(internal), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    random.setstate(states["python"])
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def copied(
-    weights: dict[str, torch.Tensor], into: dict[str, torch.Tensor], on_host: bool = False
-) -> dict[str, torch.Tensor]:
+    weights: dict[str, Tensor], into: dict[str, Tensor], on_host: bool = False
+) -> dict[str, Tensor]:
     """Copy the weights into an earlier copy, or into new tensors if `into` is empty.
 
     New tensors are on the device of the weights, which needs no CPU–GPU synchronisation, or on the
     CPU with `on_host`.
     """
     if not into:
-        copy: dict[str, torch.Tensor] = (
-            on_cpu(weights)
-            if on_host
-            else {name: weight.detach().clone() for name, weight in weights.items()}
-        )
-        return copy
+        device = "cpu" if on_host else None
+        into = {k: torch.empty_like(weight, device=device) for k, weight in weights.items()}
     for name, weight in weights.items():
         into[name].copy_(weight)
     return into
 
 
-def on_cpu(value: Any) -> Any:
+def _on_cpu(value: object) -> object:
     """Return a copy on the CPU of all tensors in nested dicts, lists and tuples."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: on_cpu(item) for key, item in value.items()}
+        return {key: _on_cpu(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(on_cpu(item) for item in value)
+        return type(value)(_on_cpu(item) for item in value)
     return value
 
 
-def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def write_checkpoint(path: Path, state: object) -> None:
     """Write a checkpoint atomically: after a crash the file is complete, or unchanged."""
     temporary = path.with_suffix(".tmp")
     with open_private(temporary, "wb") as file:
@@ -103,12 +125,12 @@ class Saver:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
-    def load(self) -> dict[str, Any] | None:
-        return read_checkpoint(self._path)
+    def load(self) -> Checkpoint | None:
+        return cast("Checkpoint | None", read_checkpoint(self._path))
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         self.wait()
-        snapshot = on_cpu(state)
+        snapshot = _on_cpu(checkpoint)
         self._thread = threading.Thread(target=self._write, args=(snapshot,), daemon=True)
         self._thread.start()
 
@@ -125,8 +147,8 @@ class Saver:
         self.wait()
         self._path.unlink(missing_ok=True)
 
-    def _write(self, state: dict[str, Any]) -> None:
+    def _write(self, snapshot: object) -> None:
         try:
-            write_checkpoint(self._path, state)
+            write_checkpoint(self._path, snapshot)
         except BaseException as error:  # raised by the next wait() of the training thread
             self._error = error

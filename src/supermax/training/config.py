@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -127,12 +127,12 @@ class Config(_Part):
     fusion: FusionConfig = FusionConfig()
 
 
-def read_config(data: Mapping[str, Any]) -> Config:
+def read_config(data: Mapping[str, object]) -> Config:
     """Return the configuration. Raises one UserError that lists every mistake."""
     return _read(Config, data, "The configuration has mistakes:")
 
 
-def read_limits(limits: Mapping[str, Any]) -> TrainConfig:
+def read_limits(limits: Mapping[str, object]) -> TrainConfig:
     """Return the `train` part that a search gives to every trial.
 
     Raises one UserError that lists every mistake.
@@ -140,7 +140,7 @@ def read_limits(limits: Mapping[str, Any]) -> TrainConfig:
     return _read(TrainConfig, limits, "The search's limits have mistakes:")
 
 
-def _read(kind: type[_P], data: Mapping[str, Any], heading: str) -> _P:
+def _read(kind: type[_P], data: Mapping[str, object], heading: str) -> _P:
     try:
         return kind.model_validate(data)
     except ValidationError as error:

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
 from supermax.training.checkpoint import (
+    Checkpoint,
     Saver,
     copied,
-    on_cpu,
     random_states,
     restore_random,
 )
@@ -117,7 +117,8 @@ def train(
     best = best or copied(prepared.model.state_dict(), {}, on_host)
     best_evaluation: Evaluation | None = None  # not part of a checkpoint
     throughput = Throughput(reporter.note)
-    while state.epoch < config.train.epochs and not _patience_over(state, config.train.patience):
+    patience = config.train.patience or math.inf
+    while state.epoch < config.train.epochs and state.worse < patience:
         _train_epoch(prepared, state, best, reporter, checkpoints, throughput)
         evaluation = prepared.evaluate()
         if _finish_epoch(prepared, state, evaluation):
@@ -138,7 +139,7 @@ def train(
         epochs=state.epoch,
         curve=state.curve,
         evaluation=final,
-        weights=on_cpu(best),
+        weights=copied(best, {}, on_host=True),
         seconds=clock() - started,
         samples_per_second=throughput.overall(prepared.executor.capture_seconds),
     )
@@ -161,9 +162,10 @@ def train_without_validation(
     """
     checkpoints = _Checkpoints(prepared, folder, save_every, clock)
     state, _ = checkpoints.restore()
+    throughput = throughput or Throughput(lambda **_: None)
     try:
         while state.epoch < epochs:
-            _train_epoch(prepared, state, {}, None, None, throughput)
+            _train_epoch(prepared, state, {}, None, checkpoints, throughput)
             loss = state.loss / max(1, state.update)
             state.epoch, state.update, state.loss = state.epoch + 1, 0, 0.0
             if checkpoints.due:
@@ -172,8 +174,7 @@ def train_without_validation(
                 on_epoch(state.epoch, loss)
     finally:
         checkpoints.wait()  # a retry after an error writes to the same file
-    weights: dict[str, torch.Tensor] = on_cpu(prepared.model.state_dict())
-    return weights
+    return copied(prepared.model.state_dict(), {}, on_host=True)
 
 
 def _finish_epoch(prepared: Prepared, state: State, evaluation: Evaluation) -> bool:
@@ -221,21 +222,18 @@ def _report_epoch(
         reporter.prune()
 
 
-def _patience_over(state: State, patience: int | None) -> bool:
-    return patience is not None and state.worse >= patience
-
-
 def _train_epoch(
     prepared: Prepared,
     state: State,
     best: dict[str, torch.Tensor],
     reporter: Reporter | None,
-    checkpoints: _Checkpoints | None,
-    throughput: Throughput | None = None,
+    checkpoints: _Checkpoints,
+    throughput: Throughput,
 ) -> None:
     """Train the rest of the current epoch, from the next update on.
 
-    On a stop request it saves a checkpoint and ends the attempt before the next update.
+    When the reporter requests a stop, a checkpoint is saved and the attempt ends before the next
+    update.
     """
     prepared.model.train()
     data, size = prepared.train, prepared.config.train.effective_batch
@@ -243,14 +241,12 @@ def _train_epoch(
     previous = state.epoch * len(batches)
     factors = [prepared.schedule(previous + update) for update in range(len(batches))]
     prepared.executor.begin(Epoch(batches, factors), state.update)
-    if throughput is not None:
-        throughput.begin()
+    throughput.begin()
     for indices in batches[state.update :]:
         prepared.executor.take(state.update)
         state.update += 1
-        if throughput is not None:
-            throughput.step(len(indices), state.epoch + state.update / len(batches))
-        if checkpoints is None or reporter is None or not checkpoints.enabled:
+        throughput.step(len(indices), state.epoch + state.update / len(batches))
+        if reporter is None or not checkpoints.enabled:
             continue
         if reporter.stop_requested and state.update < len(batches):
             state.loss += prepared.executor.loss()
@@ -258,8 +254,7 @@ def _train_epoch(
             checkpoints.wait()
             reporter.stop()
     state.loss += prepared.executor.loss()  # the epoch's only CPU–GPU synchronisation
-    if throughput is not None:
-        throughput.end(float(state.epoch + 1))
+    throughput.end(float(state.epoch + 1))
 
 
 class _Checkpoints:
@@ -286,43 +281,36 @@ class _Checkpoints:
 
         Returns a new state and {} if there is no checkpoint, or none that the optimizer can load.
         """
+        prepared = self._prepared
         saved = self._saver.load() if self._saver is not None else None
-        if saved is None or not self._prepared.step.can_load(saved["step"]):
+        if saved is None or not prepared.step.can_load(saved["step"]):
             return State(), {}
-        return _restore(self._prepared, saved)
+        prepared.model.load_state_dict(saved["model"])
+        prepared.step.load_state(saved["step"])
+        restore_random(saved["random"])
+        if prepared.execution.device == "cpu":  # the order of sums depends on the threads
+            torch.set_num_threads(saved["threads"])
+        state = State(**saved["loop"])
+        if not math.isfinite(state.best):  # earlier versions took the first epoch, NaN or not
+            return replace(state, best=-math.inf, best_epoch=-1), {}
+        device = "cpu" if prepared.execution.best_on_host else prepared.execution.device
+        return state, {k: v.to(device) for k, v in saved["best"].items()}
 
     def save(self, state: State, best: dict[str, torch.Tensor]) -> None:
         """Start to write a checkpoint. The best weights are part of it once a value was finite."""
         if self._saver is not None:
-            best = best if state.best_epoch >= 0 else {}
-            self._saver.save(_snapshot(self._prepared, state, best))
+            self._saver.save(
+                Checkpoint(
+                    loop=asdict(state),
+                    model=self._prepared.model.state_dict(),
+                    step=self._prepared.step.state(),
+                    best=best if state.best_epoch >= 0 else {},
+                    random=random_states(),
+                    threads=torch.get_num_threads(),
+                )
+            )
             self._last = self._clock()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on disk."""
         if self._saver is not None:
             self._saver.wait()
-
-
-def _snapshot(prepared: Prepared, state: State, best: dict[str, torch.Tensor]) -> dict[str, Any]:
-    return {
-        "loop": asdict(state),
-        "model": prepared.model.state_dict(),
-        "step": prepared.step.state(),
-        "best": best,
-        "random": random_states(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def _restore(prepared: Prepared, saved: dict[str, Any]) -> tuple[State, dict[str, torch.Tensor]]:
-    prepared.model.load_state_dict(saved["model"])
-    prepared.step.load_state(saved["step"])
-    restore_random(saved["random"])
-    if prepared.execution.device == "cpu":  # the order of sums depends on the threads
-        torch.set_num_threads(saved["threads"])
-    device = "cpu" if prepared.execution.best_on_host else prepared.execution.device
-    state = State(**saved["loop"])
-    if not math.isfinite(state.best):  # earlier versions took the first epoch, NaN or not
-        return replace(state, best=-math.inf, best_epoch=-1), {}
-    return state, {k: v.to(device) for k, v in saved["best"].items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +17,9 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import Tokens
 from supermax.training.models.assembly import Model
 from supermax.training.models.attention import without_cudnn_attention
-from supermax.training.models.encoders import load_encoder
-from supermax.training.models.encoders import prepared_config as prepared_config
-from supermax.training.models.sources import Source
-from supermax.training.optim.optimizers import make_optimizer, parameter_groups
-from supermax.training.prepare import encoders_of, make_executor
-from supermax.training.steps.base import EagerStep, Execution, autocast, on
+from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.prepare import encoders_of, make_executor, make_step
+from supermax.training.steps.base import EagerStep, Execution, autocast
 from supermax.training.steps.batches import collate
 from supermax.training.steps.executors import Epoch
 
@@ -76,7 +72,7 @@ def probe(
 def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
     """Evaluate one sequence: evaluation cannot reuse the memory pool of captured CUDA graphs."""
     step.model.eval()
-    batch = on(collate(data.views, (0,) * len(data.views), data.chosen[:1]), step.execution.device)
+    batch = collate(data.views, (0,) * len(data.views), data.chosen[:1]).to(step.execution.device)
     with torch.inference_mode(), without_cudnn_attention(), autocast(step.execution):
         step.model(*batch.inputs)
 
@@ -84,18 +80,12 @@ def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
 def _build_step(config: Config, execution: Execution) -> EagerStep:
     dropouts = config.encoder.dropout, config.encoder.attention_dropout
     with torch.device(execution.device):  # initialising on the device is faster
-        encoders = [_encoder(source, dropouts) for source in encoders_of(config)]
+        encoders = [
+            load_encoder(source, prepared_config(source, *dropouts))
+            for source in encoders_of(config)
+        ]
         model = Model(config, encoders, classes=2)
-    model.to(execution.device)
-    if execution.checkpoint_activations:
-        model.checkpoint_activations()
-    groups = parameter_groups(model, config.optim, model.layers_above())
-    optimizer = make_optimizer(groups, config.optim, execution.device)
-    return EagerStep(model, optimizer, config, None, execution)
-
-
-def _encoder(source: Source, dropouts: tuple[float | None, float | None]) -> Any:
-    return load_encoder(source, prepared_config(source, *dropouts))
+    return make_step(model.to(execution.device), None, config, execution)
 
 
 def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
@@ -109,8 +99,7 @@ def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
     ones, random = np.ones(count, dtype=np.int64), np.random.Generator(np.random.PCG64(0))
     views = []
     for encoder in model.encoders:
-        vocabulary = int(encoder.model.config.vocab_size)  # type: ignore[union-attr,arg-type]
-        ids = random.integers(5, vocabulary, begin[-1])
+        ids = random.integers(5, encoder.model.config.vocab_size, begin[-1])
         no_offsets = np.full((len(ids), 2), -1)
         views.append(Tokens(ids, begin, lengths, ones - 1, ones, ones, ones, no_offsets))
     return TokenizedSplit((), tuple(views), np.arange(count))

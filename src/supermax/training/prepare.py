@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,12 +23,11 @@ from supermax.training.data.tokens import NONE, Tokens, tokenised
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric
 from supermax.training.models.assembly import Model
-from supermax.training.models.encoders import load_encoder
-from supermax.training.models.encoders import prepared_config as prepared_config
+from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
-from supermax.training.optim.fused_adamw import keep_in
+from supermax.training.optim.fused_adamw import cache_kernels_in
 from supermax.training.optim.losses import class_weights
 from supermax.training.optim.optimizers import make_optimizer, parameter_groups
 from supermax.training.optim.schedules import make_schedule
@@ -37,6 +36,9 @@ from supermax.training.steps.compilation import COMPILER
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
 from supermax.training.steps.executors import EagerExecutor, StepExecutor
 from supermax.training.steps.graph_capture import CudaGraphBackend
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 DEFAULT_METRIC = {
     "criteria": "macro_f1",
@@ -49,8 +51,6 @@ DEFAULT_METRIC = {
 
 @dataclass
 class Prepared:
-    """Trial that is ready to be trained."""
-
     config: Config
     execution: Execution
     model: Model
@@ -58,13 +58,11 @@ class Prepared:
     executor: StepExecutor
     schedule: Callable[[int], float]
     """Factor of the learning rate, by update."""
-    weights: Tensor | None
-    """Weights of the classes in the loss; None: all are equal."""
     train: TokenizedSplit
     validation: TokenizedSplit
     pads: tuple[int, ...]
     """Id of the padding token, for each encoder."""
-    tokenizers: tuple[Any, ...]
+    tokenizers: tuple[PreTrainedTokenizerFast, ...]
     sources: tuple[Source, ...]
     objective: str
     """Metric that decides which epoch is the best."""
@@ -72,14 +70,10 @@ class Prepared:
     """1 if a higher objective is better, else -1."""
     seed: int
 
-    def evaluate(self, data: TokenizedSplit | None = None) -> Evaluation:
-        """Evaluate the model on `data`, the validation split by default.
-
-        The model is left in evaluation mode.
-        """
-        passes = self.config.train.epochs if data is None else 1
-        data = data or self.validation
-        return evaluation_of(self.executor.run_inference(data, passes), self.config, data)
+    def evaluate(self) -> Evaluation:
+        """Evaluate the model on the validation split and leave it in evaluation mode."""
+        outputs = self.executor.run_inference(self.validation, self.config.train.epochs)
+        return evaluation_of(outputs, self.config, self.validation)
 
 
 def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
@@ -134,18 +128,14 @@ def prepare(
     classes = len(train.label_names) or 2
     model = _build_model(config, sources, tokenizers, classes, execution.device)
     model.to(execution.device)
-    if execution.checkpoint_activations:
-        model.checkpoint_activations()
     train_data = tokenise(config, train, sources, tokenizers, cache, sampled=True)
     validation_data = tokenise(config, validation, sources, tokenizers, cache)
     weights = _class_weights(config, train_data, len(train.label_names), execution.device)
-    groups = parameter_groups(model, config.optim, model.layers_above())
-    optimizer = make_optimizer(groups, config.optim, torch.device(execution.device))
+    step = make_step(model, weights, config, execution)
     updates = -(-len(train_data.chosen) // config.train.effective_batch) * config.train.epochs
-    step = EagerStep(model, optimizer, config, weights, execution)
     COMPILER.folder = cache / "compiled"
     if execution.device.startswith("cuda"):
-        keep_in(COMPILER.folder / "triton")
+        cache_kernels_in(COMPILER.folder / "triton")
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
     return Prepared(
         config=config,
@@ -154,7 +144,6 @@ def prepare(
         step=step,
         executor=make_executor(step, train_data, pads),
         schedule=make_schedule(config.schedule, updates),
-        weights=weights,
         train=train_data,
         validation=validation_data,
         pads=pads,
@@ -164,6 +153,17 @@ def prepare(
         sign=sign,
         seed=seed,
     )
+
+
+def make_step(
+    model: Model, weights: Tensor | None, config: Config, execution: Execution
+) -> EagerStep:
+    """Return the eager step of a model on its device, with its optimizer."""
+    if execution.checkpoint_activations:
+        model.checkpoint_activations()
+    groups = parameter_groups(model, config.optim, model.layers_above())
+    optimizer = make_optimizer(groups, config.optim, execution.device)
+    return EagerStep(model, optimizer, config, weights, execution)
 
 
 def make_executor(step: EagerStep, data: TokenizedSplit, pads: tuple[int, ...]) -> StepExecutor:
@@ -191,11 +191,11 @@ INITIAL_WEIGHTS = InitialWeights()
 def _build_model(
     config: Config,
     sources: tuple[Source, ...],
-    tokenizers: tuple[Any, ...],
+    tokenizers: tuple[PreTrainedTokenizerFast, ...],
     classes: int,
     device: str,
 ) -> Model:
-    encoders: list[Any] = []
+    encoders: list[PreTrainedModel] = []
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
         dropouts = config.encoder.dropout, config.encoder.attention_dropout
@@ -212,7 +212,7 @@ def tokenise(
     config: Config,
     corpus: Corpus,
     sources: tuple[Source, ...],
-    tokenizers: tuple[Any, ...],
+    tokenizers: tuple[PreTrainedTokenizerFast, ...],
     cache: Path,
     sampled: bool = False,
 ) -> TokenizedSplit:
@@ -246,7 +246,7 @@ def tokenise(
 
 def _tokens(
     examples: tuple[Example, ...],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerFast,
     source: Source,
     config: Config,
     cache: Path,
@@ -270,7 +270,7 @@ def max_input_length(source: Source) -> int:
     return int(positions) - (2 if shifted else 0)
 
 
-def _tokenizer_digest(tokenizer: Any) -> str:
+def _tokenizer_digest(tokenizer: PreTrainedTokenizerFast) -> str:
     """Return a digest of everything that decides how the tokenizer splits a text."""
     backend = tokenizer.backend_tokenizer
     # The backend keeps truncation and padding of its last call, and every call sets them again.

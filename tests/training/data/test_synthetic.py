@@ -14,10 +14,11 @@ from sklearn.metrics import f1_score
 
 from supermax import UserError
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.redsm5 import POSTS, SYMPTOMS, read_redsm5
+from supermax.training.data.redsm5 import SYMPTOMS, read_redsm5
 from supermax.training.data.sentences import WORDINGS
 from supermax.training.data.splits import split
-from supermax.training.data.synthetic import synthetic, write_redsm5
+from supermax.training.data.synthetic import synthetic
+from tests.training.redsm5_files import write_redsm5
 
 
 def posts_of(corpus: Corpus) -> dict[str, str]:
@@ -80,17 +81,9 @@ def test_max_words() -> None:
 
 @pytest.mark.parametrize("difficulty", [0.0, 1.0])
 def test_written_files_read_back_the_same(tmp_path: Path, difficulty: float) -> None:
-    folder = write_redsm5(tmp_path / "data", 120, difficulty=difficulty, seed=3)
     made = synthetic(120, difficulty=difficulty, seed=3)
+    folder = write_redsm5(tmp_path / "data", made)
     assert read_redsm5(folder, name="synthetic") == made
-
-
-def test_files_that_are_there_are_never_written_over(tmp_path: Path) -> None:
-    (tmp_path / POSTS).write_text("precious")
-    with pytest.raises(UserError, match="already holds"):
-        write_redsm5(tmp_path, 3)
-    assert (tmp_path / POSTS).read_text() == "precious"
-    assert [p.name for p in tmp_path.iterdir()] == [POSTS]
 
 
 def test_wrong_arguments_are_all_named() -> None:

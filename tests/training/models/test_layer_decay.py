@@ -84,7 +84,7 @@ def counted_from_the_deeper(prepared: Prepared) -> None:
     model, optim = prepared.model, prepared.config.optim
     below = {n: a + 2 * n.startswith("encoders.1.") for n, a in model.layers_above().items()}
     optimizer = make_optimizer(parameter_groups(model, optim, below), optim, "cpu")
-    step = EagerStep(model, optimizer, prepared.config, prepared.weights, prepared.execution)
+    step = EagerStep(model, optimizer, prepared.config, prepared.step.weights, prepared.execution)
     prepared.step = prepared.executor.step = step  # type: ignore[attr-defined]
 
 

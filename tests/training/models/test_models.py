@@ -37,11 +37,11 @@ def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:
     data = ready_one.train
     size = ready_one.config.train.effective_batch
     indices = order(data.lengths, size, 1, 0)[0]
-    normalisers = batch_normalisers(*data.targets(indices), ready_one.weights)
+    normalisers = batch_normalisers(*data.targets(indices), ready_one.step.weights)
     for some in micro_batches(indices, micro):
         batch = collate(data.views, ready_one.pads, data.rows(some))
         loss = loss_of(
-            model(*batch.inputs), batch, normalisers, ready_one.config, ready_one.weights
+            model(*batch.inputs), batch, normalisers, ready_one.config, ready_one.step.weights
         )
         loss.backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -78,8 +78,8 @@ def test_a_plain_mean_over_micro_batches_would_be_caught(tmp_path: Path) -> None
     parts = list(micro_batches(indices, 5))
     for some in parts:  # the usual way: each micro-batch's own mean, divided by their number
         batch = collate(data.views, one.pads, data.rows(some))
-        normalisers = batch_normalisers(*data.targets(some), one.weights)
-        loss = loss_of(one.model(*batch.inputs), batch, normalisers, one.config, one.weights)
+        normalisers = batch_normalisers(*data.targets(some), one.step.weights)
+        loss = loss_of(one.model(*batch.inputs), batch, normalisers, one.config, one.step.weights)
         (loss / len(parts)).backward()
     worst = max(
         float((p.grad - whole[n]).abs().max())

@@ -188,11 +188,11 @@ def test_losses_and_gradients_of_an_agent_are_the_same(
         ),
     )
     assert all(some.packing is not None and some.packing.rows < 12 for some in few.inputs)
-    normalisers = batch_normalisers(batch.labels, batch.starts, one.weights)
+    normalisers = batch_normalisers(batch.labels, batch.starts, one.step.weights)
     found = []
     for some in (batch, few):
         model.zero_grad()
-        loss = loss_of(model(*some.inputs), some, normalisers, one.config, one.weights)
+        loss = loss_of(model(*some.inputs), some, normalisers, one.config, one.step.weights)
         loss.backward()
         found.append(
             (float(loss.detach()), [p.grad for p in model.parameters() if p.grad is not None])

@@ -25,7 +25,7 @@ from supermax.training.optim.optimizers import (
     parameter_groups,
     unavailable,
 )
-from supermax.training.optim.schedules import apply
+from supermax.training.optim.schedules import set_learning_rates
 from tests.training.corpora import config, ready
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def made(name: str, model: nn.Module, **more: Any) -> torch.optim.Optimizer:
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, updates: range) -> list[float]:
     losses, base = [], [0.01 for _ in optimizer.param_groups]
     for update in updates:
-        apply(optimizer, base, 1 / (1 + update))
+        set_learning_rates(optimizer, base, 1 / (1 + update))
         generator = torch.Generator().manual_seed(update)
         ids = torch.randint(0, 70, (16,), generator=generator)
         loss = nn.functional.cross_entropy(model(ids), ids % 3)

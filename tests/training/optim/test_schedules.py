@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from supermax.training.config import ScheduleConfig
-from supermax.training.optim.schedules import apply, make_schedule
+from supermax.training.optim.schedules import make_schedule, set_learning_rates
 
 NAMES = ("linear", "cosine", "cosine_restarts", "polynomial", "one_cycle")
 
@@ -50,8 +50,8 @@ def test_factors_stay_between_0_and_1_and_something_is_learnt(
 def test_apply_sets_every_group() -> None:
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (1.0, 0.1)]
     sgd = torch.optim.SGD(groups)
-    apply(sgd, [1.0, 0.1], 0.5)
-    apply(sgd, [1.0, 0.1], 0.25)  # of the base, not of the last one
+    set_learning_rates(sgd, [1.0, 0.1], 0.5)
+    set_learning_rates(sgd, [1.0, 0.1], 0.25)  # of the base, not of the last one
     assert [group["lr"] for group in sgd.param_groups] == [0.25, 0.025]
     with pytest.raises(ValueError):
-        apply(sgd, [1.0], 0.5)
+        set_learning_rates(sgd, [1.0], 0.5)

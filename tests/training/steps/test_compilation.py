@@ -23,8 +23,9 @@ from supermax.training.steps import compilation
 from supermax.training.steps.compilation import Compiler, pays
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
 from supermax.training.steps.executors import EagerExecutor
-from supermax.training.steps.graph_capture import EagerBackend, Work
+from supermax.training.steps.graph_capture import Work
 from tests.training.corpora import Quiet, config, ready
+from tests.training.eager_backend import EagerBackend
 from tests.training.steps.test_cuda_graphs import SILENT, many_widths
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own looking

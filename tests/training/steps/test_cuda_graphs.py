@@ -31,11 +31,12 @@ from supermax.training.steps.epoch_schedule import (
 )
 from supermax.training.steps.executors import EagerExecutor
 from supermax.training.steps.gpu_dataset import NO_ROW, GpuDataset
-from supermax.training.steps.graph_capture import EagerBackend, Work
+from supermax.training.steps.graph_capture import Work
 from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
 from tests.few import a_few
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 from tests.training.draws import drawn
+from tests.training.eager_backend import EagerBackend
 
 SILENT: dict[str, Any] = {
     "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
@@ -79,7 +80,7 @@ def test_epoch_schedule_covers_every_batch(tmp_path: Path, balance: str, size: i
     prepared = ready(tmp_path, wanted, n=29)
     data = prepared.train
     batches = order(data.lengths, 8, 1, 0)
-    weights = None if prepared.weights is None else prepared.weights.numpy()
+    weights = None if prepared.step.weights is None else prepared.step.weights.numpy()
     table = schedule_epoch(batches, data, size, weights, [32])
     padded = schedule_epoch(batches, data, size, weights, [None])
     assert len(table.first) == len(batches) + 1
@@ -87,7 +88,7 @@ def test_epoch_schedule_covers_every_batch(tmp_path: Path, balance: str, size: i
         micros = slice(table.first[i], table.first[i + 1])
         inside = table.rows[micros].ravel()
         assert inside[inside != NO_ROW].tolist() == data.rows(batch).tolist()
-        normalisers = batch_normalisers(*data.targets(batch), prepared.weights)
+        normalisers = batch_normalisers(*data.targets(batch), prepared.step.weights)
         for row in table.normalisers[micros]:
             assert row[0] == pytest.approx(float(normalisers.classes), rel=1e-6)
             assert row[1] == pytest.approx(float(normalisers.spans), rel=1e-6)
@@ -412,7 +413,7 @@ def test_nothing_to_learn_from_is_infeasible(tmp_path: Path) -> None:
 def test_a_single_evaluation_pass_is_not_captured(tmp_path: Path) -> None:
     backend = Kinds()
     prepared = captured_steps(ready(tmp_path, config(**SILENT)), backend)
-    prepared.evaluate(prepared.validation)
+    prepared.executor.run_inference(prepared.validation, passes=1)
     assert not backend.kinds
 
 

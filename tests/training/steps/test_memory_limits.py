@@ -17,17 +17,17 @@ if sys.argv[1] != "none":
     resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]) * MIB, resource.RLIM_INFINITY))
 import torch
 from supermax._util import system
-from supermax.training.steps.memory_limits import hold_to
+from supermax.training.steps.memory_limits import limit_memory
 from supermax.training.steps.base import Execution
 
-hold_to(Execution(memory=600 * MIB))
+limit_memory(Execution(memory=600 * MIB))
 left = torch.ones(400 * MIB // 4)  # what an earlier trial has left in use
-hold_to(Execution(memory=50 * MIB))
+limit_memory(Execution(memory=50 * MIB))
 limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
 print((limit - system.data_size()) // MIB)
 torch.ones(40 * MIB // 4).sum()
 torch.mm(torch.ones(500, 500), torch.ones(500, 500))
-hold_to(Execution())
+limit_memory(Execution())
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] // MIB)
 """
 

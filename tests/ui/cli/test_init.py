@@ -12,7 +12,8 @@ from supermax.search.data import data_of
 from supermax.study import Study
 from supermax.training.data.guessing import guess, guess_file
 from supermax.training.data.redsm5 import ANNOTATIONS, POSTS
-from supermax.training.data.synthetic import write_redsm5
+from supermax.training.data.synthetic import synthetic
+from tests.training.redsm5_files import write_redsm5
 from tests.ui.cli.helping import inside, sm, table
 
 
@@ -123,7 +124,7 @@ def test_a_few_rows_with_a_column_named_label_have_labels() -> None:
 
 
 def test_init_accepts_a_redsm5_folder_and_criteria_needs_no_positions(tmp_path: Path) -> None:
-    write_redsm5(tmp_path / "corpus", 60, max_words=20)
+    write_redsm5(tmp_path / "corpus", synthetic(60, max_words=20))
     annotations = tmp_path / "corpus" / ANNOTATIONS
     with annotations.open(newline="") as file:
         header, *rows = list(csv.reader(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -21,8 +20,6 @@ _MANY = 0.1
 
 @dataclass(frozen=True)
 class BadRow:
-    """Mistake in one row."""
-
     file: str
     line: int
     what: str
@@ -90,7 +87,13 @@ class BadRows:
 
     def listing(self) -> list[str]:
         """Return a line for each kind of mistake, with its first row."""
-        return _listing(self.found)
+        kinds: dict[tuple[str, str], list[BadRow]] = {}
+        for bad in sorted(self.found, key=lambda bad: (bad.skippable, bad.file, bad.line)):
+            kinds.setdefault((bad.file, bad.what), []).append(bad)
+        lines = [f"  - {rows[0]}{_more(rows[1:])}" for rows in list(kinds.values())[:SHOWN]]
+        if (hidden := len(kinds) - SHOWN) > 0:
+            lines.append(f"  ... and {counted(hidden, 'other kind', 'other kinds')} of mistake")
+        return lines
 
     def _advice(self, left: int) -> list[str]:
         special = list(dict.fromkeys(bad.advice for bad in self.found if bad.advice))
@@ -99,28 +102,14 @@ class BadRows:
         skip = 'on_bad="skip" (--set data.on_bad=skip)'
         share = self.rows / (self.rows + left)
         if share > _MANY:
-            correct = [] if special else ["Correct these rows or the columns."]
-            return [
-                *special,
-                *correct,
-                f"Leaving them out, {skip}, would drop {share:.0%} of the rows.",
-            ]
+            correct = special or ["Correct these rows or the columns."]
+            return [*correct, f"Leaving them out, {skip}, would drop {share:.0%} of the rows."]
         return [*special, f"Correct these rows, or leave them out with {skip}."]
 
 
 def check_on_bad(on_bad: str) -> None:
     if on_bad not in get_args(OnBad):
         raise UserError(f'on_bad is "stop" or "skip", not {on_bad!r:.20}.')
-
-
-def _listing(found: Iterable[BadRow]) -> list[str]:
-    kinds: dict[tuple[str, str], list[BadRow]] = {}
-    for bad in sorted(found, key=lambda bad: (bad.skippable, bad.file, bad.line)):
-        kinds.setdefault((bad.file, bad.what), []).append(bad)
-    lines = [f"  - {rows[0]}{_more(rows[1:])}" for rows in list(kinds.values())[:SHOWN]]
-    if (hidden := len(kinds) - SHOWN) > 0:
-        lines.append(f"  ... and {counted(hidden, 'other kind', 'other kinds')} of mistake")
-    return lines
 
 
 def _more(rows: list[BadRow]) -> str:

@@ -37,7 +37,6 @@ class Columns:
     """Column with train, validation or test, if the data comes with its splits (`read_splits`)."""
 
     def mapped(self) -> dict[str, str]:
-        """Return the mapped columns by role."""
         roles = {f.name: getattr(self, f.name) for f in fields(self)}
         return {role: column for role, column in roles.items() if column is not None}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 
@@ -74,11 +74,6 @@ class Corpus:
             digest.update(repr((e.group, e.text, e.question, e.label, e.spans)).encode())
         return digest.hexdigest()[:16]
 
-    def restricted_to(self, groups: Iterable[str]) -> Corpus:
-        kept = set(groups)
-        return self.only(lambda example: example.group in kept)
-
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
-        """Keep some of the examples."""
         classes, spans = (tuple(filter(wanted, each)) for each in (self.classes, self.spans))
         return replace(self, classes=classes, spans=spans)

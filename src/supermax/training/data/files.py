@@ -35,8 +35,6 @@ _ALIKE = 0.02
 
 @dataclass(frozen=True)
 class Contents:
-    """Contents of a file."""
-
     data: bytes
     """UTF-8. Damaged lines of a UTF-8 file are left as they are."""
     encoding: str

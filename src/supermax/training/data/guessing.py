@@ -5,7 +5,7 @@ Guesses are meant to be reviewed: each comes with its reason, and without any te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.names import is_name
-from supermax.training.data.rows import check_header, plain, read_rows
+from supermax.training.data.rows import check_header, read_rows
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -36,8 +36,6 @@ _TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "spl
 
 @dataclass(frozen=True)
 class Guess:
-    """Guessed column of a role."""
-
     role: str
     column: str
     why: str
@@ -45,8 +43,6 @@ class Guess:
 
 @dataclass(frozen=True)
 class Guessed:
-    """Guesses for a file."""
-
     columns: tuple[Guess, ...]
     unused: tuple[str, ...]
     labels: tuple[str, ...]
@@ -81,11 +77,7 @@ def guess_file(path: Path, encoding: str | None = None) -> Guessed:
         bad.settle("stop", 0, table.file)
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
-    cells = {
-        name: [plain(row.values.get(name)) or "" for row in table.rows]
-        for name in table.columns
-        if name
-    }
+    cells = {name: [row.cell(name) for row in table.rows] for name in table.columns if name}
     found = replace(guess(cells, path.name), encoding=table.encoding)
     found = replace(found, remarks=tuple(_remarks(found, cells, bad)))
     if (label := found.role("label")) is None:
@@ -161,53 +153,44 @@ def chosen_columns(
 def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     """Guess the columns from the cells of each. Raises UserError without a column of texts."""
     left = dict(cells)
-    found: list[Guess] = []
+    found: dict[str, Guess] = {}
 
-    def take(role: str, column: str | None, why: str) -> None:
+    def take(role: str, named: str | None, others: Iterable[str], why: str) -> None:
+        """Take the column named like the role, or else the first of the others."""
+        column = named or next(iter(others), None)
         if column is not None:
-            found.append(Guess(role, column, why))
+            found[role] = Guess(role, column, "by its name" if named else why)
             del left[column]
 
     for role in ("split", "id", "group", "answer_start"):
-        take(role, _named(role, left, _VALID[role]), "by its name")
-    text = _named("text", left, _has_words) or _longest(left)
-    if text is None:
+        take(role, _named(role, left, _VALID[role]), (), "")
+    take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
+    if "text" not in found:
         raise UserError(f"{file} has no column that holds texts.")
-    words = cells[text]
-    take("text", text, "by its name" if _is_named("text", text) else "the longest texts")
+    words = cells[found["text"].column]
     answer = _named("answer", left, lambda own: _are_parts(own, words))
     quoted = [name for name, own in left.items() if _are_parts(own, words) and _has_words(own)]
-    take("answer", answer or next(iter(quoted), None), "its values are pieces of the texts")
-    question = _named("question", left, _has_words)
+    answers = quoted if answer is None else [answer]
+    take("answer", None, answers, "its values are pieces of the texts")
     asked = [name for name, own in left.items() if _asks(own)]
-    take(
-        "question",
-        question or next(iter(asked), None),
-        "by its name" if question else "it holds questions",
-    )
-    answered = "answer" in {guess.role for guess in found}
+    take("question", _named("question", left, _has_words), asked, "it holds questions")
     unfit = tuple(
         (name, reason)
         for name, own in left.items()
         if _is_named("label", name) and (reason := why_no_classes(own))
     )
     label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
-    titles = {name for name, own in left.items() if answered and _are_titles(own, words)}
+    titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
-    take(
-        "label",
-        label or (None if unfit else next(iter(classes), None)),
-        "by its name" if label else "few values, each in many rows",
-    )
-    if "group" not in {guess.role for guess in found}:
+    take("label", label, () if unfit else classes, "few values, each in many rows")
+    if "group" not in found:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
-        take("group", next(iter(repeated), None), "each value is in several rows")
-    if "answer" not in {guess.role for guess in found}:
-        found = [guess for guess in found if guess.role != "answer_start"]
-    own = next((guess.column for guess in found if guess.role == "label"), None)
-    labels = _kinds(cells[own]) if own else set()
+        take("group", None, repeated, "each value is in several rows")
+    if "answer" not in found:
+        found.pop("answer_start", None)
+    labels = _kinds(cells[found["label"].column]) if "label" in found else set()
     listed = tuple(sorted(labels)) if len(labels) <= _MOST_LABELS else ()
-    return Guessed(tuple(found), tuple(left), listed, unfit=unfit)
+    return Guessed(tuple(found.values()), tuple(left), listed, unfit=unfit)
 
 
 def _named(role: str, left: dict[str, list[str]], fits: Callable[[list[str]], bool]) -> str | None:
@@ -221,9 +204,10 @@ def _is_named(role: str, column: str) -> bool:
     )
 
 
-def _longest(left: dict[str, list[str]]) -> str | None:
+def _longest(left: dict[str, list[str]]) -> list[str]:
+    """Return the columns that hold words, those with the longest texts first."""
     lengths = {name: fmean(map(len, own)) for name, own in left.items() if _has_words(own)}
-    return max(lengths, key=lambda name: lengths[name]) if lengths else None
+    return sorted(lengths, key=lambda name: -lengths[name])
 
 
 def _has_words(own: Sequence[str]) -> bool:

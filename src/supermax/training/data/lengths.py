@@ -9,10 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from supermax._util.files import make_private, write_whole
 from supermax.training.data.examples import Example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _BATCH = 64  # texts that are tokenized at a time
 
@@ -28,7 +31,10 @@ class Lengths:
 
 
 def lengths_of(
-    examples: Sequence[Example], load: Callable[[], Any], cache: Path, key: str
+    examples: Sequence[Example],
+    load: Callable[[], PreTrainedTokenizerFast],
+    cache: Path,
+    key: str,
 ) -> Lengths:
     """Count the tokens, or read them from the cache.
 
@@ -40,20 +46,16 @@ def lengths_of(
         lengths = Lengths(int(cached["longest"]), int(cached["total"]))
         if 0 < lengths.longest <= lengths.total:
             return lengths
-    lengths = _count(examples, load())
+    counts = list(_token_counts(examples, load()))
+    lengths = Lengths(max(counts, default=0), sum(counts))
     make_private(path.parent)
     write_whole(path, json.dumps(asdict(lengths)))
     return lengths
 
 
-def _count(examples: Sequence[Example], tokenizer: Any) -> Lengths:
-    longest = total = 0
-    for count in _token_counts(examples, tokenizer):
-        longest, total = max(longest, count), total + count
-    return Lengths(longest, total)
-
-
-def _token_counts(examples: Sequence[Example], tokenizer: Any) -> Iterator[int]:
+def _token_counts(
+    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast
+) -> Iterator[int]:
     for first in range(0, len(examples), _BATCH):
         batch = examples[first : first + _BATCH]
         texts, questions = [e.text for e in batch], [e.question for e in batch]
@@ -84,7 +86,11 @@ class Histogram:
 
 
 def histogram(
-    examples: Sequence[Example], load: Callable[[], Any], cache: Path, key: str, most: int
+    examples: Sequence[Example],
+    load: Callable[[], PreTrainedTokenizerFast],
+    cache: Path,
+    key: str,
+    most: int,
 ) -> Histogram:
     """Count the tokens of at most `most` texts, or read them from the cache.
 

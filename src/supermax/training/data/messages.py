@@ -16,8 +16,6 @@ _PARAGRAPH = 0.15  # probability of a paragraph break
 
 @dataclass(frozen=True)
 class Task:
-    """Sentence to generate."""
-
     symptom: str
     shown: bool
     """True: the sentence shows the symptom."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from supermax.training.data.examples import Example
 from supermax.training.data.spans import Span
 
-Array = NDArray[Any]
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Array = NDArray[np.integer]
 _BATCH = 256  # texts that are tokenized at a time
 _JOINERS = "\u200c\u200d"  # within a syllable or an emoji, but not in category M
 
@@ -65,7 +68,9 @@ def mapped(text: str, spans: Iterable[Span], windows: Sequence[Array]) -> tuple[
     return tuple(result)
 
 
-def without_tokens(examples: Iterable[Example], tokenizer: Any) -> list[Example]:
+def without_tokens(
+    examples: Iterable[Example], tokenizer: PreTrainedTokenizerFast
+) -> list[Example]:
     """Return the examples with an answer that the tokenizer drops entirely.
 
     Texts are long, so answers are tokenized by themselves first; whole texts are tokenized only
@@ -89,7 +94,7 @@ def _answers(example: Example) -> list[str]:
     return [example.text[begin:end] for begin, end in example.spans or ()]
 
 
-def _offsets(texts: Sequence[str], tokenizer: Any) -> Iterator[Array]:
+def _offsets(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> Iterator[Array]:
     for first in range(0, len(texts), _BATCH):
         batch = list(texts[first : first + _BATCH])
         encoded = tokenizer(batch, return_offsets_mapping=True, verbose=False)

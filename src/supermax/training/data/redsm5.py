@@ -13,7 +13,7 @@ from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.names import is_name, nearest_column
-from supermax.training.data.rows import Row, Rows, plain, read_rows, require
+from supermax.training.data.rows import Row, Rows, read_rows, require
 from supermax.training.data.spans import Span, locate, merged
 
 POSTS, ANNOTATIONS = "redsm5_posts.csv", "redsm5_annotations.csv"
@@ -135,8 +135,6 @@ def _files(folder: Path, bad: BadRows) -> tuple[Rows, Rows]:
 
 @dataclass(frozen=True)
 class _Reading:
-    """State of reading the annotations of a file."""
-
     file: str
     bad: BadRows
     located: bool = True
@@ -150,7 +148,7 @@ def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
     texts: dict[str, str] = {}
     line_of: dict[str, int] = {}
     for row in table.rows:
-        post, text = _cell(row, "post_id").strip(), _cell(row, "text")
+        post, text = row.cell("post_id").strip(), row.cell("text")
         if not post:
             bad.add(table.file, row.line, "post_id is missing")
         elif line_of.setdefault(post, row.line) != row.line:
@@ -166,12 +164,10 @@ def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
 def _annotation(row: Row, reading: _Reading) -> Annotation | None:
     """Return the annotation of a row; None if it is bad. All of its mistakes are reported."""
     post, sentence, symptom, status = (
-        _cell(row, name).strip() for name in ("post_id", "sentence_id", "DSM5_symptom", "status")
+        row.cell(name).strip() for name in ("post_id", "sentence_id", "DSM5_symptom", "status")
     )
-    text = _cell(row, "sentence_text").strip()
-    mistakes = [
-        f"{name} is missing" for name in ANNOTATION_COLUMNS if not _cell(row, name).strip()
-    ]
+    text = row.cell("sentence_text").strip()
+    mistakes = [f"{name} is missing" for name in ANNOTATION_COLUMNS if not row.cell(name).strip()]
     mistakes += _invalid_values(symptom, status)
     name = f"{post}/{sentence}/{symptom}"
     if post and sentence and symptom and reading.line_of.setdefault(name, row.line) != row.line:
@@ -202,26 +198,13 @@ _STATUS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 in columns w
 def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span | None:
     if not post or not text:
         return None
-    if post not in reading.texts:
-        if not reading.located:
-            return None
-        mistakes.append(f"its post is not in {POSTS}")
-        return None
-    whole = reading.texts[post]
-    if not whole:
-        if not reading.located:
-            return None
-        mistakes.append("its post has no text")
-        return None
-    span = locate(whole, text)
+    whole = reading.texts.get(post)
+    span = locate(whole, text) if whole else None
     if span is None and reading.located:
-        mistakes.append(_NOT_THERE)
+        missing = f"its post is not in {POSTS}" if whole is None else "its post has no text"
+        mistakes.append(_NOT_THERE if whole else missing)
     return span
 
 
 _NOT_THERE = "the sentence is not in its post"
 _NO_POSITIONS = "The agent criteria needs no positions: supermax tune criteria --data FOLDER."
-
-
-def _cell(row: Row, name: str) -> str:
-    return plain(row.values.get(name)) or ""

@@ -27,11 +27,13 @@ _WORDS_OF_A_TEXT = 8  # from which a value is a text and not a name
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a file."""
-
     line: int
     """First line of the row in the file, from 1."""
     values: Mapping[str, object]
+
+    def cell(self, column: str) -> str:
+        """Return a value as text; empty if it is missing, a list or an object."""
+        return plain(self.values.get(column)) or ""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _is_cell(name: str, table: Rows) -> bool:
     """
     if not name:
         return False
-    cells = [plain(row.values.get(name)) or "" for row in table.rows]
+    cells = [row.cell(name) for row in table.rows]
     if len(name.split()) >= _WORDS_OF_A_TEXT:
         words = sorted(len(cell.split()) for cell in cells) or [_WORDS_OF_A_TEXT]
         return words[len(words) // 2] >= _WORDS_OF_A_TEXT

@@ -14,8 +14,6 @@ Frames = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Wording:
-    """Wordings for one symptom."""
-
     shown: tuple[tuple[str, str], ...]
     """Acts that show it, in past and base form."""
     well: tuple[str, ...]

@@ -66,14 +66,17 @@ def split(
     wanted = [share for share in shares if share > 0]
     if len(sets) < len(wanted):
         raise UserError(_too_few(corpus, len(set_of), len(sets), len(wanted)))
-    parts = _assign(sets, shares, seed)
-    groups = [[g for g, its in set_of.items() if parts[its] == part] for part in range(3)]
+    part_of = _assign(sets, shares, seed)
+
+    def part(index: int) -> Corpus:
+        return corpus.only(lambda example: part_of[set_of[example.group]] == index)
+
     sizes = Counter(set_of[example.group] for example in corpus.examples)
     largest = max(sizes.values()) / sizes.total()
     return Splits(
-        corpus.restricted_to(groups[0]),
-        corpus.restricted_to(groups[1]),
-        corpus.restricted_to(groups[2]),
+        part(0),
+        part(1),
+        part(2),
         joined=len(set_of) - len(sets),
         undivided=largest if largest > min(wanted) else 0.0,
     )

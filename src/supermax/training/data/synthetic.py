@@ -8,24 +8,14 @@ are about someone else, negated, about another symptom or vague, and more labels
 
 from __future__ import annotations
 
-import csv
 import math
 import random
-from collections.abc import Iterable
-from pathlib import Path
 from statistics import NormalDist
 
 from supermax.errors import UserError
 from supermax.training.data.examples import Corpus
 from supermax.training.data.messages import Task, generate_sentences, post_of
-from supermax.training.data.redsm5 import (
-    ANNOTATION_COLUMNS,
-    ANNOTATIONS,
-    POST_COLUMNS,
-    POSTS,
-    Annotation,
-    assemble,
-)
+from supermax.training.data.redsm5 import Annotation, assemble
 from supermax.training.data.sentences import WORDINGS
 
 _POSTS, _ANNOTATIONS, _PRESENT = 1484, 2058, 427  # numbers in ReDSM5
@@ -40,48 +30,6 @@ def synthetic(
 
     `max_words` limits posts to their annotated sentences and what else fits.
     """
-    texts, annotations = _generate(posts, difficulty, seed, max_words)
-    return assemble("synthetic", texts, annotations)
-
-
-def write_redsm5(
-    folder: str | Path,
-    posts: int = _POSTS,
-    *,
-    difficulty: float = 0.5,
-    seed: int = 0,
-    max_words: int | None = None,
-) -> Path:
-    """Write the same data as the two files of ReDSM5. Existing files are not overwritten."""
-    folder = Path(folder).expanduser()
-    if there := [file for file in (POSTS, ANNOTATIONS) if (folder / file).exists()]:
-        raise UserError(f"{folder} already holds {' and '.join(there)}; choose another folder.")
-    texts, annotations = _generate(posts, difficulty, seed, max_words)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / POSTS, POST_COLUMNS, texts.items())
-        columns = (*ANNOTATION_COLUMNS, "explanation")
-        _write(folder / ANNOTATIONS, columns, map(_record, annotations))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}.") from None
-    return folder
-
-
-def _write(path: Path, columns: Iterable[str], records: Iterable[Iterable[object]]) -> None:
-    with path.open("x", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        writer.writerows(records)
-
-
-def _record(a: Annotation) -> tuple[object, ...]:
-    why = "The writer tells this of themselves." if a.status else "The writer does not tell this."
-    return a.post, a.sentence, a.text, a.symptom, a.status, why
-
-
-def _generate(
-    posts: int, difficulty: float, seed: int, max_words: int | None
-) -> tuple[dict[str, str], list[Annotation]]:
     _check(posts, difficulty, max_words)
     rng = random.Random(seed)
     texts: dict[str, str] = {}
@@ -97,7 +45,7 @@ def _generate(
             annotations.append(
                 Annotation(post, f"s{index}", task.symptom, task.status, sentence, span)
             )
-    return texts, annotations
+    return assemble("synthetic", texts, annotations)
 
 
 def _check(posts: int, difficulty: float, max_words: int | None) -> None:

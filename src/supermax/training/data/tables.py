@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
-from supermax.training.data.classes import why_no_classes
+from supermax.training.data.classes import is_number, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.files import UTF8, stem_of
@@ -32,7 +32,6 @@ class Table:
     """Train, validation or test, by the example's id; empty without such a column."""
 
     def part(self, name: str) -> Corpus:
-        """Return the examples of one split."""
         return self.corpus.only(lambda example: self.part_of[example.id] == name)
 
 
@@ -81,19 +80,24 @@ def open_table(
         unlabelled = _unlabelled(drafts, table.file)
         drafts = [draft for draft in drafts if draft.label]
         _check_labels(drafts, columns, known, table.file)
-    names = known or _names_of(drafts)
+    names = known or tuple(sorted({d.label for d in drafts if d.label}, key=_by_number))
     class_of = {label: index for index, label in enumerate(names)}
-    examples = tuple(_with_label(draft, class_of) for draft in drafts)
-    corpus = _corpus(name or stem_of(Path(path)), names, examples, columns, skipped)
-    part_of = {draft.example.id: draft.part for draft in drafts}
-    detected = table.encoding if encoding is None and table.encoding != UTF8 else ""
-    return Table(replace(corpus, unlabelled=unlabelled, detected=detected), part_of)
+    examples = tuple(replace(d.example, label=class_of.get(d.label)) for d in drafts)
+    unknown = columns.label is None and columns.answer is None
+    corpus = Corpus(
+        name or stem_of(Path(path)),
+        names,
+        classes=examples if columns.label is not None or unknown else (),
+        spans=examples if columns.answer is not None or unknown else (),
+        skipped=skipped,
+        unlabelled=unlabelled,
+        detected=table.encoding if encoding is None and table.encoding != UTF8 else "",
+    )
+    return Table(corpus, {draft.example.id: draft.part for draft in drafts})
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """State of reading the rows of a file."""
-
     columns: Columns
     mapped: dict[str, str]
     labels: tuple[str, ...]
@@ -117,7 +121,7 @@ class _Draft:
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
     """Return the example of a row; None if it is bad. All of its mistakes are reported."""
     columns, before = reading.columns, len(reading.bad.found)
-    cells = {role: _cell(row, column) for role, column in reading.mapped.items()}
+    cells = {role: row.cell(column) for role, column in reading.mapped.items()}
     given = cells.get("id", "").strip()
     for what, detail in _mistakes(row, cells, reading):
         reading.bad.add(reading.file, row.line, what, detail, id=given)
@@ -132,14 +136,9 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     if len(reading.bad.found) > before:
         return None
     name = given or f"{reading.file}:{row.line}"
-    question = cells.get("question", "")
-    example = Example(name, group, text, question, None, spans)
+    example = Example(name, group, text, cells.get("question", ""), None, spans)
     part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
-    return _Draft(example, cells.get("label", "").strip(), part)
-
-
-def _cell(row: Row, column: str) -> str:
-    return plain(row.values.get(column)) or ""
+    return _Draft(example, label, part)
 
 
 def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tuple[str, str]]:
@@ -211,34 +210,9 @@ def _check_labels(
         raise UserError(f"{file}: the column {columns.label!r} {reason}.")
 
 
-def _names_of(drafts: list[_Draft]) -> tuple[str, ...]:
-    """Return the labels that occur, numbers first and in numerical order."""
-    return tuple(sorted({draft.label for draft in drafts if draft.label}, key=_by_number))
-
-
 def _by_number(label: str) -> tuple[float, str]:
-    try:
-        number = float(label)
-    except ValueError:
-        return math.inf, label
-    return (math.inf if math.isnan(number) else number), label
-
-
-def _with_label(draft: _Draft, class_of: Mapping[str, int]) -> Example:
-    return replace(draft.example, label=class_of[draft.label]) if draft.label else draft.example
-
-
-def _corpus(
-    name: str,
-    names: tuple[str, ...],
-    examples: tuple[Example, ...],
-    columns: Columns,
-    skipped: int,
-) -> Corpus:
-    unknown = columns.label is None and columns.answer is None
-    classes = examples if columns.label is not None or unknown else ()
-    spans = examples if columns.answer is not None or unknown else ()
-    return Corpus(name, names, classes, spans, skipped)
+    """Return a key that sorts numbers first, in numerical order."""
+    return (float(label) if is_number(label) else math.inf), label
 
 
 def _digest(text: str) -> str:

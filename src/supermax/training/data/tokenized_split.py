@@ -15,8 +15,6 @@ from supermax.training.data.tokens import Tokens
 
 @dataclass(frozen=True)
 class TokenizedSplit:
-    """Examples of a split and their tokens."""
-
     examples: tuple[Example, ...]
     views: tuple[Tokens, ...]
     """Tokens for each encoder; the last one has the targets."""
@@ -25,7 +23,6 @@ class TokenizedSplit:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each chosen sequence."""
         return self.views[-1].lengths[self.chosen]
 
     def rows(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:

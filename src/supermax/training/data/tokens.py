@@ -12,12 +12,13 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from supermax._util.files import make_private, open_private
 from supermax._util.text import listed
@@ -25,6 +26,9 @@ from supermax.errors import Infeasible
 from supermax.training.data.examples import Example
 from supermax.training.data.offsets import Array, mapped, widened
 from supermax.training.data.spans import Span
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 NONE = -100
 """Target that PyTorch's losses ignore."""
@@ -37,7 +41,7 @@ class Tokens:
     """Sequences of token ids with their targets."""
 
     ids: Array
-    begin: Array
+    begin: NDArray[np.int64]
     second: Array
     """Position of the second segment in each sequence; the sequence's length if there is none."""
     example: Array
@@ -55,14 +59,26 @@ class Tokens:
         return len(self.begin) - 1
 
     @property
-    def lengths(self) -> Array:
+    def lengths(self) -> NDArray[np.int64]:
         """Tokens of each sequence."""
         return np.diff(self.begin)
 
 
+class _Sequence(NamedTuple):
+    """Parts of one sequence, as in `Tokens`."""
+
+    ids: Array
+    offsets: Array
+    second: int
+    example: int
+    label: int
+    start: int
+    end: int
+
+
 def tokenised(
     examples: Sequence[Example],
-    tokenizer: Any,
+    tokenizer: PreTrainedTokenizerFast,
     *,
     max_length: int,
     doc_stride: int,
@@ -106,12 +122,15 @@ def _save(tokens: Tokens, folder: Path) -> None:
 
 
 def _tokenise(
-    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    doc_stride: int,
 ) -> Tokens:
     numbered = list(enumerate(examples))
     truncated = [item for item in numbered if item[1].spans is None]
     windowed = [item for item in numbered if item[1].spans is not None]
-    parts: list[dict[str, Any]] = []
+    sequences: list[_Sequence] = []
     for items, stride in ((truncated, None), (windowed, doc_stride)):
         if not items:
             continue
@@ -119,21 +138,20 @@ def _tokenise(
         for first in range(0, len(items), _BATCH):
             batch = items[first : first + _BATCH]
             encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
-            parts += _sequences(encoded, batch, windows=stride is not None)
-    lengths = [len(part["ids"]) for part in parts]
+            sequences += _sequences(encoded, batch, windows=stride is not None)
+    ids, offsets, *numbers = zip(*sequences, strict=True)
+    second, example, label, start, end = (np.array(each, dtype=np.int32) for each in numbers)
+    begin = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     return Tokens(
-        ids=np.concatenate([part["ids"] for part in parts]),
-        begin=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        offsets=np.concatenate([part["offsets"] for part in parts]),
-        **{
-            key: np.array([part[key] for part in parts], dtype=np.int32)
-            for key in ("second", "example", "label", "start", "end")
-        },
+        np.concatenate(ids), begin, second, example, label, start, end, np.concatenate(offsets)
     )
 
 
 def check_room(
-    examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    doc_stride: int,
 ) -> None:
     """Raise Infeasible if a question leaves no room for its text, or windows cannot advance."""
     questions = {example.question: example.id for example in examples if example.question}
@@ -151,8 +169,11 @@ def check_room(
 
 
 def _encode(
-    examples: Sequence[Example], tokenizer: Any, max_length: int, stride: int | None
-) -> Any:
+    examples: Sequence[Example],
+    tokenizer: PreTrainedTokenizerFast,
+    max_length: int,
+    stride: int | None,
+) -> BatchEncoding:
     texts = [example.text for example in examples]
     questions = [example.question for example in examples]
     pairs = (questions, texts) if any(questions) else (texts,)
@@ -170,32 +191,22 @@ def _encode(
 
 
 def _sequences(
-    encoded: Any, numbered: Sequence[tuple[int, Example]], windows: bool
-) -> list[dict[str, Any]]:
+    encoded: BatchEncoding, numbered: Sequence[tuple[int, Example]], windows: bool
+) -> Iterator[_Sequence]:
     sample_of = encoded["overflow_to_sample_mapping"] if windows else range(len(numbered))
     targets = _targets(encoded, numbered, sample_of) if windows else {}
-    result = []
     for i, ids in enumerate(encoded["input_ids"]):
         number, example = numbered[sample_of[i]]
         segments = encoded.sequence_ids(i)
         no_offsets = np.full((len(ids), 2), -1, dtype=np.int32)
         offsets, (start, end) = targets.get(i, (no_offsets, (NONE, NONE)))
-        result.append(
-            {
-                "ids": np.array(ids, dtype=np.int32),
-                "second": segments.index(1) if 1 in segments else len(ids),
-                "example": number,
-                "label": NONE if example.label is None else example.label,
-                "start": start,
-                "end": end,
-                "offsets": offsets,
-            }
-        )
-    return result
+        second = segments.index(1) if 1 in segments else len(ids)
+        label = NONE if example.label is None else example.label
+        yield _Sequence(np.array(ids, np.int32), offsets, second, number, label, start, end)
 
 
 def _targets(
-    encoded: Any, numbered: Sequence[tuple[int, Example]], sample_of: Sequence[int]
+    encoded: BatchEncoding, numbered: Sequence[tuple[int, Example]], sample_of: Sequence[int]
 ) -> dict[int, tuple[Array, tuple[int, int]]]:
     """Return offsets and target of every window.
 
@@ -205,9 +216,9 @@ def _targets(
     context = 1 if any(example.question for _, example in numbered) else 0
     windows_of: dict[int, dict[int, Array]] = {}
     for i, sample in enumerate(sample_of):
-        offsets = np.array(encoded["offset_mapping"][i], dtype=np.int32).reshape(-1, 2)
+        ranges = np.array(encoded["offset_mapping"][i], dtype=np.int32).reshape(-1, 2)
         inside = np.array([segment == context for segment in encoded.sequence_ids(i)], dtype=bool)
-        windows_of.setdefault(sample, {})[i] = np.where(inside[:, None], offsets, np.int32(-1))
+        windows_of.setdefault(sample, {})[i] = np.where(inside[:, None], ranges, np.int32(-1))
     targets: dict[int, tuple[Array, tuple[int, int]]] = {}
     for sample, windows in windows_of.items():
         _, example = numbered[sample]

@@ -235,7 +235,8 @@ def _source(folder: Path) -> Source:
 
 def _untrained_encoder(source: Source) -> nn.Module:
     """Return the encoder with random weights, which the model's weights replace."""
-    return load_encoder(Source(source.name, None, source.config), source.config)
+    encoder: nn.Module = load_encoder(Source(source.name, None, source.config), source.config)
+    return encoder
 
 
 def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:

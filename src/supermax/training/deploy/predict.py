@@ -136,7 +136,7 @@ def _evaluate(
     spans = tuple(replace(e, spans=()) for e in classes)
     corpus = Corpus("prediction", loaded.label_names, tuple(classes), spans)
     sources = tuple(
-        Source(loaded.config.encoder.name, None, encoder.model.config)  # type: ignore[union-attr]
+        Source(loaded.config.encoder.name, None, encoder.model.config)
         for encoder in loaded.model.encoders
     )
     with tempfile.TemporaryDirectory(prefix="supermax-") as cache:

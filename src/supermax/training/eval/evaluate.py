@@ -79,7 +79,7 @@ def evaluation_of(
         softmax = torch.from_numpy(classes[rows]).softmax(-1).numpy()
         ids = [data.examples[view.example[i]].id for i in rows]
         probabilities = dict(zip(ids, softmax.tolist(), strict=True))
-        labels = view.label[rows]
+        labels = view.label[rows].astype(np.int64)
         if (labels != NONE).all():
             metrics |= class_metrics(labels, softmax)
     if starts is not None and ends is not None:

@@ -5,29 +5,31 @@ The values of full-size ones are those of the published checkpoints' config file
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from transformers import AutoConfig, PretrainedConfig
 
 from supermax._util.attributes import UNTRAINED
 
-_LARGE: dict[str, Any] = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-}
-_ROBERTA: dict[str, Any] = {
+
+def _sizes(hidden: int, layers: int, heads: int, intermediate: int) -> dict[str, int]:
+    return {
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+    }
+
+
+_BASE, _LARGE = _sizes(768, 12, 12, 3072), _sizes(1024, 24, 16, 4096)
+_ROBERTA = {
     "max_position_embeddings": 514,
     "type_vocab_size": 1,
     "layer_norm_eps": 1e-5,
 }
-_DEBERTA_V3: dict[str, Any] = {
+_DEBERTA_V3: dict[str, object] = {
     "vocab_size": 128_100,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
+    **_BASE,
     "relative_attention": True,
     "position_buckets": 256,
     "norm_rel_ebd": "layer_norm",
@@ -38,7 +40,7 @@ _DEBERTA_V3: dict[str, Any] = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-7,
 }
-FULL: dict[str, tuple[str, dict[str, Any]]] = {
+FULL: dict[str, tuple[str, Mapping[str, object]]] = {
     "bert-base-uncased": ("bert", {}),
     "bert-large-uncased": ("bert", _LARGE),
     "roberta-base": ("roberta", {"vocab_size": 50_265, **_ROBERTA}),
@@ -46,34 +48,15 @@ FULL: dict[str, tuple[str, dict[str, Any]]] = {
     "microsoft/deberta-v3-base": ("deberta-v2", _DEBERTA_V3),
     "microsoft/deberta-v3-large": ("deberta-v2", {**_DEBERTA_V3, **_LARGE}),
     "xlm-roberta-base": ("xlm-roberta", {"vocab_size": 250_002, **_ROBERTA}),
-    "google/electra-base-discriminator": (
-        "electra",
-        {
-            "embedding_size": 768,
-            "hidden_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        },
-    ),
+    "google/electra-base-discriminator": ("electra", {"embedding_size": 768, **_BASE}),
     "google/electra-large-discriminator": ("electra", {"embedding_size": 1024, **_LARGE}),
-    "sentence-transformers/all-MiniLM-L6-v2": (
-        "bert",
-        {
-            "hidden_size": 384,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 12,
-            "intermediate_size": 1536,
-        },
-    ),
+    "sentence-transformers/all-MiniLM-L6-v2": ("bert", _sizes(384, 6, 12, 1536)),
     "answerdotai/ModernBERT-base": ("modernbert", {}),
     "distilbert-base-uncased": ("distilbert", {}),
 }
-_SMALL: dict[str, Any] = {
+_SMALL = {
     "vocab_size": 2048,
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 128,
+    **_sizes(64, 2, 2, 128),
     "max_position_embeddings": 514,
     "pad_token_id": 0,
     "bos_token_id": 2,
@@ -82,7 +65,7 @@ _SMALL: dict[str, Any] = {
     "sep_token_id": 3,
 }
 _SMALL_MODERN = {**_SMALL, "local_attention": 32}
-TINY: dict[str, tuple[str, dict[str, Any]]] = {
+TINY: dict[str, tuple[str, Mapping[str, object]]] = {
     "tiny": ("modernbert", _SMALL_MODERN),
     "tiny-bert": ("bert", _SMALL),
     "tiny-roberta": ("roberta", {**_ROBERTA, **_SMALL}),

@@ -7,7 +7,9 @@ Inputs ──encoder──▶ states ──pooling──▶ class head ──▶
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -15,6 +17,9 @@ from supermax.training.config import Config
 from supermax.training.models.encoders import depth_of, freeze, layer_list
 from supermax.training.models.heads import Fusion, Pooling, head
 from supermax.training.models.packing import Packing, can_pack, packed_states
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,6 @@ class Inputs:
     packing: Packing | None = None
 
     def to(self, device: str) -> Inputs:
-        """Return the inputs on the device."""
         ids, mask, types = (
             t.to(device, non_blocking=True) for t in (self.ids, self.mask, self.types)
         )
@@ -55,12 +59,12 @@ class Outputs:
 class Encoder(nn.Module):
     """Encoder that is given token types only if it uses them, and sequences packed or padded."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
         accepts = inspect.signature(model.forward).parameters
         config = model.config
-        self.size: int = config.hidden_size  # type: ignore[union-attr,assignment]
+        self.size: int = config.hidden_size
         type_count = getattr(config, "type_vocab_size", 0) or 0
         self.takes_types = "token_type_ids" in accepts and type_count > 1
         self.packs = can_pack(model)
@@ -77,20 +81,26 @@ class Encoder(nn.Module):
         return states
 
 
+class _Encoders(nn.ModuleList):
+    if TYPE_CHECKING:  # torch knows of its elements only that they are modules
+
+        def __iter__(self) -> Iterator[Encoder]: ...
+
+
 class Model(nn.Module):
     """One encoder, or two whose outputs are fused; one head or two."""
 
     def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
         super().__init__()
-        self.encoders = nn.ModuleList(Encoder(encoder) for encoder in encoders)
+        self.encoders = _Encoders(Encoder(encoder) for encoder in encoders)
         for encoder in encoders:
             freeze(encoder, config.encoder.frozen_layers)
         sizes = [encoder.size for encoder in self.encoders]
-        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)  # type: ignore[arg-type]
-        size: int = sizes[0]  # type: ignore[assignment]
+        self.pooling = nn.ModuleList(Pooling(config.head.pooling, size) for size in sizes)
+        size = sizes[0]
         self.fusion: Fusion | None = None
         if len(encoders) == 2:
-            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])  # type: ignore[arg-type]
+            self.fusion = Fusion(config.fusion, sizes[1], sizes[0])
             size = config.fusion.width
         has_classes = config.agent in ("criteria", "share", "joint")
         has_spans = config.agent in ("evidence", "share", "joint")
@@ -119,16 +129,15 @@ class Model(nn.Module):
         layer, the encoder's depth for its embeddings. Parameters of heads are not included."""
         above: dict[str, int] = {}
         for i, encoder in enumerate(self.encoders):
-            model: nn.Module = encoder.model  # type: ignore[assignment]
-            layers = len(layer_list(model)[1])
-            for name, depth in depth_of(model).items():
+            layers = len(layer_list(encoder.model)[1])
+            for name, depth in depth_of(encoder.model).items():
                 above[f"encoders.{i}.model.{name}"] = layers - depth
         return above
 
     def checkpoint_activations(self) -> None:
         """Recompute activations in the backward pass: slower, with far less memory."""
         for encoder in self.encoders:
-            encoder.model.gradient_checkpointing_enable(  # type: ignore[union-attr,operator]
+            encoder.model.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
 

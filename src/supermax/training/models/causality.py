@@ -6,7 +6,6 @@ PretrainedConfig ──is_causal()──▶ bool
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import torch
 from transformers import PretrainedConfig
@@ -36,8 +35,8 @@ def is_causal(config: PretrainedConfig) -> bool:
     return bool(torch.allclose(first, other, rtol=0, atol=1e-12))
 
 
-def _small(config: PretrainedConfig) -> Any:
-    small: Any = type(config).from_dict(config.to_dict())
+def _small(config: PretrainedConfig) -> PretrainedConfig:
+    small = type(config).from_dict(config.to_dict())
     sizes = {
         "hidden_size": 8 * small.num_attention_heads,
         "head_dim": 8,
@@ -58,7 +57,7 @@ def _small(config: PretrainedConfig) -> Any:
     return small
 
 
-def _first_states(config: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _first_states(config: PretrainedConfig) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the states of the first token of two texts that differ in the last one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

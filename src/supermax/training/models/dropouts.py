@@ -10,7 +10,6 @@ only, so attention stays outside of the compiled code, at a graph break: it is a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +37,8 @@ class TensorRateDropout(nn.Module):
         super().__init__()
         self.p = _PLACEHOLDER
         for name, value in (("rate", rate), ("scale", 1 / (1 - rate) if rate < 1 else 0.0)):
-            filled = torch.full(
-                (), value, device=device
-            )  # no copy from the CPU, which would block
-            self.register_buffer(name, filled, persistent=False)
+            # `full`, not `tensor`: no copy from the CPU, which would block.
+            self.register_buffer(name, torch.full((), value, device=device), persistent=False)
 
     def forward(self, states: Tensor) -> Tensor:
         if not self.training:
@@ -113,14 +110,23 @@ def _register_attention() -> None:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def eager_attention(
-        module: nn.Module, states: list[Tensor], *args: Any, dropout: float = 0.0, **named: Any
-    ) -> Any:
+        module: nn.Module,
+        states: list[Tensor],
+        *args: object,
+        dropout: float = 0.0,
+        **named: object,
+    ) -> object:
         rate = getattr(module, _RATE) if dropout == _PLACEHOLDER else dropout
         return attend(module, *_transposed(states), *args, dropout=rate, **named)
 
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **named: Any
-    ) -> Any:
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *args: object,
+        **named: object,
+    ) -> object:
         states = [query, key, value]
         if not hasattr(module, _RATE):
             return attend(module, *states, *args, **named)

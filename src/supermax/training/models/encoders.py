@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+import transformers  # imports AutoModel on access: takes seconds, not every process needs it
+from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.training.models.sources import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout", "hidden_dropout")
 _OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
@@ -46,7 +50,7 @@ def prepared_config(
     return config
 
 
-def load_encoder(source: Source, config: PretrainedConfig) -> nn.Module:
+def load_encoder(source: Source, config: PretrainedConfig) -> PreTrainedModel:
     """Return the encoder with all its weights, in fp32 on the CPU, without its pooler.
 
     Raises UserError if weights are missing: none stays on the meta device or is initialised
@@ -60,34 +64,37 @@ def load_encoder(source: Source, config: PretrainedConfig) -> nn.Module:
     return model
 
 
-def finish_loading(model: Any) -> nn.Module:
+def finish_loading(model: PreTrainedModel) -> PreTrainedModel:
     """Remove the pooler, which a pooling of our own replaces, and cache relative positions."""
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     _cache_positions(model)
-    return model  # type: ignore[no-any-return]
+    return model
 
 
-def _cache_positions(model: Any) -> None:
+def _cache_positions(model: PreTrainedModel) -> None:
     """Cache DeBERTa's relative positions by sequence length.
 
     It computes them in every forward pass with a CPU-GPU synchronisation, which capture does not
     allow. They depend on the length alone.
     """
-    stack: Any = getattr(model, "encoder", None)
-    if not hasattr(stack, "get_rel_pos"):
+    stack = getattr(model, "encoder", None)
+    if stack is None or not hasattr(stack, "get_rel_pos"):
         return
-    build, stack_ref = type(stack).get_rel_pos, weakref.ref(stack)
-    cached: dict[tuple[int, torch.device], Any] = {}
+    build: Callable[..., Tensor] = type(stack).get_rel_pos
+    stack_ref = weakref.ref(stack)
+    cached: dict[tuple[int, torch.device], Tensor] = {}
 
-    def positions(states: Any, query_states: Any = None, relative_pos: Any = None) -> Any:
+    def positions(
+        states: Tensor, query_states: Tensor | None = None, relative_pos: Tensor | None = None
+    ) -> Tensor:
         if query_states is not None or relative_pos is not None:
             return build(stack_ref(), states, query_states, relative_pos)
         key = (states.size(-2), states.device)
-        if key not in cached and _is_capturing(states):
-            # Not cached: a tensor of a capture has no values until the graph is replayed.
-            return build(stack_ref(), states)
         if key not in cached:
+            if states.is_cuda and torch.cuda.is_current_stream_capturing():
+                # Not cached: a tensor of a capture has no values until the graph is replayed.
+                return build(stack_ref(), states)
             with torch.inference_mode(False):  # inference tensors could not be used in training
                 cached[key] = build(stack_ref(), states)
         return cached[key]
@@ -95,33 +102,23 @@ def _cache_positions(model: Any) -> None:
     stack.get_rel_pos = positions
 
 
-def _is_capturing(states: torch.Tensor) -> bool:
-    return states.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def prepare_for_length(encoder: Any, length: int, device: str) -> None:
+def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> None:
     """Compute what depends on the sequence length alone, before a step of it is captured."""
-    stack: Any = getattr(encoder, "encoder", None)
-    if hasattr(stack, "get_rel_pos"):
+    stack = getattr(encoder, "encoder", None)
+    if stack is not None and hasattr(stack, "get_rel_pos"):
         stack.get_rel_pos(torch.empty((1, length, 1), device=device))
 
 
-def _auto_model() -> Any:
-    from transformers import AutoModel  # imported late: takes seconds, not every process needs it
-
-    return AutoModel
-
-
-def untrained(config: PretrainedConfig) -> Any:
+def untrained(config: PretrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights from its configuration."""
     with _no_deprecation_warnings():
-        return _auto_model().from_config(config)
+        return transformers.AutoModel.from_config(config)
 
 
-def _pretrained(source: Source, config: PretrainedConfig) -> Any:
+def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
     # Random weights that loading overwrites must not advance the random number generator.
     with _no_deprecation_warnings(), torch.random.fork_rng(devices=[]):
-        model, report = _auto_model().from_pretrained(
+        model, report = transformers.AutoModel.from_pretrained(
             source.place,
             config=config,
             dtype=torch.float32,
@@ -129,7 +126,9 @@ def _pretrained(source: Source, config: PretrainedConfig) -> Any:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    _refuse_missing(source.name, report)
+    if missing := sorted(k for k in report["missing_keys"] if not k.startswith("pooler.")):
+        heading = f"The weights of '{source.name}' are not complete."
+        raise UserError(listed(f"{heading} These would be initialised randomly:", missing[:5]))
     return model
 
 
@@ -141,32 +140,21 @@ def _no_deprecation_warnings() -> Iterator[None]:
         yield
 
 
-def _refuse_missing(name: str, report: Any) -> None:
-    missing = [key for key in report["missing_keys"] if not key.startswith("pooler.")]
-    if missing:
-        raise UserError(
-            listed(
-                f"The weights of '{name}' are not complete. These would be initialised randomly:",
-                sorted(missing)[:5],
-            )
-        )
-
-
 # Structure of encoders.
 
 
 def import_model(source: Source) -> None:
     """Import the module of the encoder's model type without building an encoder."""
-    _auto_model()._model_mapping[type(source.config)]
+    transformers.AutoModel._model_mapping[type(source.config)]
 
 
-def outline(source: Source) -> nn.Module:
+def outline(source: Source) -> PreTrainedModel:
     """Return the encoder on the meta device: modules and shapes without weights."""
     with torch.device("meta"):
         model = untrained(source.config)
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def layer_list(encoder: nn.Module) -> tuple[str, nn.ModuleList]:

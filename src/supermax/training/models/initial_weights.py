@@ -13,7 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from transformers import PretrainedConfig
 
 from supermax.training.models.encoders import DROPOUTS, finish_loading, load_encoder, untrained
 from supermax.training.models.sources import Source, weights_mark
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _ALIGNED = 64  # bytes
 
@@ -57,7 +60,7 @@ class InitialWeights:
 
     def encoder(
         self, source: Source, config: PretrainedConfig, device: str, of: int = 1
-    ) -> nn.Module:
+    ) -> PreTrainedModel:
         """Return an encoder with its initial weights; keep at most `of` encoders, as many as the
         trial has."""
         key = _key(source, config)
@@ -104,7 +107,7 @@ def _cpu_copies(tensors: list[Tensor], pinned: bool) -> list[Tensor]:
     return copies
 
 
-def _copy(cached: _Cached, config: PretrainedConfig, device: str) -> nn.Module | None:
+def _copy(cached: _Cached, config: PretrainedConfig, device: str) -> PreTrainedModel | None:
     """Return a new encoder with the cached weights; None where it has tensors that are neither
     parameters nor buffers, which the cache does not hold."""
     with torch.device("meta"):
@@ -112,22 +115,15 @@ def _copy(cached: _Cached, config: PretrainedConfig, device: str) -> nn.Module |
     names = {name for name, _ in model.named_parameters()}
     if names != cached.parameters.keys() or _hidden_tensors(model):
         return None
-    for name, weight in cached.parameters.items():
-        owner, last = _place(model, name)
-        there: Any = owner._parameters[last]
-        weight = weight.to(device, non_blocking=True, copy=True)
-        owner._parameters[last] = nn.Parameter(weight, requires_grad=there.requires_grad)
-    for name, buffer in cached.buffers.items():
-        owner, last = _place(model, name)
-        owner._buffers[last] = buffer.to(device, non_blocking=True, copy=True)
+    for name, tensor in (cached.parameters | cached.buffers).items():
+        path, _, attribute = name.rpartition(".")
+        copy = tensor.to(device, non_blocking=True, copy=True)
+        if name in names:
+            copy = nn.Parameter(copy, model.get_parameter(name).requires_grad)
+        setattr(model.get_submodule(path), attribute, copy)
     if cached.random is not None:
         torch.set_rng_state(cached.random)
     return model
-
-
-def _place(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, last = name.rpartition(".")
-    return model.get_submodule(path), last
 
 
 def _hidden_tensors(model: nn.Module) -> bool:

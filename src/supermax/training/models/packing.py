@@ -13,12 +13,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.modeling_outputs import BaseModelOutput
 
 _ROUND = 8
 """Row lengths are multiples of this: attention kernels need aligned rows of a mask."""
@@ -53,7 +58,7 @@ def row_length(longest: int) -> int:
     return -(-longest // _ROUND) * _ROUND
 
 
-def pack_sequences(lengths: NDArray[Any], length: int) -> tuple[Indices, int]:
+def pack_sequences(lengths: Indices, length: int) -> tuple[Indices, int]:
     """Return where each sequence starts in the flattened rows, and the number of rows.
 
     Worst fit decreasing: the longest sequence first, each into the row with the most room. That
@@ -74,7 +79,7 @@ def pack_sequences(lengths: NDArray[Any], length: int) -> tuple[Indices, int]:
     return starts, len(rows)
 
 
-def pack(lengths: NDArray[Any]) -> Packing:
+def pack(lengths: Indices) -> Packing:
     """Return the packing of a batch with the cheapest row length. Rows as long as the longest
     sequence hold one sequence each where lengths are similar; longer rows hold several."""
     shortest = row_length(int(lengths.max()))
@@ -89,7 +94,7 @@ def _cost(rows: int, length: int) -> int:
 
 
 def packed_states(
-    model: nn.Module, ids: Tensor, mask: Tensor, types: Tensor | None, packing: Packing
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, types: Tensor | None, packing: Packing
 ) -> Tensor:
     """Return the states [batch, length, size] of padded sequences, computed in packed rows. States
     of padding are arbitrary, as they are without packing."""
@@ -109,23 +114,23 @@ def packed_states(
         segments=segments,
         types=None if types is None else types.flatten()[source].view(shape),
     )
-    states = _FAMILIES[_family(model)](model, rows)
+    states: Tensor = _FAMILIES[_family(model)](model, rows).last_hidden_state
     flat = states.reshape(spare, states.shape[-1])
     found: Tensor = _Rearrange.apply(flat, index.clamp_max(spare - 1), inverse)  # type: ignore[no-untyped-call]
     return found.view(batch, length, -1)
 
 
-def can_pack(model: nn.Module) -> bool:
+def can_pack(model: PreTrainedModel) -> bool:
     """Return whether this encoder can be given packed rows. A convolution, which some of
     DeBERTa-v2 have, would mix sequences that are neighbours in a row. Other implementations of
     attention than SDPA do not take a mask of pairs: eager attention would add True as 1."""
-    config: Any = model.config
+    config = model.config
     convolves = (getattr(config, "conv_kernel_size", 0) or 0) > 0
     masks = _family(model) in _OWN_ATTENTION or config._attn_implementation == "sdpa"
     return _family(model) in _FAMILIES and masks and not convolves
 
 
-def _positions(model: Any, ids: Tensor) -> Tensor:
+def _positions(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """Return the positions [batch, length] that the model would give to padded sequences."""
     if _family(model) not in _AFTER_PADDING:
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -135,7 +140,7 @@ def _positions(model: Any, ids: Tensor) -> Tensor:
     return positions
 
 
-def _family(model: Any) -> str:
+def _family(model: PreTrainedModel) -> str:
     return str(model.config.model_type)
 
 
@@ -159,16 +164,17 @@ class _Rearrange(torch.autograd.Function):
     """Return source[index], with a gradient that is a gather instead of a scatter-add.
 
     torch would add up the gradients of all reads of a row. Here each row is read by at most one
-    token, given by `inverse` (-1: by none), and by padding, whose gradient is 0.
+    token, given by `inverse` (-1: by none), and by padding, whose gradient is 0: poolings, span
+    losses and NO_ROW targets mask it.
     """
 
     @staticmethod
-    def forward(ctx: Any, source: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    def forward(ctx: FunctionCtx, source: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(inverse)
         return source[index]
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: BackwardCFunction, gradient: Tensor) -> tuple[Tensor, None, None]:
         (inverse,) = ctx.saved_tensors
         found = gradient[inverse.clamp_min(0)]
         return found.masked_fill((inverse < 0).unsqueeze(1), 0), None, None
@@ -177,44 +183,35 @@ class _Rearrange(torch.autograd.Function):
 # How to pass a mask of pairs and positions to each model type.
 
 
-def _absolute(model: Any, rows: _Rows) -> Tensor:
+def _absolute(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
     """BERT and similar: learned absolute positions, one mask for all layers."""
     more = {} if rows.types is None else {"token_type_ids": rows.types}
-    return _states(
-        model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=rows.positions, **more)
-    )
+    return model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=rows.positions, **more)
 
 
-def _modernbert(model: Any, rows: _Rows) -> Tensor:
+def _modernbert(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
     """Rotary positions; some layers attend to a window around each token only."""
     columns = torch.arange(rows.ids.shape[1], device=rows.ids.device)
     apart = (columns.unsqueeze(0) - columns.unsqueeze(1)).abs()
     near = apart <= model.config.sliding_window
     masks = {"full_attention": rows.mask, "sliding_attention": rows.mask & near}
-    return _states(model(input_ids=rows.ids, attention_mask=masks, position_ids=rows.positions))
+    return model(input_ids=rows.ids, attention_mask=masks, position_ids=rows.positions)
 
 
-def _deberta(model: Any, rows: _Rows) -> Tensor:
+def _deberta(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
     """Relative positions, which are the same wherever in a row a sequence begins. The model takes
     no mask of pairs, but its stack of layers does."""
     stack = model.encoder
     stack.get_attention_mask = lambda _: rows.mask
     try:
         more = {} if rows.types is None else {"token_type_ids": rows.types}
-        return _states(
-            model(input_ids=rows.ids, attention_mask=(rows.segments > 0).long(),
-                  position_ids=rows.positions, **more)
-        )  # fmt: skip
+        mask = (rows.segments > 0).long()
+        return model(input_ids=rows.ids, attention_mask=mask, position_ids=rows.positions, **more)
     finally:
         del stack.get_attention_mask
 
 
-def _states(outputs: Any) -> Tensor:
-    found: Tensor = outputs.last_hidden_state
-    return found
-
-
-_FAMILIES: dict[str, Callable[[Any, _Rows], Tensor]] = {
+_FAMILIES: dict[str, Callable[[PreTrainedModel, _Rows], BaseModelOutput]] = {
     **dict.fromkeys(("bert", "distilbert", "electra", *_AFTER_PADDING), _absolute),
     "modernbert": _modernbert,
     "deberta-v2": _deberta,

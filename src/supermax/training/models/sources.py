@@ -42,8 +42,6 @@ _HUB_TIMEOUT = 5.0  # seconds to connect to the hub
 
 @dataclass(frozen=True)
 class Source:
-    """Origin of an encoder."""
-
     name: str
     place: str | None
     """Folder, or name on the hub; None: untrained, built from its configuration."""

@@ -4,11 +4,9 @@ split and cached on disk."""
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tokenizers import (
     Tokenizer,
@@ -20,15 +18,18 @@ from tokenizers import (
     trainers,
 )
 
-from supermax._util.files import make_private
+from supermax._util.files import make_private, write_whole
 from supermax._util.text import in_short
 from supermax.errors import UserError
 from supermax.training.models.sources import Source
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
+def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> PreTrainedTokenizerFast:
     """Return the fast tokenizer of an encoder; for an untrained one, trained on `texts`. Raises
     UserError where there is none."""
     if source.place is not None:
@@ -50,7 +51,7 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> Any:
     return _trained_on(source, texts, cache)
 
 
-def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> Any:
+def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> PreTrainedTokenizerFast:
     digest = hashlib.sha256(str(source.config.vocab_size).encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
@@ -59,7 +60,9 @@ def _trained_on(source: Source, texts: Sequence[str], cache: Path) -> Any:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception:  # missing or damaged: the library raises nothing more specific
         tokenizer = _train(texts, source.config.vocab_size)
-        _save(tokenizer, path)
+        # Atomically: processes that train it at the same time write the same one.
+        make_private(path.parent)
+        write_whole(path, tokenizer.to_str(pretty=True))
     has_segments = (getattr(source.config, "type_vocab_size", 0) or 0) > 1
     segments = ["token_type_ids"] if has_segments else []
     from transformers import PreTrainedTokenizerFast
@@ -100,16 +103,7 @@ def _train(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     return tokenizer
 
 
-def _save(tokenizer: Tokenizer, path: Path) -> None:
-    """Save atomically: processes that train it at the same time write the same one."""
-    make_private(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".json")
-    os.close(handle)
-    tokenizer.save(temporary)
-    Path(temporary).replace(path)
-
-
-def special_ids(tokenizer: Any) -> dict[str, int | None]:
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
     """Return the special ids of the tokenizer, for the configuration of an untrained encoder."""
     return {
         "pad_token_id": tokenizer.pad_token_id,

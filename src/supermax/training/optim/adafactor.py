@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT, StateDict
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,13 @@ class DeviceAdafactor(torch.optim.Adafactor):
     """Adafactor of torch on the device. The parameters of a group are on one device and of one
     dtype; its learning rate is a float, or a tensor there."""
 
-    def __init__(self, params: Any, *, absolute: bool = False, **more: Any) -> None:
+    def __init__(self, params: ParamsT, *, absolute: bool = False, **more: Any) -> None:
         """`absolute`: the learning rate bounds the RMS of an update, as with
         `scale_parameter=False, relative_step=False` in transformers."""
         super().__init__(params, **more)
         self._absolute = absolute
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -58,7 +59,7 @@ class DeviceAdafactor(torch.optim.Adafactor):
                     self._update(group)
         return loss
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state and move step counts to the device, which torch does not."""
         super().load_state_dict(state_dict)
         for parameter, state in self.state.items():

@@ -17,10 +17,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.nn.functional import linear
 
 _QKV = ("query", "key", "value")
@@ -119,7 +120,6 @@ class Bf16Copies:
         self.clear_gradients()
 
     def clear_gradients(self) -> None:
-        """Set the gradients of the copies to None."""
         for group in self._groups:
             group.weight.grad = None
             if group.bias is not None:
@@ -132,7 +132,7 @@ def _layer_groups(model: nn.Module) -> Iterator[list[nn.Linear]]:
     used = Counter(p for module in modules for p in module.parameters(recurse=False))
     done: set[nn.Module] = set()
 
-    def eligible(layer: Any) -> bool:
+    def eligible(layer: object) -> TypeGuard[nn.Linear]:
         """Return whether a layer is a plain trained one. Tied weights are excluded: the other
         module would not use the copy."""
         return (
@@ -143,14 +143,14 @@ def _layer_groups(model: nn.Module) -> Iterator[list[nn.Linear]]:
 
     for module in modules:  # parents come before their children
         projections = [getattr(module, name, None) for name in _QKV]
-        candidates: list[list[Any]] = [projections, [module]]
-        for layers in candidates:
-            if all(map(eligible, layers)) and _can_fuse(layers):
+        for candidates in (projections, [module]):
+            layers = [layer for layer in candidates if eligible(layer)]
+            if len(layers) == len(candidates) and _can_fuse(layers):
                 done.update(layers)
                 yield layers
 
 
-def _can_fuse(layers: Sequence[Any]) -> bool:
+def _can_fuse(layers: Sequence[nn.Linear]) -> bool:
     """Return whether layers can be one: alone, or distinct with equal inputs and aligned parts."""
     kinds = {(layer.in_features, layer.bias is None) for layer in layers}
     aligned = all(2 * layer.out_features % ALIGNMENT == 0 for layer in layers)  # bf16: 2 bytes
@@ -214,7 +214,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: FunctionCtx,
         states: Tensor,
         weight: Tensor,
         bias: Tensor | None,

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,8 +29,8 @@ BLOCK, WARPS = 1024, 8
 
 
 def fused(optimizer: torch.optim.Optimizer, copies: Bf16Copies) -> FusedAdamW | None:
-    """Return the fused step; None where it is not available. `why_not` then has the reason, unless
-    only this optimizer's tensors are not aligned."""
+    """Return the fused step; None where it is not available. `why_unavailable` then has the
+    reason, unless only this optimizer's tensors are not aligned."""
     global _why
     if _why is not None or not (torch.cuda.is_available() or "TRITON_INTERPRET" in os.environ):
         return None
@@ -52,12 +53,12 @@ _why: str | None = None
 """Reason why the kernel failed in this process, which is not tried again."""
 
 
-def why_not() -> str | None:
+def why_unavailable() -> str | None:
     """Return why the kernel cannot run in this process; None: it can, or was not tried."""
     return _why
 
 
-def keep_in(folder: Path) -> None:
+def cache_kernels_in(folder: Path) -> None:
     """Cache the compiled kernel in `folder`, unless TRITON_CACHE_DIR is set already."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(folder))
 
@@ -72,11 +73,19 @@ def _explain(error: Exception) -> str:
     return in_short(error)
 
 
+class Kernel(Protocol):
+    """Triton kernel: indexed by its grid, it returns a launcher."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
 class FusedAdamW:
     """AdamW step with clipping. `kernel`: as in fused_adamw_kernel.py. The optimizer's state must
     exist: the kernel gets its addresses."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, copies: Bf16Copies, kernel: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, copies: Bf16Copies, kernel: Kernel
+    ) -> None:
         self._kernel, self._bf16 = kernel, copies
         groups = [group for group in optimizer.param_groups for _ in group["params"]]
         self._weights: list[Tensor] = [p for g in optimizer.param_groups for p in g["params"]]

@@ -19,9 +19,8 @@ from supermax.training.config import LossConfig
 
 IGNORED = -100
 """Label or position of an example without a target for this loss (torch's ignore_index)."""
-MIN_NORMALISER = (
-    1e-6  # a batch with nothing labelled is divided by this: 0, and no overflow in fp16
-)
+MIN_NORMALISER = 1e-6
+"""Divisor of a batch with nothing labelled, whose loss is 0; no overflow in fp16."""
 
 
 def class_weights(counts: Sequence[int], config: LossConfig) -> Tensor | None:
@@ -82,10 +81,9 @@ def span_loss(
     return (start_terms + end_terms) / 2
 
 
-def span_normaliser(starts: Tensor, ends: Tensor) -> Tensor:
+def span_normaliser(starts: Tensor) -> Tensor:
     """Return the number of examples with a target, at least MIN_NORMALISER."""
-    known = (starts != IGNORED) | (ends != IGNORED)
-    return known.sum().to(torch.float32).clamp_min(MIN_NORMALISER)
+    return (starts != IGNORED).sum().to(torch.float32).clamp_min(MIN_NORMALISER)
 
 
 def _full_precision(logits: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import importlib
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -86,7 +86,26 @@ def make_optimizer(
     device = torch.device(device)
     if reason := unavailable(device.type).get(config.name):
         raise UserError(reason)
-    return _MAKERS[config.name](groups, config, device)
+    betas = (config.beta1, config.beta2)
+    made: torch.optim.Optimizer
+    if config.name == "lion":
+        made = _load("lion").Lion(groups, lr=config.lr, betas=betas)
+    elif config.name == "adamw_8bit":
+        # Parameters with fewer than 4,096 elements keep a 32-bit state, as by default.
+        kind = _load("adamw_8bit").optim.AdamW8bit
+        made = kind(groups, lr=config.lr, betas=betas, eps=config.eps)
+    elif config.name == "adafactor":
+        # Torch multiplies the learning rate by the RMS of the parameter: with a rate that suits
+        # AdamW, weights with an RMS of 0.04 would move by a 25th of it. Absolute steps use the
+        # rate as it is. Torch's default for eps1, 1.2e-7, also bounds the mean square of a
+        # gradient from below. That is an RMS of 3e-4, more than is usual in fine-tuning, so
+        # updates would grow as gradients shrink. The paper adds 1e-30 to squares; torch squares
+        # eps1.
+        made = DeviceAdafactor(groups, lr=config.lr, eps=(1e-15, 1e-3), absolute=True)
+    else:
+        fused = device.type in ("cpu", "cuda")  # one kernel call for many parameters
+        made = torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)
+    return made
 
 
 @functools.cache
@@ -109,45 +128,6 @@ def check_grad_scale(device: str) -> None:
             "grad_scale on this device. Install a version that reads it: "
             "pip install 'torch==2.13.*'."
         )
-
-
-def _adamw(groups: Groups, config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    fused = device.type in ("cpu", "cuda")  # one kernel call for many parameters
-    return torch.optim.AdamW(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=fused
-    )
-
-
-def _adafactor(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
-    # Torch multiplies the learning rate by the RMS of the parameter: with a rate that suits AdamW,
-    # weights with an RMS of 0.04 would move by a 25th of it. Absolute steps use the rate as it
-    # is. Torch's default for eps1, 1.2e-7, also bounds the mean square of a gradient from below.
-    # That is an RMS of 3e-4, more than is usual in fine-tuning, so updates would grow as
-    # gradients shrink. The paper adds 1e-30 to squares; torch squares eps1.
-    return DeviceAdafactor(groups, lr=config.lr, eps=(1e-15, 1e-3), absolute=True)
-
-
-def _lion(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
-    made: torch.optim.Optimizer = _load("lion").Lion(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2)
-    )
-    return made
-
-
-def _adamw_8bit(groups: Groups, config: OptimConfig, _: torch.device) -> torch.optim.Optimizer:
-    # Parameters with fewer than 4,096 elements keep a 32-bit state, the default of bitsandbytes.
-    made: torch.optim.Optimizer = _load("adamw_8bit").optim.AdamW8bit(
-        groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps
-    )
-    return made
-
-
-_MAKERS: dict[str, Callable[[Groups, OptimConfig, torch.device], torch.optim.Optimizer]] = {
-    "adamw": _adamw,
-    "adamw_8bit": _adamw_8bit,
-    "adafactor": _adafactor,
-    "lion": _lion,
-}
 
 
 def _load(name: str) -> ModuleType:

@@ -34,7 +34,9 @@ def make_schedule(config: ScheduleConfig, updates: int) -> Callable[[int], float
     return factor
 
 
-def apply(optimizer: torch.optim.Optimizer, base_lrs: Sequence[float], factor: float) -> None:
+def set_learning_rates(
+    optimizer: torch.optim.Optimizer, base_lrs: Sequence[float], factor: float
+) -> None:
     """Set the learning rate of every group to its base times the factor."""
     for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
         group["lr"] = base * factor

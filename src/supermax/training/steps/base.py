@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 from supermax.training.config import Config
 from supermax.training.models.assembly import Model, Outputs
@@ -80,7 +81,7 @@ class Normalisers:
 
 def batch_normalisers(labels: Tensor, starts: Tensor, weights: Tensor | None) -> Normalisers:
     """Return the divisors for an effective batch; `weights` are those of the classes."""
-    return Normalisers(class_normaliser(labels, weights), span_normaliser(starts, starts))
+    return Normalisers(class_normaliser(labels, weights), span_normaliser(starts))
 
 
 def loss_of(
@@ -101,6 +102,11 @@ def loss_of(
         losses = span_loss(*logits, *targets, batch.inputs[-1].mask, config.loss)
         parts.append(span_weight * losses.sum() / normalisers.spans.to(losses.dtype))
     return torch.stack(parts).sum()
+
+
+class StepState(TypedDict):
+    optimizer: StateDict
+    scaler: StateDict
 
 
 class EagerStep:
@@ -157,8 +163,9 @@ class EagerStep:
         torch's AdamW(fused=True) divides every gradient by `optimizer.grad_scale` while it
         reads it (torch added that for GradScaler). Set to the reciprocal of clip_grad_norm_'s
         coefficient, it clips without a pass of its own that reads and writes all gradients. The
-        scale stays on the device, so nothing synchronises, and a captured step computes it anew
-        in each replay."""
+        norm is that of the whole effective batch, since `update` runs after its last micro-batch.
+        The scale stays on the device, so nothing synchronises, and a captured step computes it
+        anew in each replay."""
         if not self._scales_gradients:
             nn.utils.clip_grad_norm_(self._trained, max_norm)
             return
@@ -166,7 +173,7 @@ class EagerStep:
         norm = nn.utils.get_total_norm(gradients).float()  # the kernel reads float32 only
         self.optimizer.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0)  # type: ignore[attr-defined]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StepState:
         """Return the state of optimizer and scaler, the same for eager and captured steps."""
         optimizer = self.optimizer.state_dict()
         groups = [
@@ -176,13 +183,13 @@ class EagerStep:
         optimizer = {**optimizer, "param_groups": groups}
         return {"optimizer": optimizer, "scaler": self.scaler.state_dict()}
 
-    def can_load(self, state: dict[str, Any]) -> bool:
+    def can_load(self, state: StepState) -> bool:
         """Return whether a saved state has this optimizer's parameter groups. Earlier versions
         grouped the parameters of two encoders of different depths differently."""
         now, then = self.optimizer.param_groups, state["optimizer"]["param_groups"]
         return [len(g["params"]) for g in now] == [len(g["params"]) for g in then]
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: StepState) -> None:
         """Load what `state` returned; the groups keep the settings of their own executor."""
         current = [
             {k: v for k, v in group.items() if k in _EXECUTION_KEYS}
@@ -200,8 +207,13 @@ learning rate is set before each update. A group's step count is not advanced by
 none of the optimizers reads it."""
 
 
-def autocast(execution: Execution) -> AbstractContextManager[Any]:
-    """Return the autocast context of the precision; one that does nothing for fp32."""
+def autocast(execution: Execution) -> AbstractContextManager[object]:
+    """Return the autocast context of the precision; one that does nothing for fp32.
+
+    It is entered and left inside of a captured function. Autocast drops its cache of cast weights
+    on leaving, so every graph contains the casts that it needs, and a replay casts the current
+    weights.
+    """
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16}
     if execution.precision not in dtypes:
         return nullcontext()
@@ -219,16 +231,6 @@ def avoid_onednn(execution: Execution) -> None:
         return
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-
-
-def on(batch: Batch, device: str) -> Batch:
-    """Return the batch on the device."""
-    if device == "cpu":
-        return batch
-    return Batch(
-        tuple(inputs.to(device) for inputs in batch.inputs),
-        *(t.to(device, non_blocking=True) for t in (batch.labels, batch.starts, batch.ends)),
-    )
 
 
 def precision_like(wanted: str, device: str) -> str:

@@ -31,6 +31,10 @@ class Batch:
     starts: Tensor
     ends: Tensor
 
+    def to(self, device: str) -> Batch:
+        targets = (t.to(device, non_blocking=True) for t in (self.labels, self.starts, self.ends))
+        return Batch(tuple(inputs.to(device) for inputs in self.inputs), *targets)
+
 
 def order(lengths: NDArray[np.int64], size: int, seed: int, epoch: int) -> list[Indices]:
     """Return the batches of an epoch: a random permutation, split; the last may be smaller.
@@ -55,7 +59,6 @@ def by_length(lengths: NDArray[np.int64], size: int) -> list[Indices]:
 
 
 def micro_batches(batch: Indices, size: int) -> Iterator[Indices]:
-    """Yield the micro-batches of an effective batch."""
     for i in range(0, len(batch), size):
         yield batch[i : i + size]
 

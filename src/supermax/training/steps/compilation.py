@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -30,6 +30,9 @@ from supermax.training.models.assembly import Model
 from supermax.training.models.dropouts import constant_rates, use_tensor_rates
 from supermax.training.models.encoders import DROPOUTS, layer_list
 from supermax.training.steps.base import Execution
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _COST = 20.0  # seconds to compile, including the import of the compiler
 _CACHED_COST = 10.0  # seconds where the compiled code is in the cache on disk
@@ -42,21 +45,25 @@ _RECOMPILE_LIMIT = 64
 """Variants of a layer that may be compiled, e.g. for other precisions, before compilation is given
 up."""
 _COMPILER_BYTES = 256 << 20  # CPU memory of the compiler; 141 MiB were measured
+Forward = Callable[..., object]
+Backend = str | Callable[..., object]
+"""Backend of torch.compile, or its name."""
 
 
 class Compiled:
     """Layers that run compiled in training mode and eagerly in evaluation mode: evaluation is too
     rare to pay for compiling it too."""
 
-    def __init__(
-        self, layers: Mapping[str, Sequence[nn.Module]], backend: str | Callable[..., Any]
-    ) -> None:
+    def __init__(self, layers: Mapping[str, Sequence[nn.Module]], backend: Backend) -> None:
         """`layers`: by the key of their compiled code (`_key`)."""
         self.keys = [*layers]
         self._layers = [layer for group in layers.values() for layer in group]
         self._failed: list[str] = []
         self._restore_dropouts = use_tensor_rates(self._layers)
-        compiled = {kind: _compiled(kind, backend) for kind in {type(x) for x in self._layers}}
+        compiled = {
+            kind: torch.compile(kind.forward, dynamic=True, backend=backend)
+            for kind in {type(layer) for layer in self._layers}
+        }
         for key, group in layers.items():
             on_failure = partial(self._failed.append, key)
             for layer in group:
@@ -74,17 +81,13 @@ class Compiled:
         self._restore_dropouts()
 
 
-def _compiled(kind: type[nn.Module], backend: str | Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(kind.forward, dynamic=True, backend=backend)
-
-
 def _forward(
-    layer_ref: weakref.ref[nn.Module], compiled: Callable[..., Any], on_failure: Callable[[], None]
-) -> Callable[..., Any]:
+    layer_ref: weakref.ref[nn.Module], compiled: Forward, on_failure: Callable[[], None]
+) -> Forward:
     """Return a forward method for one layer. It is an attribute of the layer, so a strong
     reference would be a cycle that keeps the weights alive after the trial."""
 
-    def forward(*args: Any, **named: Any) -> Any:
+    def forward(*args: object, **named: object) -> object:
         layer = layer_ref()
         assert layer is not None
         if not layer.training:
@@ -101,7 +104,7 @@ def _forward(
 class Compiler:
     """Compilations of this process, and the time that training without them has cost so far."""
 
-    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(self, backend: Backend = "inductor") -> None:
         self.folder: Path | None = None
         """Cache on disk, shared with other processes; None: torch's default folder."""
         self._backend = backend
@@ -130,7 +133,8 @@ class Compiler:
         chosen: dict[str, list[nn.Module]] = defaultdict(list)
         for encoder in model.encoders:
             key = _key(encoder.model, execution)
-            saved = _gain(encoder.model) * seconds / len(model.encoders)
+            gain = _GAINS.get(encoder.model.config.model_type, _GAIN)
+            saved = gain * seconds / len(model.encoders)
             if self._should_compile(key, execution, saved):
                 chosen[key] += _layers(encoder.model)
         if not chosen:
@@ -185,11 +189,7 @@ def pays(saved: float, missed: float, cost: float) -> bool:
     return saved + missed >= cost
 
 
-def _gain(encoder: Any) -> float:
-    return _GAINS.get(encoder.config.model_type, _GAIN)
-
-
-def _key(encoder: Any, execution: Execution) -> str:
+def _key(encoder: PreTrainedModel, execution: Execution) -> str:
     """Return a hash of all that the compiled layers of an encoder depend on. Not of dropout rates
     that are tensors, nor of the number of frozen layers: only of whether some are frozen."""
     config = {k: v for k, v in encoder.config.to_dict().items() if k not in DROPOUTS}
@@ -205,7 +205,7 @@ def _key(encoder: Any, execution: Execution) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def _layers(encoder: Any) -> list[nn.Module]:
+def _layers(encoder: PreTrainedModel) -> list[nn.Module]:
     return list(layer_list(encoder)[1])
 
 
@@ -222,9 +222,8 @@ def _configure(folder: Path | None) -> None:
         import torch._inductor.compile_fx
         import torch.fx.experimental._config
 
-    dynamo: Any = torch._dynamo.config
-    inductor: Any = torch._inductor.config
-    shapes: Any = torch.fx.experimental._config
+    dynamo, inductor = torch._dynamo.config, torch._inductor.config
+    shapes = torch.fx.experimental._config
     if hasattr(dynamo, "nested_graph_breaks"):  # not every torch has it
         # The code after the graph break at attention (dropouts.py) stays one graph.
         dynamo.nested_graph_breaks = True

@@ -67,7 +67,7 @@ class CudaGraphExecutor:
         """For the compiler: with the micro-batch size in place of None."""
         self._updates = Updates(step, single_micro=self._size >= config.train.effective_batch)
         self._epochs = config.train.epochs
-        self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]  # type: ignore[arg-type]
+        self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]
         self._dataset = GpuDataset(data, eager.pads, execution.device)
         self._longest = [int(view.lengths.max()) for view in data.views]
         self._packed = [
@@ -93,16 +93,12 @@ class CudaGraphExecutor:
     def how(self) -> str:
         if self.why_eager is not None:
             return f"eager: {self.why_eager}"
-        reason = self._updates.why_unfused
-        return self._how_steps + ("" if reason is None else f"; no fused AdamW kernel: {reason}")
-
-    @property
-    def _how_steps(self) -> str:
-        if self._compiled is not None:
-            return "compiled, CUDA graphs"
-        model, compiler = self._step.model, self._compiler
-        broken = compiler.broken(model, self._execution) if compiler is not None else None
-        return "CUDA graphs" + ("" if broken is None else f", not compiled: {broken}")
+        how = "CUDA graphs" if self._compiled is None else "compiled, CUDA graphs"
+        if self._compiled is None and self._compiler is not None:
+            broken = self._compiler.broken(self._step.model, self._execution)
+            how += "" if broken is None else f", not compiled: {broken}"
+        unfused = self._updates.why_unfused
+        return how if unfused is None else f"{how}; no fused AdamW kernel: {unfused}"
 
     @property
     def most_tokens(self) -> int:
@@ -119,7 +115,7 @@ class CudaGraphExecutor:
         )
         if self._sizes is None:
             self._sizes = self._choose_sizes(self._schedule)
-            self._compile()
+            self._compile(self._schedule)
         self._tables.load(self._schedule, epoch.factors, int(self._schedule.first[done]), done)
         self._updates.begin(self._size * max(row_length(longest) for longest in self._longest))
 
@@ -184,7 +180,11 @@ class CudaGraphExecutor:
         """Capture the graphs that this update is the first to need."""
         for shape in self._shapes_of(update):
             # Before capture, which may run out of memory: that is measured against these tokens.
-            self._most_tokens = max(self._most_tokens, *self._tokens_of(shape))
+            tokens = [
+                size * (length or self._size)
+                for size, length in zip(shape, self._packed, strict=True)
+            ]
+            self._most_tokens = max(self._most_tokens, *tokens)
             if shape not in self._steps:
                 self._steps[shape] = self._capture_micro_step(shape)
         if self._updates.captured and not self._updates.one_graph and self._update is None:
@@ -211,9 +211,10 @@ class CudaGraphExecutor:
             self._updates.prepare_capture()
             if self._updates.one_graph:
                 self._updates.allocate_buffers()
-            prepare_for_lengths(
-                self._step.model, self._row_lengths(shape), self._step.execution.device
+            lengths = tuple(
+                length or size for size, length in zip(shape, self._packed, strict=True)
             )
+            prepare_for_lengths(self._step.model, lengths, self._step.execution.device)
             captured = self._backend.capture(run, warm_up, "step")
         self._updates.clear_gradients()
         if self._compiler is not None and self._compiled is not None:
@@ -233,7 +234,7 @@ class CudaGraphExecutor:
     def _micro(self, shape: tuple[int, ...], *, padded: bool = False) -> None:
         rows, starts, normalisers = self._tables.next_rows()
         batch = self._batch(rows, starts, shape, padded=padded)
-        self._tables.add(self._updates.micro(batch, normalisers))
+        self._tables.loss += self._updates.micro(batch, normalisers)
 
     def _batch(
         self, rows: Tensor, starts: Tensor, shape: tuple[int, ...], *, padded: bool
@@ -255,35 +256,18 @@ class CudaGraphExecutor:
             ),
         )
 
-    def _tokens_of(self, shape: tuple[int, ...]) -> list[int]:
-        """Return the tokens of a micro-batch for each encoder, padding included."""
-        return [
-            size * (length or self._size) for size, length in zip(shape, self._packed, strict=True)
-        ]
-
-    def _row_lengths(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sequence length that each encoder computes with."""
-        return tuple(
-            size if length is None else length
-            for size, length in zip(shape, self._packed, strict=True)
-        )
-
     def _updated(self) -> None:
         self._updates.update(self._tables.next_factor())
 
-    def _compile(self) -> None:
+    def _compile(self, schedule: EpochSchedule) -> None:
+        """Compile layers if that saves time in a training of the estimated duration."""
         if self._compiler is not None:
-            seconds = self._expected_seconds()
+            seconds = self._epochs * sum(
+                self._seconds(e, int(n))
+                for needed in schedule.needed
+                for e, n in enumerate(needed)
+            )
             self._compiled = self._compiler.offer(self._step.model, self._execution, seconds)
-
-    def _expected_seconds(self) -> float:
-        """Return the estimated duration of the whole training in seconds."""
-        assert self._schedule is not None
-        return self._epochs * sum(
-            self._seconds(e, int(n))
-            for needed in self._schedule.needed
-            for e, n in enumerate(needed)
-        )
 
     def _seconds(self, encoder: int, size: int) -> float:
         """Return the seconds of a step with `size` packed rows, or padded to `size` tokens."""
@@ -299,16 +283,12 @@ class CudaGraphExecutor:
         self._steps.clear()
         self._update = None
         if self._compiled is None or self._compiler is None:
-            self._switch_to_eager(error)
+            self.why_eager = f"CUDA graph capture failed ({in_short(error)})"
+            self._updates.switch_to_eager()
             return
         self._compiler.failed(self._compiled.failed_keys, error)
         self._compiled.drop()
         self._compiled = None
-
-    def _switch_to_eager(self, error: Exception) -> None:
-        """Run all further steps eagerly."""
-        self.why_eager = f"CUDA graph capture failed ({in_short(error)})"
-        self._updates.switch_to_eager()
 
     # Shapes.
 
@@ -399,9 +379,6 @@ class _Tables:
         factor = self._factors.index_select(0, self._update)[0]
         self._update += 1
         return factor
-
-    def add(self, loss: Tensor) -> None:
-        self.loss += loss
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +22,14 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE
 from supermax.training.models.packing import pack_sequences
 from supermax.training.optim.losses import MIN_NORMALISER
+from supermax.training.steps.batches import Indices
 from supermax.training.steps.gpu_dataset import NO_ROW
 
-_ROUND = 8
-Indices = NDArray[np.int64]
+_ROUND = 8  # padded lengths are multiples of this
 
 
 @dataclass(frozen=True)
 class EpochSchedule:
-    """Tables of one epoch."""
-
     rows: Indices
     """[micro-steps, size]: sequences of the split; NO_ROW where a batch has fewer."""
     starts: Indices
@@ -50,7 +47,7 @@ def schedule_epoch(
     batches: Sequence[Indices],
     data: TokenizedSplit,
     size: int,
-    weights: NDArray[Any] | None,
+    weights: NDArray[np.float32] | None,
     packed: Sequence[int | None],
 ) -> EpochSchedule:
     """Return the schedule of an epoch with `size` sequences per micro-step.
@@ -80,7 +77,7 @@ def schedule_epoch(
 
 
 def _normalisers(
-    batches: Sequence[Indices], data: TokenizedSplit, weights: NDArray[Any] | None
+    batches: Sequence[Indices], data: TokenizedSplit, weights: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
     """Return `losses.class_normaliser` and `span_normaliser` of all batches [batches, 2]."""
     every = data.rows(np.concatenate(batches))

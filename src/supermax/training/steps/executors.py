@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 
 from supermax.training.data.tokenized_split import TokenizedSplit
-from supermax.training.optim.schedules import apply
-from supermax.training.steps.base import EagerStep, batch_normalisers, on
+from supermax.training.optim.schedules import set_learning_rates
+from supermax.training.steps.base import EagerStep, batch_normalisers
 from supermax.training.steps.batches import Indices, collate, micro_batches, packed
 from supermax.training.steps.inference import InferenceOutputs, run_inference
 
@@ -71,7 +71,7 @@ class EagerExecutor:
         self.step, self.data, self.pads = step, data, pads
         self.why_eager = why_eager
         self.capture_seconds = 0.0
-        self._most_tokens = 0
+        self.most_tokens = 0
         self._packs = [bool(encoder.packs) for encoder in step.model.encoders]
         self._weights = None if step.weights is None else step.weights.cpu()
         self._epoch = Epoch((), ())
@@ -81,10 +81,6 @@ class EagerExecutor:
     def how(self) -> str:
         return f"eager: {self.why_eager}" if self.why_eager else "eager"
 
-    @property
-    def most_tokens(self) -> int:
-        return self._most_tokens
-
     def begin(self, epoch: Epoch, done: int) -> None:
         self._epoch = epoch
         self._loss.zero_()
@@ -93,12 +89,12 @@ class EagerExecutor:
         step, execution, data = self.step, self.step.execution, self.data
         indices = self._epoch.batches[update]
         normalisers = batch_normalisers(*data.targets(indices), self._weights)
-        apply(step.optimizer, step.base_rates, self._epoch.factors[update])
+        set_learning_rates(step.optimizer, step.base_rates, self._epoch.factors[update])
         for micro_batch in micro_batches(indices, execution.micro_batch or len(indices)):
             rows = data.rows(micro_batch)
             batch = packed(collate(data.views, self.pads, rows), data.views, rows, self._packs)
-            self._most_tokens = max(self._most_tokens, *(inputs.tokens for inputs in batch.inputs))
-            self._loss += step.micro(on(batch, execution.device), normalisers)
+            self.most_tokens = max(self.most_tokens, *(inputs.tokens for inputs in batch.inputs))
+            self._loss += step.micro(batch.to(execution.device), normalisers)
         step.update()
 
     def run_inference(self, data: TokenizedSplit, passes: int) -> InferenceOutputs:

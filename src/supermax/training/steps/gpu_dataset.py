@@ -6,12 +6,12 @@ TokenizedSplit ──GpuDataset──▶ rows, padded lengths ──batch()─�
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from supermax.training.data.offsets import Array
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens
 from supermax.training.models.assembly import Inputs
@@ -86,5 +86,5 @@ def _to_device(view: Tokens, pad: int, device: str) -> _View:
     return _View(ids, _long(view.begin, device), _long(view.second, device), pad)
 
 
-def _long(values: Any, device: str) -> Tensor:
+def _long(values: Array, device: str) -> Tensor:
     return torch.from_numpy(np.asarray(values).astype(np.int64)).to(device)

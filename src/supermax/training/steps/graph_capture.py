@@ -2,9 +2,6 @@
 
 run ──capture()──▶ replay
 
-`CudaGraphBackend` captures CUDA graphs. `EagerBackend` calls the function itself again, so that
-everything built on captured graphs can be tested without a GPU.
-
 A replay launches the captured kernels with the captured addresses. A function can therefore be
 captured only if its shapes are fixed, it does not synchronise with the CPU, and everything it
 reads or writes stays at the same address for as long as the graph is used.
@@ -157,22 +154,3 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one stream for all captures of a process: cuBLAS keeps a workspace for each
     stream that it has seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-class EagerBackend:
-    """Calls the function itself instead of a graph, with the same warm-ups."""
-
-    def __init__(self) -> None:
-        self._warmed_up: set[str] = set()
-
-    def synchronize(self) -> None: ...
-
-    def limit_run_ahead(self) -> None: ...
-
-    def capture(self, run: Work, warm_up: Work, kind: str) -> Work:
-        if kind not in self._warmed_up:
-            rng_state = torch.get_rng_state()
-            warm_up()
-            torch.set_rng_state(rng_state)
-            self._warmed_up.add(kind)
-        return run

@@ -19,7 +19,7 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.models.assembly import Model, Outputs
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import prepare_for_length
-from supermax.training.steps.base import Execution, autocast, on
+from supermax.training.steps.base import Execution, autocast
 from supermax.training.steps.batches import Indices, by_length, collate
 from supermax.training.steps.epoch_schedule import choose_sizes, count_rounded, smallest_fitting
 from supermax.training.steps.gpu_dataset import NO_ROW, GpuDataset
@@ -44,7 +44,7 @@ def run_inference(
     results: InferenceOutputs = []
     with torch.inference_mode(), without_cudnn_attention():
         for indices in by_length(data.views[-1].lengths, batch_size_of(data, execution)):
-            batch = on(collate(data.views, pads, indices), execution.device)
+            batch = collate(data.views, pads, indices).to(execution.device)
             with autocast(execution):
                 results.append((indices, model(*batch.inputs)))
             if on_progress is not None:
@@ -84,7 +84,7 @@ def plan_inference(
     count = len(data.views[-1])
     size = -(-count // -(-count // batch_size_of(data, execution)))
     batches = by_length(data.views[-1].lengths, size)
-    costs = [cost_of(encoder.model) for encoder in model.encoders]  # type: ignore[arg-type]
+    costs = [cost_of(encoder.model) for encoder in model.encoders]
     columns = []
     for view, cost in zip(data.views, costs, strict=True):
         needed = [int(view.lengths[batch].max()) for batch in batches]

@@ -14,7 +14,7 @@ from supermax.training.steps.base import Execution
 _BLAS_BUFFER = 64 << 20  # bytes per thread
 
 
-def hold_to(execution: Execution) -> None:
+def limit_memory(execution: Execution) -> None:
     """Limit this process to `execution.memory` bytes from here on; None lifts an earlier limit.
 
     An allocation beyond it fails as on a machine of that size. On a GPU it is the limit of torch's

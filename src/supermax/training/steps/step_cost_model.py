@@ -20,8 +20,6 @@ _EAGER_FORWARD = 1.2e-3  # seconds per layer to launch an eager forward pass
 
 @dataclass(frozen=True)
 class StepCost:
-    """Estimated times of an encoder."""
-
     layers: int
     parameters: int
     """Elements of the weight matrices of its layers."""
@@ -55,6 +53,5 @@ class StepCost:
 
 
 def cost_of(encoder: nn.Module) -> StepCost:
-    """Return the cost model of an encoder."""
     layers = layer_list(encoder)[1]
     return StepCost(len(layers), sum(p.numel() for p in layers.parameters() if p.ndim == 2))

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from supermax.training.optim.bf16_weights import Bf16Copies
-from supermax.training.optim.fused_adamw import FusedAdamW, fused, why_not
-from supermax.training.optim.schedules import apply
+from supermax.training.optim.fused_adamw import FusedAdamW, fused, why_unavailable
+from supermax.training.optim.schedules import set_learning_rates
 from supermax.training.steps.base import EagerStep, Normalisers
 from supermax.training.steps.batches import Batch
 
@@ -74,7 +74,7 @@ class Updates:
     @property
     def why_unfused(self) -> str | None:
         """Reason why AdamW runs without the fused kernel; None: it has it, or needs none."""
-        return why_not() if self._is_adamw and self._fused is None else None
+        return why_unavailable() if self._is_adamw and self._fused is None else None
 
     def micro(self, batch: Batch, normalisers: Normalisers) -> Tensor:
         """Accumulate the gradients of a micro-batch; return its contribution to the loss."""
@@ -103,7 +103,7 @@ class Updates:
 
     def update_now(self, factor: float) -> None:
         """Update the weights now, with an optimizer that cannot be captured."""
-        apply(self._step.optimizer, self._step.base_rates, factor)
+        set_learning_rates(self._step.optimizer, self._step.base_rates, factor)
         self._step.update()
         self._refresh()
 
