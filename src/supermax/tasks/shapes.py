@@ -10,7 +10,6 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -84,7 +83,7 @@ def _cached(fingerprint: str) -> EncoderSizes | None:
     return sizes if sizes.fingerprint == fingerprint else None
 
 
-def _write(file: Path, facts: Any) -> None:
+def _write(file: Path, facts: object) -> None:
     with contextlib.suppress(OSError):  # a missing cache only costs time
         make_private(file.parent)
         write_whole(file, json.dumps(facts))

@@ -34,7 +34,7 @@ from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.deploy.export import check_free, export
-from supermax.training.eval.counts import counts_of
+from supermax.training.eval.counts import Counts, counts_of
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.eval.intervals import FEWEST_GROUPS, Estimate, estimates
 from supermax.training.eval.metrics import check_metric
@@ -83,7 +83,7 @@ class RefitRun:
     metrics: dict[str, float]
     threshold: float | None
     """Threshold of the no-answer policy "calibrated"; None with other policies."""
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
     """Confusion matrix and span outcomes, as `counts_of` returns them."""
 
 

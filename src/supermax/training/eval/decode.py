@@ -16,7 +16,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +47,11 @@ class Answers:
 
 
 def decode_spans(
-    ids: Sequence[str], start_logits: Any, end_logits: Any, offsets: Any, config: DecodeConfig
+    ids: Sequence[str],
+    start_logits: npt.ArrayLike,
+    end_logits: npt.ArrayLike,
+    offsets: npt.ArrayLike,
+    config: DecodeConfig,
 ) -> Answers:
     """Return the best answer of each example over all of its windows.
 
