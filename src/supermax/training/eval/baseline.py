@@ -15,15 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.eval.decode import best_threshold
-from supermax.training.eval.metrics import (
-    Floats,
-    Ints,
-    Span,
-    class_metrics,
-    span_metrics,
-    token_f1,
-)
+from supermax.training.eval.decode import best_threshold, gains
+from supermax.training.eval.metrics import Floats, Ints, Span, class_metrics, span_metrics
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -160,21 +153,17 @@ def _predict_sentences(train: Sequence[Example], examples: Sequence[Example]) ->
 
 def _threshold(train: Sequence[Example], vectorizer: TfidfVectorizer) -> float:
     """Return the score above which an answer is given, cross-fitted over groups."""
-    margins, gains = [], []
+    margins, gained = [], []
     for held_out in range(2):
         test = [e for e in train if _fold(e, 2) == held_out]
         fitted_on = [e for e in train if _fold(e, 2) != held_out]
         if not test or not fitted_on:
             continue
         spans, scores = _best_sentence(test, _profiles(fitted_on, vectorizer), vectorizer)
-        predicted = [[] if span is None else [span] for span in spans]
-        true = [e.spans or () for e in test]
-        f1_without_answer = np.array([float(not answers) for answers in true])
+        best = [[] if span is None else [span] for span in spans]
         margins.append(scores)
-        gains.append(token_f1(predicted, true, [e.text for e in test]) - f1_without_answer)
-    if not margins:
-        return 0.0
-    return best_threshold(np.concatenate(margins), np.concatenate(gains))
+        gained.append(gains(best, [e.spans or () for e in test], [e.text for e in test]))
+    return best_threshold(np.concatenate(margins), np.concatenate(gained)) if margins else 0.0
 
 
 def _words(question: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from supermax.training.config import Config
+from supermax.training.config import Config, NoAnswerConfig
 from supermax.training.data.examples import Example
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens
@@ -94,7 +94,8 @@ def evaluation_of(
         truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
         thresholds: float | Floats | None = threshold
         if config.no_answer.policy == "calibrated" and threshold is None:
-            margin, gain = answers.margin, gains(answers, truths, texts)
+            best = predict_spans(answers, NoAnswerConfig(policy="none"))
+            margin, gain = answers.margin, gains(best, truths, texts)
             threshold = calibrate(margin, gain)
             thresholds = cross_fit(margin, gain, [e.group for e in examples])
         predicted = predict_spans(answers, config.no_answer, thresholds)
