@@ -12,7 +12,7 @@ from supermax.memory.facts import Spec
 from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
 from supermax.memory.speed import StepSpeed
 from supermax.tasks.fits import share
-from supermax.tasks.provisioning import failed_of, how_of
+from supermax.tasks.trial_plan import failed_of, trial_plan
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
 budgets = st.integers(1, 200_000).map(lambda mib: mib * MIB)
@@ -98,7 +98,7 @@ def test_a_split_has_its_reason(spec: Spec, budget: int) -> None:
 def test_failed_splits_are_restored_from_the_ledger(spec: Spec, budget: int) -> None:
     for found in (plan(spec, budget), plan(spec, least(spec))):
         if isinstance(found, Plan):
-            assert failed_of(how_of(found)) == Failed(found.split, found.need.reserved)
+            assert failed_of(trial_plan(found)) == Failed(found.split, found.need.reserved)
 
 
 def test_a_split_states_its_reason() -> None:

@@ -359,17 +359,7 @@ class Tuning:
             for variable, value in ON_CPU.items():
                 os.environ.setdefault(variable, value)
         execution = foreseen(self.execution, "cuda" if on_gpu else "cpu")
-        return MemoryPlanner(
-            self.agent,
-            objective.space,
-            objective.train,
-            objective.validation,
-            self.cache,
-            objective.limits,
-            execution,
-            objective.book,
-            budget,
-        )
+        return MemoryPlanner(replace(objective, execution=execution), objective.book, budget)
 
     def _opened(
         self, space: Space, directions: list[str], experiment: dict[str, Any], joined: int

@@ -12,7 +12,6 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -20,6 +19,7 @@ from supermax._util.text import in_short
 from supermax.engine.trial.oom import oom_details
 from supermax.memory.measurements import Measured
 from supermax.memory.probes import STEPS
+from supermax.tasks.trial_plan import ProbePlan
 from supermax.training.config import Config
 from supermax.training.memory_probe import probe
 from supermax.training.steps.base import Execution
@@ -29,7 +29,7 @@ _MICRO_STEPS = 2
 
 
 def run_probes(
-    config: Config, execution: Execution, probes: Sequence[dict[str, Any]]
+    config: Config, execution: Execution, probes: Sequence[ProbePlan]
 ) -> list[Measured]:
     """Run the probes of a plan and return their measurements.
 
