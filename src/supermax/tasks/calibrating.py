@@ -11,7 +11,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
@@ -49,12 +49,7 @@ def _run_probe(
     on_gpu = execution.device.startswith("cuda")
     try:
         peak = probe(config, split, length, micros=micro_steps, updates=STEPS // micro_steps)
-        yield replace(
-            blank,
-            allocated=peak.allocated,
-            reserved=peak.reserved,
-            seconds=peak.seconds,
-        )
+        yield replace(blank, **asdict(peak))
     except Exception as error:
         print(f"A probe before the trial failed: {in_short(error)}", file=sys.stderr)
         if on_gpu and (oom := oom_details(error)) is not None:

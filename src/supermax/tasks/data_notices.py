@@ -54,7 +54,7 @@ def _shared(splits: Splits) -> list[str]:
         ("test", splits.test, "train or validation"),
     ):
         if count := shared[part]:
-            texts = counted(len({same_text(e.text) for e in corpus.examples}), "text", "texts")
+            texts = counted(len({same_text(e.text) for e in corpus.examples}), "text")
             occur = "occurs" if count == 1 else "occur"
             notices.append(
                 f"{count:,} of {texts} of the {part} split also {occur} in {others} (ignoring "

@@ -112,7 +112,14 @@ class AgentObjective:
         reporter = self.reporter(trial)
         reporter.note(encoder=encoder_title(config), epochs=config.train.epochs)
         probes = run_probes(config, execution, plan.get("probes", ()) if plan else ())
-        prepared = self.prepared(config, execution)
+        prepared = prepare(
+            config,
+            self.train,
+            self.validation,
+            cache=self.cache,
+            execution=execution,
+            objective=self.objectives[0],
+        )
         with measure_trial(prepared, self._spec(prepared), self.book, before, probes) as gauge:
             result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
             gauge.result = result
@@ -139,16 +146,6 @@ class AgentObjective:
         if len(self.objectives) > 1:
             return _MultiObjectiveReporter(trial)
         return TrialReporter(trial)
-
-    def prepared(self, config: Config, execution: Execution) -> Prepared:
-        return prepare(
-            config,
-            self.train,
-            self.validation,
-            cache=self.cache,
-            execution=execution,
-            objective=self.objectives[0],
-        )
 
     def _spec(self, prepared: Prepared) -> Spec:
         return spec_of(

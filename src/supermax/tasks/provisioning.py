@@ -19,12 +19,12 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
-from supermax.memory.planner import NoPlan, Plan, least, plan
+from supermax.memory.planner import Failed, NoPlan, Plan, least, plan
 from supermax.memory.probes import probes
 from supermax.tasks.fits import combinations, fits
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.specs import spec_of
-from supermax.tasks.trial_plan import TrialPlan, failed_of, trial_plan
+from supermax.tasks.trial_plan import ProbePlan, failed_of, trial_plan
 from supermax.training.config import Config
 from supermax.training.data.lengths import Lengths, lengths_of
 from supermax.training.models.sources import Source
@@ -76,7 +76,9 @@ class MemoryPlanner:
         if isinstance(found, NoPlan):
             return Refusal(str(found), found.over)
         where = "host" if spec.device == "cpu" else "device"
-        how = self._with_probes(trial_plan(found), found) if not failed else trial_plan(found)
+        how = trial_plan(found)
+        if not failed and (wanted := self._probes(found)):
+            how["probes"] = wanted
         return Provision(found.need.total, {**how}, where, found.why)
 
     def check_anything_fits(self, sources: Mapping[str, Source]) -> None:
@@ -104,37 +106,32 @@ class MemoryPlanner:
 
         If that is too little, plan for the whole budget: the engine waits until it is free.
         """
-        known = self.book.known(spec)
-        plan_within = partial(
-            plan,
-            spec,
-            correction=known.correction,
-            measured=known.speeds,
-            failed=[split for how in failed if (split := failed_of(how)) is not None],
-        )
-        if self._free and isinstance(found := plan_within(self._free), Plan):
+        splits = [split for how in failed if (split := failed_of(how)) is not None]
+        if self._free and isinstance(found := self.plan_within(self._free, spec, splits), Plan):
             return found
-        return plan_within(self.budget.whole)
+        return self.plan_within(self.budget.whole, spec, splits)
 
-    def _with_probes(self, how: TrialPlan, found: Plan) -> TrialPlan:
-        """Add probes of an encoder that has too few measurements on this device.
+    def plan_within(self, budget: int, spec: Spec, failed: Sequence[Failed]) -> Plan | NoPlan:
+        """Plan a trial within `budget` bytes, by all measurements so far."""
+        known = self.book.known(spec)
+        correction, speeds = known.correction, known.speeds
+        return plan(spec, budget, correction=correction, measured=speeds, failed=failed)
+
+    def _probes(self, found: Plan) -> list[ProbePlan]:
+        """Return probes of an encoder that has too few measurements on this device.
 
         One trial of a run has them, and one more if the effective batch must be split.
         """
         key = found.whole, tuple(encoder.fingerprint for encoder in found.spec.encoders)
         splits = probes(found, self.book.known(found.spec))
         if not splits or key in self._probed:
-            return how
+            return []
         self._probed.add(key)
-        how["probes"] = [
-            {
-                "micro_batch": split.micro_batch,
-                "checkpointing": split.checkpointing,
-                "length": found.spec.length,
-            }
-            for split in splits
+        length = found.spec.length
+        return [
+            {"micro_batch": s.micro_batch, "checkpointing": s.checkpointing, "length": length}
+            for s in splits
         ]
-        return how
 
     def room(self, occupied: Occupied) -> int | None:
         """Return the bytes that are free for one more trial."""

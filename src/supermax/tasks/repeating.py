@@ -15,7 +15,7 @@ from supermax.engine.run.policy import MOST_REPLANS
 from supermax.engine.trial.faults import out_of_memory
 from supermax.errors import EnvironmentFault
 from supermax.memory.estimate import Split, need
-from supermax.memory.planner import Failed, NoPlan, Plan, plan
+from supermax.memory.planner import Failed, NoPlan, Plan
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.tasks.trial_plan import failed_of, with_split
 from supermax.training.config import Config
@@ -64,16 +64,10 @@ class Repetition:
 
     def _plan(self, planner: MemoryPlanner, own: Split | None) -> Plan | NoPlan:
         spec, budget = planner.spec(self.config), self._budget(planner)
-        known = planner.book.known(spec)
-        if own is not None and (needed := need(spec, own, known.correction)).total <= budget:
+        correction = planner.book.known(spec).correction
+        if own is not None and (needed := need(spec, own, correction)).total <= budget:
             return Plan(spec, own, needed, seconds=0.0)
-        return plan(
-            spec,
-            budget,
-            correction=known.correction,
-            measured=known.speeds,
-            failed=self._failed,
-        )
+        return planner.plan_within(budget, spec, self._failed)
 
     def _budget(self, planner: MemoryPlanner) -> int:
         """Return the bytes that other processes leave free: a refit does not wait for more.

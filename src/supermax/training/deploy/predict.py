@@ -45,7 +45,7 @@ class Predicted:
     skipped: int
     precision: str
     """Precision of the predictions."""
-    judged_in: str
+    evaluated_in: str
     """Precision in which the model was evaluated and its threshold fitted."""
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
@@ -99,7 +99,7 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     odd = [example for example in examples if bool(example.question) != loaded.asks]
     if not odd:
         return
-    count = counted(len(odd), "example", "examples")
+    count = counted(len(odd), "example")
     if loaded.asks:
         raise UserError(
             f"The model was trained on questions and texts, but {count} came without a question: "
@@ -188,7 +188,7 @@ def predict_file(
         len(predictions),
         corpus.skipped,
         precision=execution.precision,
-        judged_in=loaded.precision,
+        evaluated_in=loaded.precision,
         detected=corpus.detected,
         scores=score(predictions, corpus.classes, truths, loaded.label_names),
     )

@@ -165,11 +165,11 @@ def cautions(examples: Sequence[Example], splits: Splits) -> tuple[str, ...]:
     groups = len({example.group for example in examples})
     if groups < FEWEST_GROUPS:
         reasons.append(
-            f"The test split has {counted(groups, 'group', 'groups')} of examples. Intervals need "
+            f"The test split has {counted(groups, 'group')} of examples. Intervals need "
             f"at least {FEWEST_GROUPS}, so there are none."
         )
     if shared := shared_texts(splits)["test"]:
-        texts = counted(shared, "text", "texts")
+        texts = counted(shared, "text")
         occur = "occurs" if shared == 1 else "occur"
         reasons.append(
             f"{texts} of the test split also {occur} in train or validation (ignoring letter case "

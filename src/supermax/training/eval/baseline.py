@@ -32,14 +32,12 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
 
     values: dict[str, float] = {}
     if train.classes and validation.classes:
-        labels = [_label(example) for example in validation.classes]
         with threadpool_limits(1):  # the products are too small for BLAS threads to pay
             probabilities = _class_probabilities(train, validation.classes)
-        values |= class_metrics(labels, probabilities)
+        values |= class_metrics(_labels(validation.classes), probabilities)
     if train.spans and validation.spans:
-        texts = [example.text for example in validation.spans]
-        true = [example.spans or () for example in validation.spans]
-        values |= span_metrics(_predict_sentences(train.spans, validation.spans), true, texts)
+        predicted = _predict_sentences(train.spans, validation.spans)
+        values |= span_metrics(predicted, *_truths(validation.spans))
     return values
 
 
@@ -47,19 +45,21 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
     """Return the metrics on validation of the majority class of train, and of no answer."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
-        counts = np.bincount([_label(e) for e in train.classes], minlength=len(train.label_names))
+        counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
         probabilities = np.tile(np.eye(len(counts))[counts.argmax()], (len(validation.classes), 1))
-        values |= class_metrics([_label(e) for e in validation.classes], probabilities)
+        values |= class_metrics(_labels(validation.classes), probabilities)
     if validation.spans:
-        true = [example.spans or () for example in validation.spans]
-        texts = [example.text for example in validation.spans]
-        values |= span_metrics([()] * len(texts), true, texts)
+        values |= span_metrics([()] * len(validation.spans), *_truths(validation.spans))
     return values
 
 
-def _label(example: Example) -> int:
-    assert example.label is not None, "an example for classes has a class"
-    return example.label
+def _labels(examples: Sequence[Example]) -> Ints:
+    return np.array([example.label for example in examples], dtype=np.int64)
+
+
+def _truths(examples: Sequence[Example]) -> tuple[list[tuple[Span, ...]], list[str]]:
+    """Return the true spans and the texts."""
+    return [example.spans or () for example in examples], [example.text for example in examples]
 
 
 def _features(example: Example) -> list[str]:
@@ -73,7 +73,7 @@ def _features(example: Example) -> list[str]:
 
 
 def _class_probabilities(train: Corpus, examples: Sequence[Example]) -> Floats:
-    labels = np.array([_label(example) for example in train.classes])
+    labels = _labels(train.classes)
     probabilities = np.zeros((len(examples), len(train.label_names)))
     if len(present := np.unique(labels)) == 1:
         probabilities[:, present[0]] = 1  # the regression needs two classes
@@ -162,7 +162,7 @@ def _threshold(train: Sequence[Example], vectorizer: TfidfVectorizer) -> float:
         spans, scores = _best_sentence(test, _profiles(fitted_on, vectorizer), vectorizer)
         best = [[] if span is None else [span] for span in spans]
         margins.append(scores)
-        gained.append(gains(best, [e.spans or () for e in test], [e.text for e in test]))
+        gained.append(gains(best, *_truths(test)))
     return best_threshold(np.concatenate(margins), np.concatenate(gained)) if margins else 0.0
 
 

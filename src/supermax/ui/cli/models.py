@@ -237,11 +237,11 @@ def _print_predicted(done: Predicted, columns: Columns) -> None:
     remarks = f", {done.skipped} bad rows skipped" if done.skipped else ""
     remarks += f", read as {done.detected}; --encoding sets another" if done.detected else ""
     print(f"{counted(done.rows, 'row')} predicted in {done.out} ({used}{remarks}).")
-    if done.precision != done.judged_in:
+    if done.precision != done.evaluated_in:
         print(
             f"Predictions were computed in {done.precision}, but the model was evaluated in "
-            f"{done.judged_in}: a score near its threshold may fall on the other side. "
-            f"`--precision {done.judged_in} --force` computes them as in its evaluation, which "
+            f"{done.evaluated_in}: a score near its threshold may fall on the other side. "
+            f"`--precision {done.evaluated_in} --force` computes them as in its evaluation, which "
             f"may take longer on this device.",
             file=sys.stderr,
         )
