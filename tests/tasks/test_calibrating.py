@@ -11,13 +11,13 @@ from typing import Any
 import optuna
 import pytest
 
-import supermax.tasks.calibrating as calibrating
+import supermax.tasks.probing as probing
 from supermax.engine.run.provision import Occupied, Provision
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import loads
-from supermax.tasks.calibrating import run_probes
 from supermax.tasks.objective import AgentObjective
+from supermax.tasks.probing import run_probes
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.config import read_config
 from supermax.training.data.splits import split
@@ -126,7 +126,7 @@ def test_a_probe_that_fails_costs_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(calibrating, "probe", broken)
+    monkeypatch.setattr(probing, "probe", broken)
     assert run_probes(CONFIG, Execution(), [ONE]) == []
     assert "A probe before the trial failed: " in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from supermax.memory.disk import Footprint, footprint
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import least, split_into
+from supermax.memory.planner import smallest_budget, split_into
 from supermax.space import Space, choices
 from supermax.tasks.space_values import integers
 from supermax.tasks.specs import spec_of
@@ -56,7 +56,7 @@ def fits(
 def share(specs: list[Spec], budget: int) -> Share:
     """Return the share by the planner's estimates, before anything is measured."""
     whole = [need(spec, split_into(spec, spec.effective_batch)).total for spec in specs]
-    smallest = [least(spec) for spec in specs]
+    smallest = [smallest_budget(spec) for spec in specs]
     fitting = sum(size <= budget for size in whole)
     never = sum(size > budget for size in smallest)
     return Share(fitting, len(specs) - fitting - never, never, max(whole), max(smallest))

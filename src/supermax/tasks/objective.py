@@ -25,9 +25,9 @@ from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import Space
 from supermax.space.presets import encoders_in
-from supermax.tasks.calibrating import run_probes
 from supermax.tasks.measures import values_of
 from supermax.tasks.measuring import measure_trial
+from supermax.tasks.probing import run_probes
 from supermax.tasks.specs import spec_of
 from supermax.tasks.trial_plan import TrialPlan, apply_plan
 from supermax.tasks.weight_retention import worth_keeping

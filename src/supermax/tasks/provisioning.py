@@ -19,7 +19,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
-from supermax.memory.planner import Failed, NoPlan, Plan, least, plan
+from supermax.memory.planner import Failed, NoPlan, Plan, plan, smallest_budget
 from supermax.memory.probes import probes
 from supermax.tasks.fits import combinations, fits
 from supermax.tasks.objective import AgentObjective
@@ -90,7 +90,9 @@ class MemoryPlanner:
         if any(share.never < share.all for share in shares.values()):
             return
         smallest = min(
-            least(replace(spec, length=min(spec.length, self._text_lengths(source).longest)))
+            smallest_budget(
+                replace(spec, length=min(spec.length, self._text_lengths(source).longest))
+            )
             for source in sources.values()
             for spec in combinations(space, agent, source, execution)
         )

@@ -14,8 +14,6 @@ The export is atomic: the folder is complete or absent. It holds no text of any 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import math
 import os
 import platform
 import shutil
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -152,8 +151,8 @@ def _write_facts(folder: Path, facts: Facts) -> None:
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in files if p.name != CARD}
-    text = json.dumps(_json_value({**facts, "files": sizes}), indent=2, ensure_ascii=False)
-    (folder / FACTS).write_text(text + "\n", "utf-8")
+    text = to_json({**facts, "files": sizes}, indent=2, inf_nan_mode="null")
+    (folder / FACTS).write_bytes(text + b"\n")
     mode = (folder / FACTS).stat().st_mode & 0o777
     for path in [*files, folder / FACTS]:
         path.chmod(mode)
@@ -167,15 +166,6 @@ def _move(temporary: Path, folder: Path) -> None:
     except OSError:
         check_free(folder)  # another process created it meanwhile
         raise
-
-
-def _json_value(value: object) -> object:
-    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _versions() -> dict[str, str]:
