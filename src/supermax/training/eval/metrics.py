@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from supermax._util.text import ended, nearest
 from supermax.errors import UserError
+from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
 from supermax.training.eval import squad
 
-Span = tuple[int, int]
-"""Characters [start, end) of a text."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
