@@ -40,7 +40,7 @@ def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) ->
     encoders = [load_encoder(source, prepared_config(source, None, None)) for source in sources]
     model = Model(wanted, encoders, classes=3)
     spec = spec_of(wanted, sources, Execution(), classes=3)
-    assert spec.numbers == count(model)
+    assert spec.parameters == count(model)
     assert spec.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
     found = need(spec, Split(4))
     assert found.weights == 4 * count(model)

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import Failed, NoPlan, Plan, least, plan, split_into, splits
+from supermax.memory.planner import Failed, NoPlan, Plan, plan, smallest_budget, split_into, splits
 from supermax.memory.speed import StepSpeed
 from supermax.tasks.fits import share
-from supermax.tasks.provisioning import failed_of, how_of
+from supermax.tasks.trial_plan import failed_of, trial_plan
 from tests.memory.specs import BERT_LARGE, GIB, MIB, specs
 
 budgets = st.integers(1, 200_000).map(lambda mib: mib * MIB)
@@ -96,9 +96,9 @@ def test_a_split_has_its_reason(spec: Spec, budget: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(specs(), budgets)
 def test_failed_splits_are_restored_from_the_ledger(spec: Spec, budget: int) -> None:
-    for found in (plan(spec, budget), plan(spec, least(spec))):
+    for found in (plan(spec, budget), plan(spec, smallest_budget(spec))):
         if isinstance(found, Plan):
-            assert failed_of(how_of(found)) == Failed(found.split, found.need.reserved)
+            assert failed_of(trial_plan(found)) == Failed(found.split, found.need.reserved)
 
 
 def test_a_split_states_its_reason() -> None:
@@ -132,12 +132,14 @@ def test_a_huge_batch_is_planned_quickly() -> None:
 @settings(max_examples=100, deadline=None)
 @given(specs(), budgets)
 def test_the_share_of_a_space_that_fits_agrees_with_plans(spec: Spec, budget: int) -> None:
-    for size in {budget, least(spec), least(spec) - 1}:
+    for size in {budget, smallest_budget(spec), smallest_budget(spec) - 1}:
         found, said = plan(spec, size), share([spec], size)
         assert said.all == 1
         assert said.never == isinstance(found, NoPlan)
         assert said.whole == (isinstance(found, Plan) and found.whole)
-        assert said.smallest == (found.smallest if isinstance(found, NoPlan) else least(spec))
+        assert said.smallest == (
+            found.smallest if isinstance(found, NoPlan) else smallest_budget(spec)
+        )
 
 
 def test_smaller_micro_batches_are_preferred_to_checkpointing_if_faster() -> None:
@@ -182,7 +184,7 @@ def test_best_weights_are_offloaded_to_the_host_if_memory_is_short() -> None:
     tight = plan(LARGE, smallest.smallest)
     assert isinstance(tight, Plan)
     assert tight.split.best_on_host
-    roomy = plan(LARGE, smallest.smallest + 4 * BERT_LARGE.numbers)
+    roomy = plan(LARGE, smallest.smallest + 4 * BERT_LARGE.parameters)
     assert isinstance(roomy, Plan)
     assert not roomy.split.best_on_host
 

@@ -11,13 +11,13 @@ from typing import Any
 import optuna
 import pytest
 
-import supermax.tasks.calibrating as calibrating
+import supermax.tasks.probing as probing
 from supermax.engine.run.provision import Occupied, Provision
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import loads
-from supermax.tasks.calibrating import run_probes
 from supermax.tasks.objective import AgentObjective
+from supermax.tasks.probing import run_probes
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.config import read_config
 from supermax.training.data.splits import split
@@ -47,11 +47,11 @@ class Card:
 
 def made_for_a_gpu(folder: Path) -> MemoryPlanner:
     splits = split(synthetic(40, difficulty=0.0, seed=3, max_words=12))
-    return MemoryPlanner(
-        "criteria", loads(SPACE), splits.train, splits.validation, folder / "cache",
+    objective = AgentObjective(
+        "criteria", loads(SPACE), splits.train, splits.validation, folder / "cache", ["macro_f1"],
         {"epochs": 1, "patience": None}, Execution(device="cuda", precision="bf16"),
-        MeasurementLog(folder / "known", "a card", "torch 1"), Card(),
     )  # fmt: skip
+    return MemoryPlanner(objective, MeasurementLog(folder / "known", "a card", "torch 1"), Card())
 
 
 def plan_of(planner: MemoryPlanner, failed: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -73,10 +73,7 @@ def test_the_first_trial_of_an_encoder_that_nothing_is_known_of_probes_it(tmp_pa
 def test_what_a_trial_probed_is_known_to_the_next_run(tmp_path: Path) -> None:
     planner = made_for_a_gpu(tmp_path)
     plan = plan_of(planner)
-    objective = AgentObjective(
-        "criteria", planner.space, planner.train, planner.validation, planner.cache,
-        ["macro_f1"], planner.limits, Execution(), book=planner.book,
-    )  # fmt: skip
+    objective = replace(planner.objective, execution=Execution(), book=planner.book)
 
     class Here(optuna.trial.FixedTrial):
         checkpoint_dir = tmp_path / "trial" / "checkpoint"
@@ -129,7 +126,7 @@ def test_a_probe_that_fails_costs_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(calibrating, "probe", broken)
+    monkeypatch.setattr(probing, "probe", broken)
     assert run_probes(CONFIG, Execution(), [ONE]) == []
     assert "A probe before the trial failed: " in capsys.readouterr().err
 

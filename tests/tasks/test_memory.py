@@ -19,7 +19,7 @@ from supermax.memory.planner import NoPlan, Plan
 from supermax.results.records import read_record
 from supermax.search.search import Search
 from supermax.space import loads
-from supermax.tasks.objective import AgentObjective, local_execution
+from supermax.tasks.objective import AgentObjective, configured, local_execution
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
@@ -85,18 +85,14 @@ def planner(of: Search, memory: int | None) -> MemoryPlanner:
 
 
 def spec_of(made: MemoryPlanner) -> Spec:
-    config = AgentObjective(
-        made.agent, made.space, made.train, made.validation, made.cache, [], made.limits
-    ).config(
-        {
-            "encoder": {"name": "tiny-bert", "dropout": 0.0, "attention_dropout": 0.0},
-            "head": {"dropout": 0.0},
-            "text": {"max_length": 512, "doc_stride": 32},
-            "train": {"effective_batch": 128, "seed": 1},
-            "optim": {"lr": 0.001},
-        }
-    )
-    return made.spec(config)
+    sampled = {
+        "encoder": {"name": "tiny-bert", "dropout": 0.0, "attention_dropout": 0.0},
+        "head": {"dropout": 0.0},
+        "text": {"max_length": 512, "doc_stride": 32},
+        "train": {"effective_batch": 128, "seed": 1},
+        "optim": {"lr": 0.001},
+    }
+    return made.spec(configured(made.objective.agent, sampled, made.objective.limits))
 
 
 def forget(book: MeasurementLog) -> None:
@@ -192,6 +188,6 @@ def test_cells_and_coordinator_see_the_same_need(tmp_path: Path) -> None:
     assert known.measurements == 1
     assert 0.6 < known.correction.worst < 1.6
     assert (
-        made.execution.precision
+        made.objective.execution.precision
         == local_execution(Execution(device="cpu", precision="auto")).precision
     )

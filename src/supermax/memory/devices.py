@@ -9,9 +9,11 @@ import importlib
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -43,9 +45,9 @@ class Gpu:
 class Nvml:
     """Reader of NVIDIA's management library. Finds no GPUs where `pynvml` is not installed."""
 
-    def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
+    def __init__(self, load: Callable[[str], ModuleType] = importlib.import_module) -> None:
         self._load = load
-        self._nvml: Any = None
+        self._nvml: ModuleType | None = None
         self._worked = self._unavailable = False
 
     def read(self) -> tuple[Gpu, ...]:
@@ -65,19 +67,18 @@ class Nvml:
         return found
 
 
-def _query(nvml: Any) -> tuple[Gpu, ...]:
+def _query(nvml: ModuleType) -> tuple[Gpu, ...]:
     gpus = []
-    driver = _text(_optional(getattr(nvml, "nvmlSystemGetDriverVersion", None)) or "")
+    driver = _text(_optional(nvml, "nvmlSystemGetDriverVersion"))
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        rates = _optional(nvml.nvmlDeviceGetUtilizationRates, handle)
-        running = _optional(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
-        by_process: dict[int, int] = {}
+        rates = _optional(nvml, "nvmlDeviceGetUtilizationRates", handle)
+        running = _optional(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        by_process: Counter[int] = Counter()
         for process in running:
             if process.usedGpuMemory:  # None where the driver does not report it
-                size = by_process.get(int(process.pid), 0) + int(process.usedGpuMemory)
-                by_process[int(process.pid)] = size
+                by_process[process.pid] += process.usedGpuMemory
         gpus.append(
             Gpu(
                 index,
@@ -85,7 +86,7 @@ def _query(nvml: Any) -> tuple[Gpu, ...]:
                 int(memory.used),
                 int(memory.total),
                 None if rates is None else rates.gpu / 100,
-                _text(_optional(getattr(nvml, "nvmlDeviceGetUUID", None), handle) or ""),
+                _text(_optional(nvml, "nvmlDeviceGetUUID", handle)),
                 by_process,
                 driver,
             )
@@ -93,14 +94,14 @@ def _query(nvml: Any) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def _text(value: bytes | str | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def _optional(query: Callable[..., Any] | None, *args: Any) -> Any:
+def _optional(nvml: ModuleType, query: str, *args: object) -> Any:
     """Return the result of a query; None where the GPU or the library does not support it."""
     try:
-        return None if query is None else query(*args)
+        return getattr(nvml, query)(*args)
     except Exception:
         return None
 

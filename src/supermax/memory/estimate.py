@@ -109,7 +109,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
     micro = min(split.micro_batch, spec.effective_batch)
     kind = "cpu" if spec.device == "cpu" else "cuda"
     found = Need(
-        weights=4 * spec.numbers,
+        weights=4 * spec.parameters,
         gradients=4 * spec.trained,
         optimizer=int(STATE[spec.optimizer] * spec.trained),
         **_forward(spec, micro, split.checkpointing, correction.scale),
@@ -173,8 +173,8 @@ def _saved(spec: Spec, split: Split) -> int:
     """Return the bytes of the best weights; on a CPU also of the training state that is written,
     which holds them too."""
     if spec.device != "cpu":
-        return 0 if split.best_on_host else 4 * spec.numbers
-    return int(12 * spec.numbers + STATE[spec.optimizer] * spec.trained)
+        return 0 if split.best_on_host else 4 * spec.parameters
+    return int(12 * spec.parameters + STATE[spec.optimizer] * spec.trained)
 
 
 def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:

@@ -40,7 +40,7 @@ class EncoderSizes:
         return len(self.by_layer)
 
     @property
-    def numbers(self) -> int:
+    def parameters(self) -> int:
         return self.embeddings + sum(self.by_layer) + self.after
 
 
@@ -74,8 +74,8 @@ class Spec:
         return self.precision in HALF
 
     @property
-    def numbers(self) -> int:
-        return sum(encoder.numbers for encoder in self.encoders) + self.head
+    def parameters(self) -> int:
+        return sum(encoder.parameters for encoder in self.encoders) + self.head
 
     @property
     def trained(self) -> int:
@@ -83,8 +83,8 @@ class Spec:
 
     def trained_of(self, encoder: EncoderSizes) -> int:
         if not self.frozen:
-            return encoder.numbers
-        return encoder.numbers - encoder.embeddings - sum(encoder.by_layer[: self.frozen])
+            return encoder.parameters
+        return encoder.parameters - encoder.embeddings - sum(encoder.by_layer[: self.frozen])
 
     def active(self, encoder: EncoderSizes) -> int:
         """Return the number of layers with a backward pass; 0 if all layers are frozen."""

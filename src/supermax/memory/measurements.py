@@ -15,7 +15,7 @@ import math
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -149,14 +149,7 @@ def _ratio(spec: Spec, one: Measured) -> float | None:
 def _measured_spec(spec: Spec, one: Measured) -> Spec:
     """Return the Spec of the trial that was measured."""
     traits = {k: v for k, v in one.traits.items() if k in _TRAITS}
-    return Spec(
-        **{
-            **{name: getattr(spec, name) for name in spec.__dataclass_fields__},
-            **traits,
-            "length": one.length,
-            "effective_batch": one.effective_batch,
-        }
-    )
+    return replace(spec, **traits, length=one.length, effective_batch=one.effective_batch)
 
 
 _MEASURED = TypeAdapter(Measured)

@@ -170,7 +170,7 @@ def split_into(spec: Spec, size: int, checkpointing: bool = False) -> Split:
     return Split(size, checkpointing, min(EVALUATED, max(4 * size * spec.length, 2048)))
 
 
-def least(spec: Spec) -> int:
+def smallest_budget(spec: Spec) -> int:
     """Return the bytes of the smallest device that fits the trial in some split. That is not
     always a micro-batch of 1: a whole batch has no accumulated gradients beside its
     activations."""

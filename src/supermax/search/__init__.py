@@ -1,1 +1,1 @@
-"""Hyperparameter search of a task: settings, plan, run; checks, cleanup and replay."""
+"""Hyperparameter search of an agent: settings, plan, run; checks, cleanup and replay."""

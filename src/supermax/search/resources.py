@@ -87,17 +87,8 @@ class Resources:
         if not self.has_cuda:
             for variable, value in ON_CPU.items():
                 os.environ.setdefault(variable, value)
-        return MemoryPlanner(
-            objective.agent,
-            objective.space,
-            objective.train,
-            objective.validation,
-            objective.cache,
-            objective.limits,
-            self.foreseen(),
-            objective.book,
-            budget,
-        )
+        planned = replace(objective, execution=self.foreseen())
+        return MemoryPlanner(planned, objective.book, budget)
 
     def within_disk(
         self,

@@ -1,1 +1,1 @@
-"""Tasks: objectives of the agents, checks before a search, memory plans and kept weights."""
+"""Agents: their objective, checks before a search, memory plans and weight retention."""

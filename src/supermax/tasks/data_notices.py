@@ -36,11 +36,11 @@ def _unlabelled(corpus: Corpus) -> list[str]:
     """Name rows without a label, which are in no split."""
     notices = []
     for left in corpus.unlabelled:
-        rows = counted(left.rows, "row", "rows")
         of = f" of the {left.part} split" if left.part else ""
         why = "cannot be scored and " if left.part in PARTS[1:] else ""
         notices.append(
-            f"{rows}{of} in {left.file} without a label {why}{_is(left.rows)} left out: "
+            f"{counted(left.rows, 'row')}{of} in {left.file} without a label "
+            f"{why}{'is' if left.rows == 1 else 'are'} left out: "
             f"`supermax predict` predicts such rows."
         )
     return notices
@@ -54,7 +54,7 @@ def _shared(splits: Splits) -> list[str]:
         ("test", splits.test, "train or validation"),
     ):
         if count := shared[part]:
-            texts = counted(len({same_text(e.text) for e in corpus.examples}), "text", "texts")
+            texts = counted(len({same_text(e.text) for e in corpus.examples}), "text")
             occur = "occurs" if count == 1 else "occur"
             notices.append(
                 f"{count:,} of {texts} of the {part} split also {occur} in {others} (ignoring "
@@ -91,7 +91,3 @@ def _rare(splits: Splits) -> list[str]:
                 f"apart."
             )
     return notices
-
-
-def _is(count: int) -> str:
-    return "is" if count == 1 else "are"

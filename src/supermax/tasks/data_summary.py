@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TypedDict
 
 import numpy as np
 
@@ -20,7 +20,18 @@ MOST_CLASSES = 50
 _MOST_CUTS = 40
 
 
-def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, Any]:
+class SplitSizes(TypedDict, total=False):
+    """Sizes of a split. Without rows of the kind, there are no `classes` or no `spans`."""
+
+    rows: int
+    groups: int
+    classes: list[int]
+    """Rows of each class."""
+    spans: dict[str, int]
+    """Rows `with` and `without` an answer."""
+
+
+def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, object]:
     """Return sizes of the splits, rows by class, text lengths and truncation, ready for JSON."""
     parts = [used_by(agent, corpus) for corpus in splits.parts]
     texts = {e.text for part in parts for e in part.examples}
@@ -30,16 +41,7 @@ def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, A
         "texts": len(texts),
         "words": _quantiles([len(text.split()) for text in texts]),
         "characters": _quantiles([len(text) for text in texts]),
-        "cut": [
-            {
-                "encoder": cut.encoder,
-                "length": cut.length,
-                "texts": cut.texts,
-                "of": cut.of,
-                "sampled": cut.sampled,
-            }
-            for cut in sorted(cuts, key=lambda cut: -cut.texts)[:_MOST_CUTS]
-        ],
+        "cut": [asdict(cut) for cut in sorted(cuts, key=lambda cut: -cut.texts)[:_MOST_CUTS]],
         "cuts": agent != "evidence",
     }
 
@@ -52,17 +54,14 @@ def shown_labels(corpus: Corpus) -> list[str]:
 
 def used_by(agent: str, corpus: Corpus) -> Corpus:
     """Return the corpus without the classes or spans that the agent does not use."""
-    unused: dict[str, Any] = {"criteria": {"spans": ()}, "evidence": {"classes": ()}}.get(
-        agent, {}
-    )
-    return replace(corpus, **unused)
+    if agent == "criteria":
+        return replace(corpus, spans=())
+    return replace(corpus, classes=()) if agent == "evidence" else corpus
 
 
-def _sizes(part: Corpus) -> dict[str, Any]:
-    sizes: dict[str, Any] = {
-        "rows": len(part.examples),
-        "groups": len({e.group for e in part.examples}),
-    }
+def _sizes(part: Corpus) -> SplitSizes:
+    groups = {example.group for example in part.examples}
+    sizes: SplitSizes = {"rows": len(part.examples), "groups": len(groups)}
     if part.classes:
         labels = Counter(e.label for e in part.classes)
         sizes["classes"] = [labels[i] for i, _ in enumerate(part.label_names[:MOST_CLASSES])]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from supermax.memory.disk import Footprint, footprint
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
-from supermax.memory.planner import least, split_into
-from supermax.space import Categorical, Space
+from supermax.memory.planner import smallest_budget, split_into
+from supermax.space import Space, choices
+from supermax.tasks.space_values import integers
 from supermax.tasks.specs import spec_of
 from supermax.training.config import read_config
 from supermax.training.models.sources import Source
@@ -55,7 +56,7 @@ def fits(
 def share(specs: list[Spec], budget: int) -> Share:
     """Return the share by the planner's estimates, before anything is measured."""
     whole = [need(spec, split_into(spec, spec.effective_batch)).total for spec in specs]
-    smallest = [least(spec) for spec in specs]
+    smallest = [smallest_budget(spec) for spec in specs]
     fitting = sum(size <= budget for size in whole)
     never = sum(size > budget for size in smallest)
     return Share(fitting, len(specs) - fitting - never, never, max(whole), max(smallest))
@@ -90,10 +91,12 @@ def combinations(space: Space, agent: str, source: Source, execution: Execution)
     )
     base = spec_of(config, [source] * (2 if agent == "joint" else 1), execution)
     lengths = _numbers(space, "text.max_length") or [256]
-    optimizers = _texts(space, "optim.name") or ["adamw"]
+    searched = choices(space, "optim.name") if "optim.name" in space.parameters else ["adamw"]
     return [
-        replace(base, effective_batch=batch, length=min(length, base.length), optimizer=optimizer)
-        for batch, length, optimizer in itertools.product(_batches(space), lengths, optimizers)
+        replace(
+            base, effective_batch=batch, length=min(length, base.length), optimizer=str(optimizer)
+        )
+        for batch, length, optimizer in itertools.product(_batches(space), lengths, searched)
     ]
 
 
@@ -106,20 +109,4 @@ def _batches(space: Space) -> list[int]:
 
 
 def _numbers(space: Space, key: str) -> list[int]:
-    """Return all values, or a thinned range from the lowest to the highest if there are many."""
-    numbers: dict[int, None] = {}
-    for branch in space.parameters[key].branches if key in space.parameters else ():
-        if isinstance(branch, Categorical):
-            numbers |= {int(value): None for value in branch.choices if isinstance(value, int)}
-        else:
-            low, high, step = int(branch.low), int(branch.high), int(branch.step or 1)
-            values = range(low, high + 1, step)
-            stride = -(-len(values) // _MOST_VALUES)
-            numbers |= dict.fromkeys((*values[::-stride], low))
-    return sorted(numbers)
-
-
-def _texts(space: Space, key: str) -> list[str]:
-    branches = space.parameters[key].branches if key in space.parameters else ()
-    choices = [b.choices for b in branches if isinstance(b, Categorical)]
-    return list(dict.fromkeys(str(value) for each in choices for value in each))
+    return integers(space, key, _MOST_VALUES)

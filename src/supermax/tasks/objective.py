@@ -8,26 +8,28 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 import optuna
 import torch
+from optuna.trial import BaseTrial
 from safetensors.torch import save_file
 
 from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
-from supermax.engine.processes.remote_trial import TrialInterrupted
+from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
 from supermax.errors import UserError
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import Space
 from supermax.space.presets import encoders_in
-from supermax.tasks.calibrating import run_probes
 from supermax.tasks.measures import values_of
 from supermax.tasks.measuring import measure_trial
+from supermax.tasks.probing import run_probes
 from supermax.tasks.specs import spec_of
+from supermax.tasks.trial_plan import TrialPlan, apply_plan
 from supermax.tasks.weight_retention import worth_keeping
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
@@ -53,14 +55,14 @@ def preload(*encoders: str) -> None:
 class TrialReporter:
     """Reporter of the training loop that reports to an Optuna trial."""
 
-    trial: Any
+    trial: BaseTrial
     _last: float = math.nan
 
     def report(self, value: float, epoch: int) -> None:
         self._last = value
         self.trial.report(value, epoch)
 
-    def note(self, **facts: Any) -> None:
+    def note(self, **facts: object) -> None:
         if (note := getattr(self.trial, "note", None)) is not None:  # not part of Optuna's Trial
             note(**facts, memory=in_use())
 
@@ -90,7 +92,7 @@ class AgentObjective:
     validation: Corpus
     cache: Path
     objectives: Sequence[str]
-    limits: dict[str, Any]
+    limits: Mapping[str, object]
     """Keys of the configuration's `train` part that are not searched: epochs, patience, …"""
     execution: Execution = field(default_factory=Execution)
     save_every: float = SAVE_EVERY
@@ -99,16 +101,25 @@ class AgentObjective:
     top: int | None = None
     """Trials whose weights a WeightRetention keeps; None: every trial writes its weights."""
 
-    def __call__(self, trial: Any) -> float | tuple[float, ...]:
-        config = self.config(self.space.sample(trial))
-        plan = getattr(trial, "plan", None) or {}
-        execution = apply_plan(local_execution(self.execution), plan)
+    def __call__(self, trial: RemoteTrial) -> float | tuple[float, ...]:
+        config = self.sampled(trial)
+        execution = local_execution(self.execution)
+        plan: TrialPlan | None = getattr(trial, "plan", None)  # a replayed trial has none
+        if plan:
+            execution = apply_plan(execution, plan)
         limit_memory(execution)
         before = in_use()
         reporter = self.reporter(trial)
         reporter.note(encoder=encoder_title(config), epochs=config.train.epochs)
-        probes = run_probes(config, execution, plan.get("probes", ()))
-        prepared = self.prepared(config, execution)
+        probes = run_probes(config, execution, plan.get("probes", ()) if plan else ())
+        prepared = prepare(
+            config,
+            self.train,
+            self.validation,
+            cache=self.cache,
+            execution=execution,
+            objective=self.objectives[0],
+        )
         with measure_trial(prepared, self._spec(prepared), self.book, before, probes) as gauge:
             result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
             gauge.result = result
@@ -127,23 +138,14 @@ class AgentObjective:
         """Return the bytes of host memory that this process caches for later trials."""
         return INITIAL_WEIGHTS.size + COMPILER.size
 
-    def config(self, sampled: dict[str, Any]) -> Config:
-        return configured(self.agent, sampled, self.limits)
+    def sampled(self, trial: BaseTrial) -> Config:
+        """Return the configuration that a trial samples."""
+        return configured(self.agent, self.space.sample(trial), self.limits)
 
-    def reporter(self, trial: Any) -> TrialReporter:
+    def reporter(self, trial: BaseTrial) -> TrialReporter:
         if len(self.objectives) > 1:
             return _MultiObjectiveReporter(trial)
         return TrialReporter(trial)
-
-    def prepared(self, config: Config, execution: Execution) -> Prepared:
-        return prepare(
-            config,
-            self.train,
-            self.validation,
-            cache=self.cache,
-            execution=execution,
-            objective=self.objectives[0],
-        )
 
     def _spec(self, prepared: Prepared) -> Spec:
         return spec_of(
@@ -171,7 +173,7 @@ class _MultiObjectiveReporter(TrialReporter):
         return False
 
 
-def configured(agent: str, sampled: dict[str, Any], limits: dict[str, Any]) -> Config:
+def configured(agent: str, sampled: Mapping[str, Any], limits: Mapping[str, object]) -> Config:
     """Return the configuration of a trial from its sampled parameters and the search's limits."""
     return read_config(
         {**sampled, "agent": agent, "train": {**sampled.get("train", {}), **limits}}
@@ -185,14 +187,6 @@ def encoder_title(config: Config) -> str:
     return " + ".join(dict.fromkeys(names))
 
 
-def apply_plan(execution: Execution, plan: dict[str, Any]) -> Execution:
-    """Return the execution with the memory plan of the trial, if there is one."""
-    if not plan:
-        return execution
-    names = ("micro_batch", "checkpoint_activations", "evaluated", "best_on_host", "memory")
-    return replace(execution, **{name: plan[name] for name in names})
-
-
 def local_execution(execution: Execution) -> Execution:
     """Resolve "auto" for device and precision, and the threads, in this process."""
     device = execution.device
@@ -203,7 +197,7 @@ def local_execution(execution: Execution) -> Execution:
     return replace(execution, device=device, threads=threads, precision=precision)
 
 
-def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[str, Any]:
+def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[str, object]:
     """Return the summary that is stored with a trial, without any text of the data."""
     return {
         "metrics": {name: round(value, 6) for name, value in result.metrics.items()},

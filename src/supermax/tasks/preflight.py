@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supermax._util.attributes import AGENTS
 from supermax._util.text import counted, listed, nearest
 from supermax.errors import Infeasible, UserError
-from supermax.space import Categorical, Space, load
+from supermax.space import Space, load
+from supermax.space.presets import LENGTH
+from supermax.tasks.space_values import integers
 from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.names import is_name
@@ -20,6 +22,9 @@ from supermax.training.data.tokens import check_room
 from supermax.training.models.sources import Source
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import examples_for, max_input_length, texts_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 VERSIONS = "metric_versions"
 """Key of an experiment for the versions of its metrics' definitions."""
@@ -40,7 +45,7 @@ def all_of(heading: str, *checks: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def check_limits(limits: Mapping[str, Any], space: Space) -> None:
+def check_limits(limits: Mapping[str, object], space: Space) -> None:
     """Raise UserError if limits are invalid, or if the space searches them."""
     searched = [key for key in limits if f"train.{key}" in space.parameters]
     read_limits({key: value for key, value in limits.items() if key not in searched})
@@ -129,8 +134,10 @@ def check_questions(
 
     Also if a tokenizer drops all of an answer: its row would be trained as one without an answer.
     """
-    length = _extreme(space, "text.max_length", max)
-    stride = _extreme(space, "text.doc_stride", min) if agent != "criteria" else 0
+    defaults = TextConfig()
+    length = max(integers(space, LENGTH), default=defaults.max_length)
+    stride = min(integers(space, "text.doc_stride"), default=defaults.doc_stride)
+    stride = stride if agent != "criteria" else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
     if (
         agent == "criteria"
@@ -156,7 +163,7 @@ def check_questions(
             ) from None
 
 
-def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
+def _check_answers(splits: Splits, source: Source, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise UserError with the rows whose answer the tokenizer drops."""
     lost = without_tokens([e for part in splits.parts for e in part.spans], tokenizer)
     if not lost:
@@ -176,7 +183,7 @@ def _check_answers(splits: Splits, source: Source, tokenizer: Any) -> None:
 
 
 def refuse_another(
-    name: str, where: str, before: Any, now: dict[str, Any], joined: int = 0
+    name: str, where: str, before: object, now: Mapping[str, Any], joined: int = 0
 ) -> None:
     """Raise UserError if the study's values come from another experiment.
 
@@ -202,7 +209,7 @@ def refuse_another(
         )
 
 
-def _other_definitions(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def _other_definitions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Name objectives of both whose metrics have another version; no stored version means 1."""
     objectives, versions = before.get("objectives") or (), before.get(VERSIONS) or {}
     return [
@@ -211,12 +218,3 @@ def _other_definitions(before: dict[str, Any], now: dict[str, Any]) -> list[str]
         for metric, version in now.get(VERSIONS, {}).items()
         if metric in objectives and versions.get(metric, 1) != version
     ]
-
-
-def _extreme(space: Space, name: str, extreme: Any) -> int:
-    """Return the smallest or largest value (`min` or `max`) of a parameter, or its default."""
-    values: list[Any] = []
-    for branch in space.parameters[name].branches if name in space.parameters else ():
-        values += branch.choices if isinstance(branch, Categorical) else (branch.low, branch.high)
-    default = TextConfig()
-    return int(extreme(values)) if values else int(getattr(default, name.removeprefix("text.")))

@@ -6,9 +6,8 @@ the trial's plan (ledger), planner ──Repetition──▶ Execution; a smalle
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -16,8 +15,9 @@ from supermax.engine.run.policy import MOST_REPLANS
 from supermax.engine.trial.faults import out_of_memory
 from supermax.errors import EnvironmentFault
 from supermax.memory.estimate import Split, need
-from supermax.memory.planner import Failed, NoPlan, Plan, plan
-from supermax.tasks.provisioning import MemoryPlanner, failed_of
+from supermax.memory.planner import Failed, NoPlan, Plan
+from supermax.tasks.provisioning import MemoryPlanner
+from supermax.tasks.trial_plan import failed_of, with_split
 from supermax.training.config import Config
 from supermax.training.steps.base import Execution
 
@@ -33,7 +33,7 @@ class Repetition:
     """Planner for the data that is trained on now; None: memory is unknown, and the trial's plan
     is kept."""
     config: Config
-    before: dict[str, Any] | None
+    before: Mapping[str, object] | None
     """Execution of the trial's last attempt, from its ledger."""
     tell: Callable[[str], None] = print
     _failed: list[Failed] = field(default_factory=list)
@@ -64,16 +64,10 @@ class Repetition:
 
     def _plan(self, planner: MemoryPlanner, own: Split | None) -> Plan | NoPlan:
         spec, budget = planner.spec(self.config), self._budget(planner)
-        known = planner.book.known(spec)
-        if own is not None and (needed := need(spec, own, known.correction)).total <= budget:
+        correction = planner.book.known(spec).correction
+        if own is not None and (needed := need(spec, own, correction)).total <= budget:
             return Plan(spec, own, needed, seconds=0.0)
-        return plan(
-            spec,
-            budget,
-            correction=known.correction,
-            measured=known.speeds,
-            failed=self._failed,
-        )
+        return planner.plan_within(budget, spec, self._failed)
 
     def _budget(self, planner: MemoryPlanner) -> int:
         """Return the bytes that other processes leave free: a refit does not wait for more.
@@ -82,17 +76,6 @@ class Repetition:
         """
         own = torch.cuda.memory_reserved() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
         return planner.budget.available(None, [os.getpid()], own)
-
-
-def with_split(execution: Execution, split: Split) -> Execution:
-    """Return the execution with the split of a plan."""
-    return replace(
-        execution,
-        micro_batch=split.micro_batch,
-        checkpoint_activations=split.checkpointing,
-        evaluated=split.evaluated,
-        best_on_host=split.best_on_host,
-    )
 
 
 def split_of(execution: Execution, config: Config) -> Split:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
@@ -22,6 +22,7 @@ from supermax.training.models.causality import is_causal
 from supermax.training.models.encoders import depth_of, layer_list, outline
 from supermax.training.models.sources import Source
 
+T = TypeVar("T")
 _INNER = ("intermediate_size", "hidden_dim")  # names of the feed-forward size in configurations
 _ENCODER = TypeAdapter(EncoderSizes)
 _BOOL = TypeAdapter(bool)
@@ -35,13 +36,14 @@ def encoder_of(source: Source) -> EncoderSizes:
 
     The first call for an encoder imports its code, which takes seconds.
     """
-    fingerprint = source.fingerprint
-    if fingerprint not in _known:
-        if (sizes := _cached(fingerprint)) is None:
+    if (mark := source.fingerprint) not in _known:
+        file = _file("encoder", mark)
+        sizes = _read(file, _ENCODER)
+        if sizes is None or sizes.fingerprint != mark:
             sizes = _measure(source, outline(source))
-            _write(_file(fingerprint), asdict(sizes))
-        _known[fingerprint] = sizes
-    return _known[fingerprint]
+            _write(file, asdict(sizes))
+        _known[mark] = sizes
+    return _known[mark]
 
 
 def why_unusable(source: Source) -> str | None:
@@ -49,7 +51,13 @@ def why_unusable(source: Source) -> str | None:
 
     The first call for an encoder imports its code, which takes seconds.
     """
-    if not _is_causal(source):
+    if (mark := source.fingerprint) not in _causal:
+        file = _file("causal", mark)
+        if (causal := _read(file, _BOOL)) is None:
+            causal = is_causal(source.config)
+            _write(file, causal)
+        _causal[mark] = causal
+    if not _causal[mark]:
         return None
     return (
         f"The encoder '{source.name}' cannot be used: it is a decoder with causal attention "
@@ -59,45 +67,32 @@ def why_unusable(source: Source) -> str | None:
     )
 
 
-def _is_causal(source: Source) -> bool:
-    fingerprint = source.fingerprint
-    file = default_folder() / f"causal-{fingerprint}-{version('transformers')}.json"
-    if fingerprint not in _causal:
-        try:
-            _causal[fingerprint] = _BOOL.validate_json(file.read_bytes(), strict=True)
-        except (OSError, ValidationError):
-            _causal[fingerprint] = is_causal(source.config)
-            _write(file, _causal[fingerprint])
-    return _causal[fingerprint]
+def _file(kind: str, fingerprint: str) -> Path:
+    return default_folder() / f"{kind}-{fingerprint}-{version('transformers')}.json"
 
 
-def _file(fingerprint: str) -> Path:
-    return default_folder() / f"encoder-{fingerprint}-{version('transformers')}.json"
-
-
-def _cached(fingerprint: str) -> EncoderSizes | None:
-    """Return the sizes from the cache; None if they are missing, damaged or another encoder's."""
+def _read(file: Path, adapter: TypeAdapter[T]) -> T | None:
+    """Return a value from the cache; None if it is missing or damaged."""
     try:
-        sizes = _ENCODER.validate_json(_file(fingerprint).read_bytes(), strict=True)
+        return adapter.validate_json(file.read_bytes(), strict=True)
     except (OSError, ValidationError):
         return None
-    return sizes if sizes.fingerprint == fingerprint else None
 
 
-def _write(file: Path, facts: Any) -> None:
+def _write(file: Path, value: object) -> None:
     with contextlib.suppress(OSError):  # a missing cache only costs time
         make_private(file.parent)
-        write_whole(file, json.dumps(facts))
+        write_whole(file, json.dumps(value))
 
 
 def _measure(source: Source, model: nn.Module) -> EncoderSizes:
     config, depths = source.config, depth_of(model)
-    layers = len(layer_list(model)[1])
+    stack, modules = layer_list(model)
+    layers = len(modules)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     by_depth = [0] * (layers + 1)
     for name, size in sizes.items():
         by_depth[depths[name]] += size
-    stack = layer_list(model)[0]
     in_layers = {name: size for name, size in sizes.items() if name.startswith(f"{stack}.")}
     matrices = sum(s for n, s in in_layers.items() if model.get_parameter(n).ndim > 1)
     buckets = getattr(config, "position_buckets", 0) or 0

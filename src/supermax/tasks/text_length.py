@@ -10,8 +10,9 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
-from supermax.space import Categorical, Space, narrowed
+from supermax.space import Space, narrowed
 from supermax.space.presets import LENGTH
+from supermax.tasks.space_values import integers
 from supermax.training.data.examples import Example
 from supermax.training.data.lengths import Histogram, histogram
 from supermax.training.data.splits import Splits
@@ -37,7 +38,7 @@ def with_length(
         for kind, examples in (("classes", classes), ("spans", spans))
         if examples
     ]
-    length = shortest(histograms, all_lengths(space))
+    length = shortest(histograms, integers(space, LENGTH))
     return narrowed(space, {LENGTH: length}), f"{LENGTH} is {length}, from the data."
 
 
@@ -53,18 +54,6 @@ def shortest(histograms: Sequence[tuple[Histogram, int]], lengths: Sequence[int]
         ):
             return length
     return lengths[-1]
-
-
-def all_lengths(space: Space) -> list[int]:
-    """Return all lengths of a space in ascending order."""
-    found: set[int] = set()
-    for branch in space.parameters[LENGTH].branches:
-        if isinstance(branch, Categorical):
-            found |= {int(n) for n in branch.choices if isinstance(n, int | float)}
-        else:
-            step = int(branch.step or 1)
-            found |= set(range(int(branch.low), int(branch.high) + 1, step))
-    return sorted(found)
 
 
 def sample_size(encoders: int) -> int:

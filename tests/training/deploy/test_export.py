@@ -26,6 +26,7 @@ from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.synthetic import synthetic
 from supermax.training.deploy import export as module
 from supermax.training.deploy.export import export, load_exported
+from supermax.training.deploy.exported import Description
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.base import Execution
 from supermax.training.steps.batches import collate
@@ -45,9 +46,8 @@ def put(folder: Path, prepared: Prepared, **changes: Any) -> Path:
         "threshold": None,
         "metrics": {"macro_f1": 0.5, "auroc": float("nan")},
         "fingerprint": "abc123",
-        "untrained": True,
     }
-    export(folder, prepared, prepared.model.state_dict(), **(facts | changes))
+    export(folder, prepared, prepared.model.state_dict(), Description(**(facts | changes)))
     return folder
 
 
@@ -127,8 +127,8 @@ def test_the_weights_given_are_exported_not_the_models_own(tmp_path: Path) -> No
     prepared = ready(tmp_path, config(), n=6)
     best = {name: weight + 1 for name, weight in prepared.model.state_dict().items()}
     before = {name: weight.clone() for name, weight in prepared.model.state_dict().items()}
-    export(tmp_path / "m", prepared, best, label_names=("no", "yes"), threshold=None,
-           metrics={}, fingerprint="", untrained=True)  # fmt: skip
+    description = Description(("no", "yes"), threshold=None, metrics={}, fingerprint="")
+    export(tmp_path / "m", prepared, best, description)
     loaded = load_exported(tmp_path / "m").model.state_dict()
     assert all(torch.equal(loaded[name], best[name]) for name in best)
     encoder = load_file(tmp_path / "m" / "encoder" / "model.safetensors")
@@ -195,7 +195,9 @@ def test_the_cards_program_runs_on_a_file_with_the_searchs_columns(tmp_path: Pat
 
 def test_a_pretrained_encoder_is_not_called_untrained(tmp_path: Path) -> None:
     prepared = ready(tmp_path, config(), n=6)
-    text = (put(tmp_path / "m", prepared, untrained=False) / "README.md").read_text()
+    trained = tuple(replace(source, place="a/hub") for source in prepared.sources)
+    prepared = replace(prepared, sources=trained)
+    text = (put(tmp_path / "m", prepared) / "README.md").read_text()
     assert "pretrained" not in text.replace("from_pretrained", "")
 
 
@@ -214,7 +216,7 @@ def marked(pretrained: Path) -> tuple[Config, Corpus]:
 def test_no_text_of_any_example_is_in_any_file(tmp_path: Path, folder: Path) -> None:
     wanted, texts = marked(folder / "encoder")
     prepared = prepare(wanted, texts, texts, cache=tmp_path / "other")
-    made = put(tmp_path / "made", prepared, untrained=False)
+    made = put(tmp_path / "made", prepared)
     assert load_exported(made).config == wanted
     files = [path for path in made.rglob("*") if path.is_file()]
     assert len(files) > 6

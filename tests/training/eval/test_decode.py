@@ -24,6 +24,7 @@ from supermax.training.eval.decode import (
 from supermax.training.eval.metrics import token_f1
 
 LENGTH = 9
+ALWAYS = NoAnswerConfig(policy="none")
 
 
 def random_windows(seed: int, windows: int) -> tuple[Any, Any, Any]:
@@ -113,7 +114,8 @@ def test_an_example_without_any_token_is_never_answered() -> None:
     for policy in ("none", "threshold", "ratio"):
         one = NoAnswerConfig.model_validate({"policy": policy, "threshold": -1e9, "ratio": 1e-9})
         assert predict_spans(answers, one) == [[]]
-    assert calibrate(answers.margin, gains(answers, [[(0, 1)]], ["a b"])) == 0
+    gain = gains(predict_spans(answers, ALWAYS), [[(0, 1)]], ["a b"])
+    assert calibrate(answers.margin, gain) == 0
 
 
 # No answer.
@@ -164,7 +166,7 @@ def test_no_other_threshold_is_better(cases: list[tuple[int, bool, bool]]) -> No
         one = NoAnswerConfig(policy="threshold", threshold=threshold)
         return float(token_f1(predict_spans(answers, one), true, texts).mean())
 
-    found = calibrate(answers.margin, gains(answers, true, texts))
+    found = calibrate(answers.margin, gains(predict_spans(answers, ALWAYS), true, texts))
     assert math.isfinite(found)
     assert score(found) == pytest.approx(max(score(t / 2) for t in range(-12, 13)))
 

@@ -1,16 +1,15 @@
-"""Model card of an exported model: task, metrics, usage, configuration."""
+"""Model card of an exported model: purpose, metrics, usage, configuration."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from supermax._util.text import metric_title
-from supermax.training.eval.intervals import Estimate
+from supermax.training.deploy.exported import Description, Facts
 
-_TASKS = {
+_PURPOSE = {
     "criteria": "classifies a text",
     "evidence": "finds the span of a text that answers a question, or reports that there is none",
     "share": "classifies a text and finds spans in it, with one encoder for both",
@@ -18,36 +17,27 @@ _TASKS = {
 }
 
 
-def card(
-    facts: Mapping[str, Any],
-    metrics: Mapping[str, float],
-    estimates: Mapping[str, Estimate],
-    folders: tuple[str, ...],
-    cautions: Sequence[str] = (),
-) -> str:
-    """Return the model card in Markdown. `facts` is the content of supermax.json."""
+def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
+    """Return the model card in Markdown. `folders` are those of the encoders."""
+    config = facts["config"]
     sections = [
-        f"# {_title(facts)}",
-        f"A model that {_TASKS[facts['config']['agent']]}, trained with Supermax.",
+        f"# {config['agent']} on {config['encoder']['name']}",
+        f"A model that {_PURPOSE[config['agent']]}, trained with Supermax.",
         *_warnings(facts),
         "## Metrics",
-        _metrics(metrics, estimates, facts["label_names"]),
-        *(f"**Note:** {caution}" for caution in cautions),
+        _metrics(description),
+        *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
         _loading(facts, folders),
         "## Configuration",
-        "\n".join(_table(["Setting", "Value"], _settings(facts["config"]))),
+        "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
         "\n".join(_table(["What", "Value"], _origin(facts))),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _title(facts: Mapping[str, Any]) -> str:
-    return f"{facts['config']['agent']} on {facts['config']['encoder']['name']}"
-
-
-def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(facts: Facts) -> Iterator[str]:
     if facts["clinical"]:
         yield (
             "**A research tool.** It makes no diagnosis and is no help in making one. Its "
@@ -61,9 +51,9 @@ def _warnings(facts: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _metrics(
-    metrics: Mapping[str, float], estimates: Mapping[str, Estimate], labels: Sequence[str]
-) -> str:
+def _metrics(description: Description) -> str:
+    metrics, estimates = description.metrics, description.estimates
+    labels = description.label_names
     if not metrics:
         return "None were given."
     if not estimates:
@@ -84,8 +74,8 @@ def _metrics(
     return "\n".join([*_table(head, rows), "", note])
 
 
-def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
-    names = facts.get("columns") or {}
+def _loading(facts: Facts, folders: Sequence[str]) -> str:
+    names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
     columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
     encoders = [
@@ -113,7 +103,7 @@ def _loading(facts: Mapping[str, Any], folders: tuple[str, ...]) -> str:
     )
 
 
-def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")
@@ -121,7 +111,7 @@ def _settings(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield f"{prefix}{key}", "none" if value is None else str(value)
 
 
-def _origin(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _origin(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "data fingerprint", facts["fingerprint"]
     yield "labels", ", ".join(facts["label_names"]) or "none"
     if facts["epochs"] is not None:
@@ -132,8 +122,8 @@ def _origin(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from facts["versions"].items()
 
 
-def _table(head: list[str], rows: Any) -> list[str]:
-    lines = [tuple(head), ("---",) * len(head), *rows]
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ("---",) * len(head), *rows]
     return ["| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines]
 
 

@@ -14,29 +14,27 @@ The export is atomic: the folder is complete or absent. It holds no text of any 
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import math
 import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
+from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from supermax._util.text import in_short, listed
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
-from supermax.training.deploy.exported import FACTS, FORMAT, read_facts
-from supermax.training.eval.intervals import Estimate
+from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
 from supermax.training.models.sources import Source
@@ -54,7 +52,7 @@ class LoadedModel:
 
     config: Config
     model: Model
-    tokenizers: tuple[Any, ...]
+    tokenizers: tuple[PreTrainedTokenizerBase, ...]
     pads: tuple[int, ...]
     label_names: tuple[str, ...]
     threshold: float | None
@@ -69,48 +67,15 @@ def export(
     folder: str | Path,
     prepared: Prepared,
     weights: Mapping[str, torch.Tensor],
-    *,
-    label_names: Sequence[str],
-    threshold: float | None,
-    metrics: Mapping[str, float],
-    fingerprint: str,
-    untrained: bool,
-    estimates: Mapping[str, Estimate] | None = None,
-    cautions: Sequence[str] = (),
-    epochs: int | None = None,
-    clinical: bool = False,
-    columns: Mapping[str, str] | None = None,
+    description: Description,
 ) -> None:
-    """Write the model with these weights to a new or empty folder.
-
-    `threshold` is that of the no-answer policy "calibrated". `estimates` are the metrics over
-    several seeds, and `cautions` reasons why these are less reliable than they look. `epochs` is
-    the number of trained epochs, if it differs from the configuration. `clinical`: the model was
-    trained to find symptoms, and its card says that it makes no diagnosis. `columns` maps roles
-    to the columns of the table that it was trained on.
-    """
+    """Write the model with these weights to a new or empty folder."""
     folder = Path(folder).expanduser().absolute()
     check_free(folder)
-    _check_facts(prepared, label_names, threshold)
+    _check(prepared, description)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    facts = {
-        "format": FORMAT,
-        "config": prepared.config.model_dump(mode="json"),
-        "label_names": list(label_names),
-        "threshold": threshold,
-        "asks": any(example.question for example in prepared.train.examples),
-        "precision": prepared.execution.precision,
-        "epochs": epochs,
-        "fingerprint": fingerprint,
-        "columns": dict(columns or {}),
-        "untrained": untrained,
-        "clinical": clinical,
-        "metrics": dict(metrics),
-        "estimates": {name: asdict(value) for name, value in (estimates or {}).items()},
-        "versions": _versions(),
-    }
-    names = _FOLDERS[: len(prepared.tokenizers)]
-    text = card(facts, metrics, estimates or {}, names, cautions)
+    facts = _facts(prepared, description)
+    text = card(facts, description, _FOLDERS[: len(prepared.tokenizers)])
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
@@ -124,6 +89,27 @@ def export(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _facts(prepared: Prepared, description: Description) -> Facts:
+    """Return the facts, still without the sizes of the files."""
+    return {
+        "format": FORMAT,
+        "config": prepared.config.model_dump(mode="json"),
+        "label_names": list(description.label_names),
+        "threshold": description.threshold,
+        "asks": any(example.question for example in prepared.train.examples),
+        "precision": prepared.execution.precision,
+        "epochs": description.epochs,
+        "fingerprint": description.fingerprint,
+        "columns": dict(description.columns),
+        "untrained": not all(source.trained for source in prepared.sources),
+        "clinical": description.clinical,
+        "metrics": dict(description.metrics),
+        "estimates": {name: asdict(value) for name, value in description.estimates.items()},
+        "versions": _versions(),
+        "files": {},
+    }
+
+
 def check_free(folder: str | Path) -> None:
     """Raise UserError if the folder exists and is not empty."""
     folder = Path(folder).expanduser()
@@ -134,18 +120,18 @@ def check_free(folder: str | Path) -> None:
         )
 
 
-def _check_facts(prepared: Prepared, label_names: Sequence[str], threshold: float | None) -> None:
+def _check(prepared: Prepared, description: Description) -> None:
     """Raise UserError if the threshold or a class name is missing."""
     policy, model = prepared.config.no_answer.policy, prepared.model
-    if model.span_head is not None and policy == "calibrated" and threshold is None:
+    if model.span_head is not None and policy == "calibrated" and description.threshold is None:
         raise UserError(
             "The no-answer policy 'calibrated' cannot be exported without its threshold."
         )
     if model.class_head is None:
         return
-    outputs = model.class_head[-1].out_features
-    if outputs != len(label_names):
-        raise UserError(f"The model has {outputs} classes; {len(label_names)} names were given.")
+    outputs, names = model.class_head[-1].out_features, len(description.label_names)
+    if outputs != names:
+        raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
 def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
@@ -153,20 +139,20 @@ def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tens
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
-        encoder: Any = prepared.model.encoders[i].model
+        encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
         encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
         tokenizer.save_pretrained(folder / _FOLDERS[i])
 
 
-def _write_facts(folder: Path, facts: dict[str, Any]) -> None:
+def _write_facts(folder: Path, facts: Facts) -> None:
     """Write the facts with the sizes of all files, then sync every file to disk.
 
     All files get the permissions that the umask gives to new ones.
     """
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     sizes = {p.relative_to(folder).as_posix(): p.stat().st_size for p in files if p.name != CARD}
-    text = json.dumps(_json_value(facts | {"files": sizes}), indent=2, ensure_ascii=False)
-    (folder / FACTS).write_text(text + "\n", "utf-8")
+    text = to_json({**facts, "files": sizes}, indent=2, inf_nan_mode="null")
+    (folder / FACTS).write_bytes(text + b"\n")
     mode = (folder / FACTS).stat().st_mode & 0o777
     for path in [*files, folder / FACTS]:
         path.chmod(mode)
@@ -180,15 +166,6 @@ def _move(temporary: Path, folder: Path) -> None:
     except OSError:
         check_free(folder)  # another process created it meanwhile
         raise
-
-
-def _json_value(value: Any) -> Any:
-    """Return the value with None for numbers that are not finite, which JSON cannot hold."""
-    if isinstance(value, dict):
-        return {key: _json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_json_value(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _versions() -> dict[str, str]:
@@ -223,7 +200,7 @@ def load_exported(folder: str | Path) -> LoadedModel:
         ) from None
     model.eval()
     pads = tuple(int(tokenizer.pad_token_id) for tokenizer in tokenizers)
-    precision = facts.get("precision", "fp32")  # earlier versions did not store it
+    precision = facts.get("precision", "fp32")
     threshold, asks = facts["threshold"], facts["asks"]
     return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
 

@@ -1,4 +1,4 @@
-"""Facts about an exported model, and checks of where predictions can be written.
+"""Records about exported models, and checks of where predictions can be written.
 
 This module imports no torch, so that mistakes are reported before torch is loaded.
 """
@@ -6,16 +6,80 @@ This module imports no torch, so that mistakes are reported before torch is load
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from supermax.errors import UserError
+
+if TYPE_CHECKING:
+    from supermax.training.data.bad_rows import OnBad
+    from supermax.training.eval.intervals import Estimate
 
 FORMAT = 1
 FACTS = "supermax.json"
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Description:
+    """Facts about a trained model that its weights do not hold."""
+
+    label_names: Sequence[str]
+    threshold: float | None
+    """Threshold of the no-answer policy "calibrated"; None with other policies."""
+    metrics: Mapping[str, float]
+    fingerprint: str
+    """Fingerprint of its data."""
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    """Metrics over several seeds."""
+    cautions: Sequence[str] = ()
+    """Reasons why the metrics are less reliable than they look."""
+    epochs: int | None = None
+    """Number of trained epochs, if it differs from the configuration."""
+    clinical: bool = False
+    """True: it was trained to find symptoms, and its card says that it makes no diagnosis."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Columns of the table that it was trained on, by role."""
+
+
+class Facts(TypedDict):
+    """Content of supermax.json; numbers that are not finite are null there."""
+
+    format: int
+    config: dict[str, Any]
+    label_names: list[str]
+    threshold: float | None
+    asks: bool
+    """True: it was trained on questions and texts; False: on texts alone."""
+    precision: NotRequired[str]
+    """Precision in which it was evaluated; earlier versions, which had only fp32, do not store
+    it."""
+    epochs: int | None
+    fingerprint: str
+    columns: dict[str, str]
+    untrained: bool
+    """True: an encoder was not pretrained."""
+    clinical: bool
+    metrics: dict[str, float]
+    estimates: dict[str, dict[str, object]]
+    versions: dict[str, str]
+    files: dict[str, int]
+    """Size of every other file in bytes, without that of the card."""
+
+
+@dataclass(frozen=True)
+class FileOptions:
+    """Options of predictions for a file."""
+
+    with_text: bool = False
+    """Write texts and questions beside the predictions."""
+    on_bad: OnBad = "stop"
+    encoding: str | None = None
+    """Encoding of the file; None: detected."""
+
+
+def read_facts(folder: Path) -> Facts:
     """Return the facts about an exported model without loading it.
 
     Raises UserError if the folder holds no exported model, or one of a newer format.
@@ -37,7 +101,7 @@ def read_facts(folder: Path) -> dict[str, Any]:
     needed = ("config", "label_names", "threshold", "asks", "files")
     if version != FORMAT or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
-    return {"columns": {}, **facts}
+    return cast(Facts, {"columns": {}, **facts})
 
 
 def check_output(out: Path, path: Path) -> None:

@@ -16,13 +16,12 @@ import torch
 from supermax._util.files import write_whole
 from supermax._util.text import counted
 from supermax.errors import Infeasible, UserError
-from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.data.tokens import check_room
 from supermax.training.deploy.export import LoadedModel, load_exported
-from supermax.training.deploy.exported import check_output
+from supermax.training.deploy.exported import FileOptions, check_output
 from supermax.training.deploy.predictions import Prediction, as_csv, as_jsonl
 from supermax.training.deploy.scores import Scores, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
@@ -46,7 +45,7 @@ class Predicted:
     skipped: int
     precision: str
     """Precision of the predictions."""
-    judged_in: str
+    evaluated_in: str
     """Precision in which the model was evaluated and its threshold fitted."""
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
@@ -100,7 +99,7 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     odd = [example for example in examples if bool(example.question) != loaded.asks]
     if not odd:
         return
-    count = counted(len(odd), "example", "examples")
+    count = counted(len(odd), "example")
     if loaded.asks:
         raise UserError(
             f"The model was trained on questions and texts, but {count} came without a question: "
@@ -163,39 +162,33 @@ def predict_file(
     path: str | Path,
     columns: Columns,
     out: str | Path,
+    options: FileOptions = FileOptions(),  # noqa: B008 (frozen)
     *,
     execution: Execution = AS_EVALUATED,
-    with_text: bool = False,
-    on_bad: OnBad = "stop",
-    encoding: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model.
 
     Columns of labels, answers and splits are read only afterwards, to score the predictions. `out`
-    is written atomically, as CSV or JSONL by its extension; it holds texts and questions only
-    with `with_text`. `on_progress` is called with the number of predicted rows and of all rows.
+    is written atomically, as CSV or JSONL by its extension. `on_progress` is called with the
+    number of predicted rows and of all rows.
     """
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = replace(columns, label=None, answer=None, answer_start=None, split=None)
-    corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
+    corpus = read_table(path, inputs, on_bad=options.on_bad, encoding=options.encoding)
     loaded = load_exported(folder)
     execution = _resolve_precision(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
-    texts = corpus.classes if with_text else None
-    if out.suffix.lower() == ".csv":
-        text = as_csv(predictions, texts)
-    else:
-        text = as_jsonl(predictions, texts)
-    _write(out, text)
-    truths = read_truths(path, columns, encoding)
+    serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl
+    _write(out, serialise(predictions, corpus.classes if options.with_text else None))
+    truths = read_truths(path, columns, options.encoding)
     return Predicted(
         out,
         len(predictions),
         corpus.skipped,
         precision=execution.precision,
-        judged_in=loaded.precision,
+        evaluated_in=loaded.precision,
         detected=corpus.detected,
         scores=score(predictions, corpus.classes, truths, loaded.label_names),
     )

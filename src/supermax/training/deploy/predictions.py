@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from supermax.training.data.examples import Example
 from supermax.training.eval.metrics import Span
@@ -30,15 +29,14 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
     """Return one JSON object a line; with `texts`, also texts, questions and answers."""
     lines = []
     for i, prediction in enumerate(predictions):
-        row: dict[str, Any] = {"id": prediction.id}
-        if texts is not None:
-            row |= _text(texts[i])
+        example = None if texts is None else texts[i]
+        row = _row(prediction, example)
         if prediction.probabilities is not None:
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
         if prediction.spans is not None:
             row |= {"spans": prediction.spans, "score": prediction.score}
-            if texts is not None:
-                row["answers"] = [texts[i].text[a:b] for a, b in prediction.spans]
+            if example is not None:
+                row["answers"] = [example.text[a:b] for a, b in prediction.spans]
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     return "".join(lines)
 
@@ -48,19 +46,18 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
 
     `start` and `end` are empty for no answer. With `texts`, also texts, questions and answers.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for i, prediction in enumerate(predictions):
-        row: dict[str, Any] = {"id": prediction.id}
-        if texts is not None:
-            row |= _text(texts[i])
+        example = None if texts is None else texts[i]
+        row = _row(prediction, example)
         if prediction.probabilities is not None:
             row["label"] = prediction.label
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
         if prediction.spans is not None:
             start, end = prediction.spans[0] if prediction.spans else (None, None)
             row |= {"start": start, "end": end, "score": prediction.score}
-            if texts is not None:
-                row["answer"] = texts[i].text[start:end] if prediction.spans else ""
+            if example is not None:
+                row["answer"] = example.text[start:end] if prediction.spans else ""
         rows.append(row)
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
@@ -69,5 +66,6 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
     return file.getvalue()
 
 
-def _text(example: Example) -> dict[str, str]:
-    return {"question": example.question, "text": example.text}
+def _row(prediction: Prediction, example: Example | None) -> dict[str, object]:
+    row: dict[str, object] = {"id": prediction.id}
+    return row if example is None else row | {"question": example.question, "text": example.text}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.deploy.export import check_free, export
-from supermax.training.eval.counts import counts_of
+from supermax.training.deploy.exported import Description
+from supermax.training.eval.counts import Counts, counts_of
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.eval.intervals import FEWEST_GROUPS, Estimate, estimates
 from supermax.training.eval.metrics import check_metric
@@ -83,7 +84,7 @@ class RefitRun:
     metrics: dict[str, float]
     threshold: float | None
     """Threshold of the no-answer policy "calibrated"; None with other policies."""
-    counts: dict[str, Any] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
     """Confusion matrix and span outcomes, as `counts_of` returns them."""
 
 
@@ -134,13 +135,9 @@ def refit(
     if folder is not None:
         folder = Path(folder).expanduser()
         check_free(folder)
-    facts = [
-        config.model_dump(mode="json"),
-        _fingerprint(splits),
-        epochs,
-        execution.precision,
-    ]
-    facts += [weights_mark(source) for source in encoders_of(config)]
+    marks = [weights_mark(source) for source in encoders_of(config)]
+    configuration = config.model_dump(mode="json")
+    facts = [configuration, _fingerprint(splits), epochs, execution.precision, *marks]
     with _resume_folder(cache, facts, seeds) as resume:
         work = _Work(config, splits, epochs, objective, cache, execution, resume, smaller, stages)
         thresholds = {
@@ -152,10 +149,13 @@ def refit(
         metrics = estimates(data.examples, [evaluation for _, evaluation in tested])
         median = runs[_median([run.metrics[objective] for run in runs], higher)]
         notes = cautions(data.examples, splits)
+        result = Refit(objective, metrics, runs, median.seed, folder, notes)
         if folder is not None:
             stages(Stage("export", median.seed))
-            _export(folder, work, prepared, median, metrics, notes, columns or {})
-    return Refit(objective, metrics, runs, median.seed, folder, notes)
+            trained = replace(prepared, config=work.seeded(median.seed))
+            description = _description(result, median, splits, epochs, columns or {})
+            export(folder, trained, work.weights(median.seed), description)
+    return result
 
 
 def cautions(examples: Sequence[Example], splits: Splits) -> tuple[str, ...]:
@@ -165,11 +165,11 @@ def cautions(examples: Sequence[Example], splits: Splits) -> tuple[str, ...]:
     groups = len({example.group for example in examples})
     if groups < FEWEST_GROUPS:
         reasons.append(
-            f"The test split has {counted(groups, 'group', 'groups')} of examples. Intervals need "
+            f"The test split has {counted(groups, 'group')} of examples. Intervals need "
             f"at least {FEWEST_GROUPS}, so there are none."
         )
     if shared := shared_texts(splits)["test"]:
-        texts = counted(shared, "text", "texts")
+        texts = counted(shared, "text")
         occur = "occurs" if shared == 1 else "occur"
         reasons.append(
             f"{texts} of the test split also {occur} in train or validation (ignoring letter case "
@@ -179,7 +179,7 @@ def cautions(examples: Sequence[Example], splits: Splits) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def _resume_folder(cache: Path, facts: list[Any], seeds: Sequence[int]) -> Iterator[Path]:
+def _resume_folder(cache: Path, facts: Sequence[object], seeds: Sequence[int]) -> Iterator[Path]:
     """Lock and yield the folder of refits with these facts, where a killed one left its files.
 
     The files of the seeds are removed at the end, unless an exception is raised.
@@ -200,8 +200,23 @@ def _resume_folder(cache: Path, facts: list[Any], seeds: Sequence[int]) -> Itera
 
 
 def _fingerprint(splits: Splits) -> str:
-    parts = (splits.train, splits.validation, splits.test)
-    return "-".join(part.fingerprint for part in parts)
+    return "-".join(part.fingerprint for part in splits.parts)
+
+
+def _description(
+    result: Refit, run: RefitRun, splits: Splits, epochs: int, columns: Mapping[str, str]
+) -> Description:
+    return Description(
+        splits.train.label_names,
+        run.threshold,
+        run.metrics,
+        _fingerprint(splits),
+        estimates=result.metrics,
+        cautions=result.cautions,
+        epochs=epochs,
+        clinical=is_clinical(splits.train),
+        columns=columns,
+    )
 
 
 @dataclass
@@ -245,8 +260,9 @@ class _Work:
             objective=self.objective,
         )
 
-    def weights(self, seed: int) -> Any:
-        return torch.load(self.seed_folder(seed) / _DONE, weights_only=True)["weights"]
+    def weights(self, seed: int) -> dict[str, torch.Tensor]:
+        saved = torch.load(self.seed_folder(seed) / _DONE, weights_only=True)
+        return cast(dict[str, torch.Tensor], saved["weights"])
 
     def seed_folder(self, seed: int) -> Path:
         return self.resume / str(seed)
@@ -352,29 +368,3 @@ def _median(values: Sequence[float], higher: bool) -> int:
     signed = np.array(values) * (1 if higher else -1)
     order = np.argsort(np.where(np.isnan(signed), -np.inf, signed), kind="stable")
     return int(order[(len(order) - 1) // 2])
-
-
-def _export(
-    folder: Path,
-    work: _Work,
-    prepared: Prepared,
-    run: RefitRun,
-    metrics: dict[str, Estimate],
-    notes: tuple[str, ...],
-    columns: Mapping[str, str],
-) -> None:
-    export(
-        folder,
-        replace(prepared, config=work.seeded(run.seed)),
-        work.weights(run.seed),
-        label_names=work.splits.train.label_names,
-        threshold=run.threshold,
-        metrics=run.metrics,
-        fingerprint=_fingerprint(work.splits),
-        untrained=not all(source.trained for source in prepared.sources),
-        estimates=metrics,
-        cautions=notes,
-        epochs=work.epochs,
-        clinical=is_clinical(work.splits.train),
-        columns=columns,
-    )

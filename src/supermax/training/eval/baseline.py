@@ -10,13 +10,17 @@ import itertools
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.eval.decode import best_threshold
-from supermax.training.eval.metrics import Floats, Span, class_metrics, span_metrics, token_f1
+from supermax.training.eval.decode import best_threshold, gains
+from supermax.training.eval.metrics import Floats, Ints, Span, class_metrics, span_metrics
+
+if TYPE_CHECKING:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
 
 _STRENGTHS = (1.0, 10.0, 100.0)  # C of the logistic regression: the inverse of the L2 penalty
 _FOLDS = 3
@@ -28,14 +32,12 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
 
     values: dict[str, float] = {}
     if train.classes and validation.classes:
-        labels = [_label(example) for example in validation.classes]
         with threadpool_limits(1):  # the products are too small for BLAS threads to pay
             probabilities = _class_probabilities(train, validation.classes)
-        values |= class_metrics(labels, probabilities)
+        values |= class_metrics(_labels(validation.classes), probabilities)
     if train.spans and validation.spans:
-        texts = [example.text for example in validation.spans]
-        true = [example.spans or () for example in validation.spans]
-        values |= span_metrics(_predict_sentences(train.spans, validation.spans), true, texts)
+        predicted = _predict_sentences(train.spans, validation.spans)
+        values |= span_metrics(predicted, *_truths(validation.spans))
     return values
 
 
@@ -43,19 +45,21 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
     """Return the metrics on validation of the majority class of train, and of no answer."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
-        counts = np.bincount([_label(e) for e in train.classes], minlength=len(train.label_names))
+        counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
         probabilities = np.tile(np.eye(len(counts))[counts.argmax()], (len(validation.classes), 1))
-        values |= class_metrics([_label(e) for e in validation.classes], probabilities)
+        values |= class_metrics(_labels(validation.classes), probabilities)
     if validation.spans:
-        true = [example.spans or () for example in validation.spans]
-        texts = [example.text for example in validation.spans]
-        values |= span_metrics([()] * len(texts), true, texts)
+        values |= span_metrics([()] * len(validation.spans), *_truths(validation.spans))
     return values
 
 
-def _label(example: Example) -> int:
-    assert example.label is not None, "an example for classes has a class"
-    return example.label
+def _labels(examples: Sequence[Example]) -> Ints:
+    return np.array([example.label for example in examples], dtype=np.int64)
+
+
+def _truths(examples: Sequence[Example]) -> tuple[list[tuple[Span, ...]], list[str]]:
+    """Return the true spans and the texts."""
+    return [example.spans or () for example in examples], [example.text for example in examples]
 
 
 def _features(example: Example) -> list[str]:
@@ -69,31 +73,25 @@ def _features(example: Example) -> list[str]:
 
 
 def _class_probabilities(train: Corpus, examples: Sequence[Example]) -> Floats:
-    labels = np.array([_label(example) for example in train.classes])
+    labels = _labels(train.classes)
     probabilities = np.zeros((len(examples), len(train.label_names)))
     if len(present := np.unique(labels)) == 1:
         probabilities[:, present[0]] = 1  # the regression needs two classes
         return probabilities
-    model = _fit(train.classes, labels)
-    probabilities[:, model.classes_] = model.predict_proba(examples)
+    vectorizer = _vectorizer()
+    model = _regression(_best_strength(train.classes, labels))
+    model.fit(vectorizer.fit_transform(train.classes), labels)
+    probabilities[:, model.classes_] = model.predict_proba(vectorizer.transform(examples))
     return probabilities
 
 
-def _fit(examples: Sequence[Example], labels: Any) -> Any:
-    """Fit the classifier, with its regularisation chosen by cross-validation over groups."""
-    from sklearn.pipeline import make_pipeline
-
-    strength = _best_strength(examples, labels)
-    return make_pipeline(_vectorizer(), _regression(strength)).fit(examples, labels)
-
-
-def _vectorizer() -> Any:
+def _vectorizer() -> TfidfVectorizer:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(analyzer=_features, sublinear_tf=True)
 
 
-def _regression(strength: float) -> Any:
+def _regression(strength: float) -> LogisticRegression:
     """Return a logistic regression with the Newton solver, three times as fast as the default."""
     from sklearn.linear_model import LogisticRegression
 
@@ -102,7 +100,8 @@ def _regression(strength: float) -> Any:
     )
 
 
-def _best_strength(examples: Sequence[Example], labels: Any) -> float:
+def _best_strength(examples: Sequence[Example], labels: Ints) -> float:
+    """Return the strength with the best macro F1 in a cross-validation over groups."""
     from sklearn.metrics import f1_score
 
     fold = np.array([_fold(example, _FOLDS) for example in examples])
@@ -152,30 +151,26 @@ def _predict_sentences(train: Sequence[Example], examples: Sequence[Example]) ->
     ]
 
 
-def _threshold(train: Sequence[Example], vectorizer: Any) -> float:
+def _threshold(train: Sequence[Example], vectorizer: TfidfVectorizer) -> float:
     """Return the score above which an answer is given, cross-fitted over groups."""
-    margins, gains = [], []
+    margins, gained = [], []
     for held_out in range(2):
         test = [e for e in train if _fold(e, 2) == held_out]
         fitted_on = [e for e in train if _fold(e, 2) != held_out]
         if not test or not fitted_on:
             continue
         spans, scores = _best_sentence(test, _profiles(fitted_on, vectorizer), vectorizer)
-        predicted = [[] if span is None else [span] for span in spans]
-        true = [e.spans or () for e in test]
-        f1_without_answer = np.array([float(not answers) for answers in true])
+        best = [[] if span is None else [span] for span in spans]
         margins.append(scores)
-        gains.append(token_f1(predicted, true, [e.text for e in test]) - f1_without_answer)
-    if not margins:
-        return 0.0
-    return best_threshold(np.concatenate(margins), np.concatenate(gains))
+        gained.append(gains(best, *_truths(test)))
+    return best_threshold(np.concatenate(margins), np.concatenate(gained)) if margins else 0.0
 
 
 def _words(question: str) -> str:
     return re.sub(r"[_\W]+", " ", question)  # DEPRESSED_MOOD is two words
 
 
-def _profiles(train: Sequence[Example], vectorizer: Any) -> dict[str, Floats]:
+def _profiles(train: Sequence[Example], vectorizer: TfidfVectorizer) -> dict[str, Floats]:
     """Return for each question the mean TF-IDF of its evidence minus that of other sentences."""
     questions: dict[str, tuple[list[str], list[str]]] = {}
     for example in train:
@@ -189,14 +184,14 @@ def _profiles(train: Sequence[Example], vectorizer: Any) -> dict[str, Floats]:
     }
 
 
-def _mean(vectorizer: Any, texts: list[str]) -> Floats:
+def _mean(vectorizer: TfidfVectorizer, texts: list[str]) -> Floats:
     if not texts:
         return np.zeros(len(vectorizer.vocabulary_))
     return np.asarray(vectorizer.transform(texts).mean(axis=0), dtype=np.float64).ravel()
 
 
 def _best_sentence(
-    examples: Sequence[Example], profiles: dict[str, Floats], vectorizer: Any
+    examples: Sequence[Example], profiles: dict[str, Floats], vectorizer: TfidfVectorizer
 ) -> tuple[list[Span | None], Floats]:
     """Return the best sentence of each example and its score; None if it has no sentence."""
     spans: list[Span | None] = []

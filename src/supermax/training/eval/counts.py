@@ -4,30 +4,35 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from supermax.training.data.examples import Example
 from supermax.training.eval.evaluate import Evaluation
-from supermax.training.eval.metrics import Span
+from supermax.training.eval.metrics import Span, confusion_matrix
 
 MOST_CLASSES = 20
 """Classes above which no confusion matrix is stored, as each trial of a study has one."""
 
 
-def counts_of(examples: Sequence[Example], evaluation: Evaluation) -> dict[str, Any]:
-    """Return `confusion` (rows: true class, columns: predicted class) and `spans` (number of
-    examples by outcome). Each is left out without such examples, or if predictions are not finite.
-    """
-    counts: dict[str, Any] = {}
+class Counts(TypedDict, total=False):
+    """Counts of a model's predictions, as they are stored."""
+
+    confusion: list[list[int]]
+    """Numbers of examples by true class (rows) and predicted class (columns)."""
+    spans: dict[str, int]
+    """Numbers of examples by outcome."""
+
+
+def counts_of(examples: Sequence[Example], evaluation: Evaluation) -> Counts:
+    """Return the counts, each only if there are such examples and all predictions are finite."""
+    counts: Counts = {}
     labelled = [e for e in examples if e.label is not None and e.id in evaluation.probabilities]
     probabilities = np.array([evaluation.probabilities[e.id] for e in labelled])
     if labelled and probabilities.shape[1] <= MOST_CLASSES and np.isfinite(probabilities).all():
-        matrix = np.zeros((probabilities.shape[1],) * 2, dtype=np.int64)
         labels = np.array([e.label for e in labelled], dtype=np.int64)
-        np.add.at(matrix, (labels, probabilities.argmax(axis=1)), 1)
-        counts["confusion"] = matrix.tolist()
+        counts["confusion"] = confusion_matrix(labels, probabilities).tolist()
     with_spans = [e for e in examples if e.spans is not None and e.id in evaluation.spans]
     if with_spans and not np.isnan(evaluation.metrics.get("token_f1", 0.0)):
         outcomes = Counter(outcome(evaluation.spans[e.id], e.spans or ()) for e in with_spans)

@@ -16,7 +16,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +47,11 @@ class Answers:
 
 
 def decode_spans(
-    ids: Sequence[str], start_logits: Any, end_logits: Any, offsets: Any, config: DecodeConfig
+    ids: Sequence[str],
+    start_logits: npt.ArrayLike,
+    end_logits: npt.ArrayLike,
+    offsets: npt.ArrayLike,
+    config: DecodeConfig,
 ) -> Answers:
     """Return the best answer of each example over all of its windows.
 
@@ -133,14 +136,12 @@ def _threshold(config: NoAnswerConfig, calibrated: float | Floats | None) -> flo
     return calibrated
 
 
-def gains(answers: Answers, true: Sequence[Sequence[Span]], texts: Sequence[str]) -> Floats:
-    """Return the difference in token F1 between answering an example and not answering it [N].
-
-    `true` and `texts` follow `answers.ids`.
-    """
-    with_answer = token_f1(predict_spans(answers, NoAnswerConfig(policy="none")), true, texts)
+def gains(
+    best: Sequence[Sequence[Span]], true: Sequence[Sequence[Span]], texts: Sequence[str]
+) -> Floats:
+    """Return the difference in token F1 between the best answer of an example and none [N]."""
     without_answer = np.array([float(not spans) for spans in true])
-    return np.asarray(with_answer - without_answer)
+    return np.asarray(token_f1(best, true, texts) - without_answer)
 
 
 def calibrate(margins: Floats, gain: Floats) -> float:

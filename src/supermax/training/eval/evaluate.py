@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from supermax.training.config import Config
+from supermax.training.config import Config, NoAnswerConfig
 from supermax.training.data.examples import Example
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens
@@ -24,7 +25,11 @@ from supermax.training.eval.decode import (
 from supermax.training.eval.metrics import Floats, Span, class_metrics, span_metrics
 from supermax.training.models.assembly import Model
 from supermax.training.steps.base import Execution
+from supermax.training.steps.batches import Indices
 from supermax.training.steps.inference import InferenceOutputs, OnProgress, run_inference
+
+Logits = list[NDArray[np.float32]]
+"""Logits of a head, one array for each sequence."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,9 @@ def evaluation_of(
     outputs: InferenceOutputs, config: Config, data: TokenizedSplit, threshold: float | None = None
 ) -> Evaluation:
     """Evaluate inference outputs, as `evaluate_model` does."""
-    classes, starts, ends = _logits(outputs, len(data.views[-1]))
+    classes = _logits((indices, batch.classes) for indices, batch in outputs)
+    starts = _logits((indices, batch.starts) for indices, batch in outputs)
+    ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
     probabilities: dict[str, list[float]] = {}
     spans: dict[str, list[Span]] = {}
@@ -76,7 +83,7 @@ def evaluation_of(
     view = data.views[-1]
     if classes is not None:
         rows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
-        softmax = torch.from_numpy(classes[rows]).softmax(-1).numpy()
+        softmax = torch.from_numpy(np.stack([classes[i] for i in rows])).softmax(-1).numpy()
         ids = [data.examples[view.example[i]].id for i in rows]
         probabilities = dict(zip(ids, softmax.tolist(), strict=True))
         labels = view.label[rows].astype(np.int64)
@@ -87,7 +94,8 @@ def evaluation_of(
         truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
         thresholds: float | Floats | None = threshold
         if config.no_answer.policy == "calibrated" and threshold is None:
-            margin, gain = answers.margin, gains(answers, truths, texts)
+            best = predict_spans(answers, NoAnswerConfig(policy="none"))
+            margin, gain = answers.margin, gains(best, truths, texts)
             threshold = calibrate(margin, gain)
             thresholds = cross_fit(margin, gain, [e.group for e in examples])
         predicted = predict_spans(answers, config.no_answer, thresholds)
@@ -99,28 +107,18 @@ def evaluation_of(
     return Evaluation(metrics, probabilities, spans, threshold, margins)
 
 
-def _logits(
-    outputs: InferenceOutputs, count: int
-) -> tuple[NDArray[Any] | None, list[Any] | None, list[Any] | None]:
-    """Return class logits [sequences, classes], and start and end logits of each sequence.
-
-    None stands for a head that the model does not have.
-    """
-    rows: list[Any] = [None] * count
-    for indices, batch in outputs:  # all batches are launched: only the first copy has to wait
-        parts = [
-            None if part is None else part.float().cpu().numpy()
-            for part in (batch.classes, batch.starts, batch.ends)
-        ]
-        for row, i in enumerate(indices):
-            rows[i] = tuple(None if part is None else part[row] for part in parts)
-    classes = None if rows[0][0] is None else np.stack([row[0] for row in rows])
-    if rows[0][1] is None:
-        return classes, None, None
-    return classes, [row[1] for row in rows], [row[2] for row in rows]
+def _logits(batches: Iterable[tuple[Indices, Tensor | None]]) -> Logits | None:
+    """Return a head's logits in the order of the sequences; None without such a head."""
+    rows: dict[int, NDArray[np.float32]] = {}
+    for indices, logits in batches:  # all batches are launched: only the first copy has to wait
+        if logits is None:
+            return None
+        # A captured batch is padded with rows after the last index.
+        rows |= zip(indices.tolist(), logits.float().cpu().numpy(), strict=False)
+    return [rows[i] for i in range(len(rows))]
 
 
-def _finite(view: Tokens, *logits: list[Any]) -> bool:
+def _finite(view: Tokens, *logits: Logits) -> bool:
     """Return True if the logits of all tokens are finite, ignoring padding."""
     return all(
         np.isfinite(row[:length]).all()
@@ -130,7 +128,7 @@ def _finite(view: Tokens, *logits: list[Any]) -> bool:
 
 
 def _answers(
-    config: Config, data: TokenizedSplit, view: Tokens, starts: list[Any], ends: list[Any]
+    config: Config, data: TokenizedSplit, view: Tokens, starts: Logits, ends: Logits
 ) -> tuple[Answers, list[Example]]:
     """Return the answers of the span examples, and these examples in the same order."""
     windows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is not None]

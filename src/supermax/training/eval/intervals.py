@@ -52,13 +52,7 @@ class Estimate:
 
 
 def bootstrap(
-    measure: Measure,
-    groups: int,
-    seeds: int,
-    *,
-    rounds: int = ROUNDS,
-    level: float = LEVEL,
-    seed: int = 0,
+    measure: Measure, groups: int, seeds: int, *, rounds: int = ROUNDS, seed: int = 0
 ) -> tuple[Floats, Floats]:
     """Return the lower and upper bounds [metrics] of the mean over seeds.
 
@@ -70,18 +64,16 @@ def bootstrap(
         counts = np.bincount(rng.integers(groups, size=groups), minlength=groups)
         drawn = rng.integers(seeds, size=seeds)
         means.append(measure(counts)[drawn].mean(axis=0))
-    table = np.stack(means)
-    tails = (1 - level) / 2, (1 + level) / 2
-    bounds = np.stack([_quantiles(column, tails, groups) for column in table.T], axis=1)
-    return bounds[0], bounds[1]
+    bounds = np.array([_quantiles(column, groups) for column in np.stack(means).T])
+    return bounds[:, 0], bounds[:, 1]
 
 
-def _quantiles(values: Floats, tails: tuple[float, float], groups: int) -> Floats:
-    """Return the quantiles of the finite values; NaN with too few groups to resample."""
+def _quantiles(values: Floats, groups: int) -> Floats:
+    """Return the bounds of the finite values; NaN with too few groups to resample."""
     defined = values[np.isfinite(values)]
     if groups < FEWEST_GROUPS or not len(defined):
         return np.full(2, np.nan)
-    return np.asarray(np.quantile(defined, tails), dtype=np.float64)
+    return np.quantile(defined, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
 
 
 def estimates(

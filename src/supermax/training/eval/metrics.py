@@ -7,23 +7,22 @@ value (an AUROC without positives), or that the model's probabilities are not fi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from supermax._util.text import ended, nearest
 from supermax.errors import UserError
+from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
 from supermax.training.eval import squad
 
-Span = tuple[int, int]
-"""Characters [start, end) of a text."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 ECE_BINS = 15
 """Bins of the expected calibration error."""
@@ -96,7 +95,7 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
     return metric
 
 
-def class_metrics(labels: Sequence[int] | Ints, probabilities: Any) -> dict[str, float]:
+def class_metrics(labels: npt.ArrayLike, probabilities: npt.ArrayLike) -> dict[str, float]:
     """Return every class metric, from true classes [N] and probabilities [N, C].
 
     Means over classes include those that occur among labels or predictions.
@@ -105,17 +104,21 @@ def class_metrics(labels: Sequence[int] | Ints, probabilities: Any) -> dict[str,
     p = np.asarray(probabilities, dtype=np.float64)
     if len(truth) == 0:
         raise UserError("There are no labelled examples to measure the classes on.")
-    predicted = p.argmax(1)
-    confusion = np.zeros((p.shape[1], p.shape[1]), dtype=np.float64)  # true by predicted class
-    np.add.at(confusion, (truth, predicted), 1)
     values = {
-        **_from_confusion(confusion),
+        **_from_confusion(confusion_matrix(truth, p).astype(np.float64)),
         "auroc": _over_classes(_auroc, truth, p),
         "auprc": _over_classes(_average_precision, truth, p),
-        "ece": _ece(truth == predicted, p.max(1)),
+        "ece": _ece(truth == p.argmax(1), p.max(1)),
     }
     # The argmax of NaN is no prediction: a diverged model has no metrics, not low ones.
     return values if np.isfinite(p).all() else dict.fromkeys(values, float("nan"))
+
+
+def confusion_matrix(labels: Ints, probabilities: Floats) -> Ints:
+    """Return the numbers of examples by true class (rows) and predicted class (columns)."""
+    matrix = np.zeros((probabilities.shape[1],) * 2, dtype=np.int64)
+    np.add.at(matrix, (labels, probabilities.argmax(1)), 1)
+    return matrix
 
 
 def _from_confusion(confusion: Floats) -> dict[str, float]:
@@ -141,7 +144,7 @@ def _ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator > 0)
 
 
-def _over_classes(measure: Any, truth: Ints, p: Floats) -> float:
+def _over_classes(measure: Callable[[Bools, Floats], float], truth: Ints, p: Floats) -> float:
     """Return the measure of class 1 of two, or the mean of the one-versus-rest measures that are
     defined."""
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
@@ -150,7 +153,7 @@ def _over_classes(measure: Any, truth: Ints, p: Floats) -> float:
     return float(defined.mean()) if len(defined) else float("nan")
 
 
-def _cumulative(positive: npt.NDArray[np.bool_], scores: Floats) -> tuple[Floats, Floats]:
+def _cumulative(positive: Bools, scores: Floats) -> tuple[Floats, Floats]:
     """Return the numbers of positives and negatives with at least each score, highest first."""
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
@@ -158,7 +161,7 @@ def _cumulative(positive: npt.NDArray[np.bool_], scores: Floats) -> tuple[Floats
     return hits, last + 1 - hits
 
 
-def _auroc(positive: npt.NDArray[np.bool_], scores: Floats) -> float:
+def _auroc(positive: Bools, scores: Floats) -> float:
     if positive.all() or not positive.any():
         return float("nan")
     hits, false = _cumulative(positive, scores)
@@ -166,14 +169,14 @@ def _auroc(positive: npt.NDArray[np.bool_], scores: Floats) -> float:
     return float(np.trapezoid(hits / hits[-1], false / false[-1]))
 
 
-def _average_precision(positive: npt.NDArray[np.bool_], scores: Floats) -> float:
+def _average_precision(positive: Bools, scores: Floats) -> float:
     if not positive.any():
         return float("nan")
     hits, false = _cumulative(positive, scores)
     return float((np.diff(hits, prepend=0) * hits / (hits + false)).sum() / hits[-1])
 
 
-def _ece(correct: npt.NDArray[np.bool_], confidence: Floats) -> float:
+def _ece(correct: Bools, confidence: Floats) -> float:
     """Return the expected calibration error over equal bins (0, 1/15], …, (14/15, 1]."""
     finite = np.nan_to_num(confidence)
     bins = np.clip(np.ceil(finite * ECE_BINS).astype(np.int64) - 1, 0, ECE_BINS - 1)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -20,7 +20,7 @@ from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
-from supermax.training.deploy.exported import check_output, read_facts
+from supermax.training.deploy.exported import FileOptions, check_output, read_facts
 from supermax.ui.cli.completing import among
 from supermax.ui.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.ui.cli.printing import console, file_stem, literal
@@ -198,7 +198,7 @@ def predict(
     progress.step(f"Reading {file}")
     given = {"text": text, "question": question, "id": row_id, "label": label, "answer": answer}
     columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
-    options = {"with_text": with_text, "on_bad": on_bad, "encoding": encoding}
+    options = FileOptions(with_text, "skip" if on_bad == "skip" else "stop", encoding)
     with progress:
         done = _predict(model, file, columns, out, precision, progress, options)
     _print_predicted(done, columns)
@@ -212,7 +212,7 @@ def _predict(
     out: Path,
     precision: str,
     progress: Progress,
-    options: dict[str, Any],
+    options: FileOptions,
 ) -> Predicted:
     progress.step(LOADING)
     with gc_paused():
@@ -228,7 +228,7 @@ def _predict(
             progress.count(f"{rows:,} of {of:,} rows predicted")
 
     return predict_file(
-        model, file, columns, out, execution=execution, on_progress=count_rows, **options
+        model, file, columns, out, options, execution=execution, on_progress=count_rows
     )
 
 
@@ -237,11 +237,11 @@ def _print_predicted(done: Predicted, columns: Columns) -> None:
     remarks = f", {done.skipped} bad rows skipped" if done.skipped else ""
     remarks += f", read as {done.detected}; --encoding sets another" if done.detected else ""
     print(f"{counted(done.rows, 'row')} predicted in {done.out} ({used}{remarks}).")
-    if done.precision != done.judged_in:
+    if done.precision != done.evaluated_in:
         print(
             f"Predictions were computed in {done.precision}, but the model was evaluated in "
-            f"{done.judged_in}: a score near its threshold may fall on the other side. "
-            f"`--precision {done.judged_in} --force` computes them as in its evaluation, which "
+            f"{done.evaluated_in}: a score near its threshold may fall on the other side. "
+            f"`--precision {done.evaluated_in} --force` computes them as in its evaluation, which "
             f"may take longer on this device.",
             file=sys.stderr,
         )

@@ -11,8 +11,7 @@ import contextlib
 import gc
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 import torch
 
@@ -20,6 +19,7 @@ from supermax._util.text import in_short
 from supermax.engine.trial.oom import oom_details
 from supermax.memory.measurements import Measured
 from supermax.memory.probes import STEPS
+from supermax.tasks.trial_plan import ProbePlan
 from supermax.training.config import Config
 from supermax.training.memory_probe import probe
 from supermax.training.steps.base import Execution
@@ -29,7 +29,7 @@ _MICRO_STEPS = 2
 
 
 def run_probes(
-    config: Config, execution: Execution, probes: Sequence[dict[str, Any]]
+    config: Config, execution: Execution, probes: Sequence[ProbePlan]
 ) -> list[Measured]:
     """Run the probes of a plan and return their measurements.
 
@@ -49,12 +49,7 @@ def _run_probe(
     on_gpu = execution.device.startswith("cuda")
     try:
         peak = probe(config, split, length, micros=micro_steps, updates=STEPS // micro_steps)
-        yield replace(
-            blank,
-            allocated=peak.allocated,
-            reserved=peak.reserved,
-            seconds=peak.seconds,
-        )
+        yield replace(blank, **asdict(peak))
     except Exception as error:
         print(f"A probe before the trial failed: {in_short(error)}", file=sys.stderr)
         if on_gpu and (oom := oom_details(error)) is not None:
