@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TypedDict, Unpack, cast
+from typing import Unpack, cast
 from urllib.parse import unquote, urlsplit
 
 import optuna
@@ -32,6 +32,7 @@ from supermax.engine.storage import journal, locks
 from supermax.engine.storage.locations import find_location, key_of, prepare_location
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
+from supermax.space.migration.versions import OpenOptions
 
 JOURNAL = "journal:///"
 """URL prefix of an Optuna journal file, as sqlite:/// is of a database."""
@@ -94,17 +95,6 @@ def open_study(
         for line in opened.lines():
             print(line)
     return opened.study
-
-
-class OpenOptions(TypedDict, total=False):
-    """Arguments that are passed on to open_version."""
-
-    name: str | None
-    sampler: BaseSampler | str | None
-    pruner: BasePruner | None
-    directions: Sequence[str | StudyDirection] | str
-    on_change: str
-    seed: int | None
 
 
 def open_locked(

@@ -33,6 +33,7 @@ from typing import Any
 
 from supermax._util import system
 from supermax._util.importing import gc_paused
+from supermax._util.text import counted
 from supermax.engine.processes.cell import load_objective, serve_tasks
 from supermax.engine.processes.protocol import (
     CaptureLog,
@@ -305,7 +306,7 @@ def _why_not_fork() -> str | None:
             os._exit(0)
         os.waitpid(pid, 0)
         if others := _other_threads():
-            return f"loading the objective started {len(others)} thread(s)"
+            return f"loading the objective started {counted(len(others), 'thread')}"
     return None
 
 

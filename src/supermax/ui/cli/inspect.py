@@ -17,7 +17,7 @@ from rich.text import Text
 
 from supermax._util.attributes import STORAGE
 from supermax._util.files import write_whole
-from supermax._util.text import ended, listed, nearest, printable, size_text, took
+from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import (
@@ -222,7 +222,7 @@ def faults(
         return
     screen = console()
     if not found:
-        screen.print(f"'{record.name}' has no fault among {len(record.trials)} trials.")
+        screen.print(f"'{record.name}' has no fault among {counted(len(record.trials), 'trial')}.")
         return
     groups: dict[tuple[str, str], list[FaultRecord]] = {}
     for fault in found:
@@ -284,10 +284,10 @@ def export(
             write_whole(place, text + "\n", shared=True)
         except OSError as error:
             raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
-        print(f"{len(ranked)} trials of '{record.name}' written to {place}")
+        print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
 
 
-def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
+def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     """Return a trial as JSON, for scripts."""
     return {
         "study": record.name,
@@ -338,7 +338,7 @@ def _print_params(screen: Console, trial: TrialRecord) -> None:
         screen.print(literal(f"  {name} = {_value(value)}"))
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -390,7 +390,7 @@ def _planned(attempt: AttemptRecord) -> str:
     return f", micro-batches of {plan['micro_batch']}{checkpointing}{why}, {reserved} reserved"
 
 
-def _fault_facts(record: StudyRecord, fault: FaultRecord) -> dict[str, Any]:
+def _fault_facts(record: StudyRecord, fault: FaultRecord) -> dict[str, object]:
     frame = fault.frame and vars(fault.frame)
     return vars(fault) | {"frame": frame, "params": record.trial(fault.trial).params}
 
