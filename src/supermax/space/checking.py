@@ -9,9 +9,10 @@ import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from supermax._util.text import edits, nearest
 from supermax._util.yaml_lines import Path
@@ -20,6 +21,7 @@ from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Param
 from supermax.space.expression import BadExpression
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_Model = TypeVar("_Model", bound=BaseModel)
 _LITERALS = ("true", "false", "null")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
 Placed = Mapping[str, list[tuple[Path, Branch]]]
@@ -37,7 +39,7 @@ class Problem:
         return f"{_where(self.path)}: {self.text}" if self.path else self.text
 
 
-def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
+def examined(data: object, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
     """Return the parameters, from any notation, and all mistakes. With a mistake, no parameters.
 
     With `slips`, a comparison with a value that is almost a choice is a mistake too. That is a
@@ -69,7 +71,7 @@ def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], l
     return {n: Parameter(branches=tuple(b for _, b in good[n]), was=earlier[n]) for n in good}, []
 
 
-def _wrong_head(data: Mapping[Any, Any]) -> Iterable[Problem]:
+def _wrong_head(data: Mapping[str, object]) -> Iterable[Problem]:
     for key in ("name", "description"):
         if key in data and not isinstance(data[key], str):
             yield Problem((key,), f"{key} must be text, but is {data[key]!r}")
@@ -79,11 +81,11 @@ def _wrong_head(data: Mapping[Any, Any]) -> Iterable[Problem]:
 
 
 def _parameters(
-    parameters: Mapping[Any, Any],
-) -> tuple[Placed, dict[str, Any], list[Problem]]:
+    parameters: Mapping[str, object],
+) -> tuple[Placed, dict[str, tuple[str, ...]], list[Problem]]:
     """Return the valid branches, the earlier names of parameters, and the mistakes."""
     good: dict[str, list[tuple[Path, Branch]]] = {}
-    earlier: dict[str, Any] = {}
+    earlier: dict[str, tuple[str, ...]] = {}
     found: list[Problem] = []
     for name, written in parameters.items():
         path: Path = ("parameters", name)
@@ -91,7 +93,7 @@ def _parameters(
         if not branches:
             found.append(Problem(path, "it has no branch"))
         found += _earlier_names(was, path, parameters)
-        earlier[name] = was or ()
+        earlier[name] = tuple(_names_in(was))
         parsed = [(where, _branch(branch, where, found)) for where, branch in branches]
         good[name] = [(where, branch) for where, branch in parsed if branch is not None]
         for where, branch in good[name]:
@@ -101,7 +103,7 @@ def _parameters(
     return good, earlier, found
 
 
-def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
+def _split(written: object, path: Path) -> tuple[list[tuple[Path, object]], object]:
     """Return a parameter's branches, each with its path, and its earlier names."""
     if isinstance(written, Parameter):
         return [((*path, i), branch) for i, branch in enumerate(written.branches)], written.was
@@ -111,13 +113,15 @@ def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
         return [(path, written)], None
     was = written.get("was")
     if isinstance(written.get("branches"), (list, tuple)):
-        branches = [((*path, "branches", i), b) for i, b in enumerate(written["branches"])]
+        branches: list[tuple[Path, object]] = [
+            ((*path, "branches", i), b) for i, b in enumerate(written["branches"])
+        ]
         misplaced = [key for key in written if key not in ("branches", "was")]
         return branches + [((*path, key), {"branches": None, key: 0}) for key in misplaced], was
     return [(path, {key: value for key, value in written.items() if key != "was"})], was
 
 
-def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
+def _branch(written: object, path: Path, found: list[Problem]) -> Branch | None:
     """Return a branch; None, with its mistakes appended to `found`, where it is invalid."""
     if isinstance(written, Branch):
         return written
@@ -147,20 +151,22 @@ def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
             text = f"unknown type {kind!r}{nearest(str(kind), list(KINDS))}"
         found.append(Problem((*path, "type") if "type" in written else path, text))
         return None
-    branch: Branch | None = _model(KINDS[kind], {**written, "type": kind}, path, found)
+    branch = _model(KINDS[kind], {**written, "type": kind}, path, found)
     if branch is None and "default" in written:  # good enough to check conditions against
         bare = {key: value for key, value in written.items() if key != "default"}
         branch = _model(KINDS[kind], {**bare, "type": kind}, path, [])
     return branch
 
 
-def _are_plain(choices: Any) -> bool:
+def _are_plain(choices: object) -> bool:
     return isinstance(choices, (list, tuple)) and all(
         choice is None or isinstance(choice, (bool, int, float, str)) for choice in choices
     )
 
 
-def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
+def _model(
+    model: type[_Model], written: Mapping[str, object], path: Path, found: list[Problem]
+) -> _Model | None:
     """Return an instance of `model`; None, with all mistakes appended to `found`, if invalid."""
     try:
         return model.model_validate(written)
@@ -173,7 +179,7 @@ def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
         return None
 
 
-def _sentence(detail: Any, model: Any) -> str:
+def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     key = str(detail["loc"][0]) if detail["loc"] else ""
     match detail["type"]:
         case "extra_forbidden":
@@ -189,7 +195,7 @@ def _sentence(detail: Any, model: Any) -> str:
             return f"{_lower(detail['msg'])}, but is {detail['input']!r:.60}"
 
 
-def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Iterable[Problem]:
+def _earlier_names(was: object, path: Path, parameters: Mapping[str, object]) -> Iterable[Problem]:
     names = [was] if isinstance(was, str) else was
     if names is None:
         return
@@ -206,7 +212,7 @@ def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Itera
                 yield Problem((*path, "was"), f"{name!r} has become {other!r} already")
 
 
-def _names_in(was: Any) -> list[Any]:
+def _names_in(was: object) -> list[str]:
     return [was] if isinstance(was, str) else list(was) if isinstance(was, (list, tuple)) else []
 
 
@@ -248,7 +254,7 @@ def _wrong_expression(text: str, good: Placed, names: Sequence[str]) -> Iterable
         yield f"unknown parameter {unknown!r}{nearest(unknown, names)}{_unquoted(text, good)}"
 
 
-def _slips(data: Mapping[Any, Any], good: Placed) -> list[Problem]:
+def _slips(data: Mapping[str, object], good: Placed) -> list[Problem]:
     texts = [((*path, "when"), b.when) for placed in good.values() for path, b in placed]
     constraints = data.get("constraints")
     for position, item in enumerate(constraints if isinstance(constraints, list) else ()):
@@ -339,7 +345,7 @@ def needed_by(branches: Iterable[Branch]) -> set[str]:
     return needed
 
 
-def _wrong_constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+def _wrong_constraints(written: object, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
     if written is None:
         return
     if not isinstance(written, (list, tuple)):

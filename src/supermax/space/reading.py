@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path as File
-from typing import Any
 
 from supermax._util.text import ended, listed, mistakes, nearest
 from supermax._util.yaml_lines import Path, Tree, read_text
@@ -109,7 +108,7 @@ def _merged(base: Tree, tree: Tree) -> Tree:
 _MERGED = ("parameters", "constraints")
 
 
-def _merge_parameters(base: Tree, tree: Tree) -> Any:
+def _merge_parameters(base: Tree, tree: Tree) -> object:
     ours = tree.data.get("parameters") or {}
     theirs = base.data.get("parameters") or {}
     if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
@@ -123,7 +122,7 @@ def _merge_parameters(base: Tree, tree: Tree) -> Any:
 
 
 def _merge_constraints(
-    base: Tree, tree: Tree, merged: dict[str, Any], lines: dict[Path, tuple[File, int]]
+    base: Tree, tree: Tree, merged: dict[str, object], lines: dict[Path, tuple[File, int]]
 ) -> None:
     ours = tree.data.get("constraints") or []
     theirs = base.data.get("constraints") or []

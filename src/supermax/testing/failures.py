@@ -20,7 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-Action = Callable[[], Any]
+from optuna.trial import BaseTrial
+
+Action = Callable[[], object]
 
 MOMENTS = (
     "before the first suggest",
@@ -145,12 +147,12 @@ class _FailingNumber:
         return self._value
 
 
-def failing_objective(failure: str, moment: str) -> Callable[[Any], Any]:
+def failing_objective(failure: str, moment: str) -> Callable[[BaseTrial], Any]:
     """Return an objective that injects `failure` at `moment`, and otherwise returns (x - 2)²."""
     fail = FAILURES[failure]
     is_result = failure in ("unpicklable result", "NaN")
 
-    def objective(trial: Any) -> Any:
+    def objective(trial: BaseTrial) -> object:
         if moment == "before the first suggest":
             fail()
         x = trial.suggest_float("x", -10, 10)

@@ -5,11 +5,10 @@ old Space, new Space ──changes()──▶ [Change]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from supermax.space.domains import Branch, Categorical, Parameter
+from supermax.space.domains import Branch, Categorical, Constraint, Float, Int, Parameter
 from supermax.space.expression import same_value
 from supermax.space.model import Space
 
@@ -147,7 +146,7 @@ def _default(branch: Branch) -> str:
 
 
 def _choices(
-    name: str, old: tuple[Any, ...], new: tuple[Any, ...], where: str
+    name: str, old: Sequence[object], new: Sequence[object], where: str
 ) -> Iterator[Change]:
     added, removed = _without(new, old), _without(old, new)
     if added:
@@ -158,16 +157,15 @@ def _choices(
         yield Change("choices reordered", name, _all(new) + where)
 
 
-def _without(some: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    others = list(others)
+def _without(some: Sequence[object], others: Sequence[object]) -> list[object]:
     return [one for one in some if not any(same_value(one, other) for other in others)]
 
 
-def _all(choices: Iterable[Any]) -> str:
+def _all(choices: Sequence[object]) -> str:
     return ", ".join("null" if choice is None else str(choice) for choice in choices)
 
 
-def _range(name: str, old: Any, new: Any, where: str) -> Iterator[Change]:
+def _range(name: str, old: Float | Int, new: Float | Int, where: str) -> Iterator[Change]:
     if (old.low, old.high) != (new.low, new.high):
         wider = new.low <= old.low and new.high >= old.high
         narrower = new.low >= old.low and new.high <= old.high
@@ -193,7 +191,6 @@ def _constraints(old: Space, new: Space) -> Iterator[Change]:
             yield Change("constraint removed", name, _rule(constraint))
 
 
-def _rule(constraint: Any) -> str:
-    data = constraint.data()
-    over = f" over {', '.join(data['over'])}" if "over" in data else ""
-    return str(data.get("require") or data["python"]) + over
+def _rule(constraint: Constraint) -> str:
+    over = f" over {', '.join(constraint.over)}" if constraint.over is not None else ""
+    return constraint.rule + over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import optuna
 import typer
@@ -79,10 +79,10 @@ def front_size(study: Study) -> int | None:
     return None if len(study.directions) == 1 else len(study.best_trials)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     print(as_json_text(data))
 
 
-def as_json_text(data: Any) -> str:
+def as_json_text(data: object) -> str:
     """Return indented JSON, with numbers that are not finite as text."""
     return json.dumps(finite(data), indent=1, ensure_ascii=False, default=str)
