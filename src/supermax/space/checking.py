@@ -5,6 +5,7 @@ plain data ──examined()──▶ parameters, [Problem(path, text)]    path: 
 
 from __future__ import annotations
 
+import graphlib
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -310,26 +311,18 @@ def _unquoted(text: str, good: Placed) -> str:
 
 
 def _cycles(good: Placed) -> Iterable[Problem]:
-    needs = {name: needed_by(b for _, b in placed) & set(good) for name, placed in good.items()}
-    done: set[str] = set()
-    for start in needs:
-        path = [start]
-        if start not in done and (cycle := _cycle(start, needs, path, done)):
+    needs = {name: needed_by(b for _, b in placed) for name, placed in good.items()}
+    while True:
+        try:
+            graphlib.TopologicalSorter(needs).prepare()
+        except graphlib.CycleError as error:
+            cycle: list[str] = error.args[1][::-1]
             chain = " needs ".join(cycle)
             yield Problem(("parameters", cycle[0]), f"the conditions go in a circle: {chain}")
-
-
-def _cycle(
-    name: str, needs: Mapping[str, set[str]], path: list[str], done: set[str]
-) -> list[str] | None:
-    for other in sorted(needs[name]):
-        if other in path:
-            done.update(path)
-            return [*path[path.index(other) :], other]
-        if other not in done and (cycle := _cycle(other, needs, [*path, other], done)):
-            return cycle
-    done.add(name)
-    return None
+            for name in set(cycle):
+                del needs[name]
+        else:
+            return
 
 
 def needed_by(branches: Iterable[Branch]) -> set[str]:

@@ -95,7 +95,7 @@ def witness(space: Space, seed: int = 0) -> Flat:
         return _witness_by_sampling(space, rng, drawn)
     if found is not None:
         return draw(space, rng, fixed=found)
-    core = _core(space.constraints, lambda some: _possible(space, some))
+    core = _core(space.constraints, lambda some: possible(space, some))
     raise UserError(_conflict(core, "This is certain: all combinations were tried."))
 
 
@@ -143,18 +143,18 @@ def _witness_by_sampling(space: Space, rng: np.random.RandomState, drawn: list[s
 
 
 def _core(
-    constraints: Sequence[Constraint], possible: Callable[[Sequence[Constraint]], bool]
+    constraints: Sequence[Constraint], are_possible: Callable[[Sequence[Constraint]], bool]
 ) -> list[Constraint]:
     """Return a minimal set of constraints that cannot be met together."""
     core = list(constraints)
     for constraint in constraints:
         rest = [other for other in core if other is not constraint]
-        if not possible(rest):
+        if not are_possible(rest):
             core = rest
     return core
 
 
-def _possible(space: Space, constraints: Sequence[Constraint]) -> bool:
+def possible(space: Space, constraints: Sequence[Constraint]) -> bool:
     """Return False if it is certain that these constraints cannot be met together."""
     try:
         return search(space, constraints) is not None

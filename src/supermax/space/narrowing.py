@@ -9,7 +9,7 @@ from supermax._util.text import listed, nearest
 from supermax.errors import UserError
 from supermax.space.domains import Branch, Categorical, Constraint, Float, Int, is_number
 from supermax.space.expression import same_value
-from supermax.space.feasible import TooLarge, search
+from supermax.space.feasible import possible
 from supermax.space.model import Space
 
 
@@ -62,10 +62,7 @@ def _can_be_active(space: Space, branch: Branch) -> bool:
     if branch.when is None:
         return True
     condition = Constraint(name="taken", reason="-", require=branch.when)
-    try:
-        return search(space, [condition]) is not None
-    except TooLarge:
-        return True
+    return possible(space, [condition])
 
 
 def _wrong(branches: tuple[Branch, ...], values: object) -> list[str]:

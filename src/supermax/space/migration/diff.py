@@ -96,38 +96,28 @@ def _described(parameter: Parameter) -> str:
 
 def _parameter(name: str, old: Parameter, new: Parameter) -> Iterator[Change]:
     if len(old.branches) == len(new.branches) == 1:
-        yield from _branch(name, old.branches[0], new.branches[0], "")
-        if old.branches[0].when != new.branches[0].when:
-            yield _condition(name, old.branches[0].when, new.branches[0].when)
+        one, other = old.branches[0], new.branches[0]
+        yield from _branch(name, one, other, "")
+        if one.when != other.when:
+            detail = f"{_when(one, 'always')} → {_when(other, 'always')}"
+            yield Change("condition changed", name, detail)
         return
     before = {branch.when: branch for branch in old.branches}
     after = {branch.when: branch for branch in new.branches}
     for when, branch in after.items():
         if when in before:
-            yield from _branch(name, before[when], branch, _in_branch(when))
+            yield from _branch(name, before[when], branch, f", {_when(branch)}")
         else:
-            yield Change("condition changed", name, f"now also {_one(branch)}")
+            yield Change("condition changed", name, f"now also {branch} {_when(branch)}")
     for when, branch in before.items():
         if when not in after:
-            yield Change("condition changed", name, f"no longer {_one(branch)}")
+            yield Change("condition changed", name, f"no longer {branch} {_when(branch)}")
     if [b for b in before if b in after] != [b for b in after if b in before]:
         yield Change("condition changed", name, "its branches are tried in another order")
 
 
-def _condition(name: str, old: str | None, new: str | None) -> Change:
-    return Change("condition changed", name, f"{_when(old)} → {_when(new)}")
-
-
-def _when(when: str | None) -> str:
-    return "always" if when is None else f"when {when}"
-
-
-def _in_branch(when: str | None) -> str:
-    return f", {'otherwise' if when is None else f'when {when}'}"
-
-
-def _one(branch: Branch) -> str:
-    return f"{branch} {'otherwise' if branch.when is None else f'when {branch.when}'}"
+def _when(branch: Branch, default: str = "otherwise") -> str:
+    return default if branch.when is None else f"when {branch.when}"
 
 
 def _branch(name: str, old: Branch, new: Branch, where: str) -> Iterator[Change]:

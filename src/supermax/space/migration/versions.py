@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TypedDict, Unpack
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
@@ -314,16 +313,14 @@ class _Opener:
         return number
 
     def make(self, name: str) -> Study:
-        try:
-            return optuna.create_study(
-                storage=self.storage,
-                study_name=name,
-                sampler=self.sampler,
-                pruner=self.pruner,
-                directions=self.directions,
-            )
-        except DuplicatedStudyError:  # another process created it meanwhile
-            return self.load(name)
+        return optuna.create_study(
+            storage=self.storage,
+            study_name=name,
+            sampler=self.sampler,
+            pruner=self.pruner,
+            directions=self.directions,
+            load_if_exists=True,  # another process may create it at the same time
+        )
 
     def load(self, name: str) -> Study:
         return optuna.load_study(
