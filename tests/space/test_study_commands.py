@@ -92,6 +92,23 @@ def test_diff_and_migrate(db: str, file: str) -> None:
     assert "carried over" in study("show", "s", "--storage", db)
 
 
+def test_the_example_of_diff_shows_a_difference(db: str, file: str) -> None:
+    study("migrate", "s", file, "--storage", db)
+    (line,) = [line for line in study("diff", "--help").splitlines() if "@" in line]
+    names = [name.replace("criteria", "s") for name in line.split()[-2:]]
+    assert "narrowed: warmup" in study("diff", *names, "--storage", db)
+
+
+def test_migrate_refuses_settings_in_place_of_a_space_or_a_study(db: str, tmp_path: Path) -> None:
+    settings = tmp_path / "notes.yaml"
+    settings.write_text("agent: criteria\nepochs: 3\nspace: own.yaml\n")
+    text = study("migrate", "s", str(settings), "--storage", db, code=2)
+    assert "notes.yaml holds the settings of a search, not a space" in text
+    assert "own.yaml" in text
+    text = study("migrate", str(settings), "criteria", "--storage", db, code=2)
+    assert "notes.yaml is a file. Name a study of this storage: s." in text
+
+
 def test_retry(db: str) -> None:
     text = study("retry", "s", "--storage", db)
     assert "3 trials of 's' queued" in text

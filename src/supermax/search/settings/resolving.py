@@ -34,6 +34,10 @@ THE_COMMAND = "the command"
 """Layer of the agent that is named on the command line."""
 GUESSES = "guessed columns"
 """Layer of columns that were guessed from the data."""
+_WHERE_LISTED = (
+    ". `supermax init` writes a file with all settings; the parameters of a space are in its "
+    "file, and `supermax study show STUDY` lists those of a study"
+)
 _MAPPINGS = ("narrow", "space")
 """Keys whose value is a mapping that is not flattened."""
 
@@ -203,8 +207,7 @@ def _flags(
         elif bare in parameters:
             narrow[bare], source = value.value, value.source
         else:
-            known = [*keys(), *parameters]
-            near = nearest(key, known)
+            near = nearest(key, [*keys(), *parameters]) or _WHERE_LISTED
             problems.append(ended(f"{value.source}: there is no such key{near}"))
     if narrow:
         under = below["narrow"].value if "narrow" in below else {}

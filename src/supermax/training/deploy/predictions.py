@@ -32,7 +32,7 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
     for i, prediction in enumerate(predictions):
         row: dict[str, Any] = {"id": prediction.id}
         if texts is not None:
-            row |= _text(texts[i])
+            row |= {key: text for key, text in _text(texts[i]).items() if text or key == "text"}
         if prediction.probabilities is not None:
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
         if prediction.spans is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import optuna
@@ -53,6 +54,9 @@ def find_study(storage: BaseStorage, name: str) -> Study:
     for known in (name, base_name(name) if version_of(name) == 1 else name):
         if known in names:
             return optuna.load_study(study_name=known, storage=storage)
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        known = ", ".join(dict.fromkeys(map(one_line, map(base_name, names)))) or "none yet"
+        raise UserError(f"{name} is a file. Name a study of this storage: {known}.")
     raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 

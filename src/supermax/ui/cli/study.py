@@ -122,7 +122,7 @@ def diff(
     \b
     Examples:
       supermax study diff criteria space.yaml
-      supermax study diff criteria@2 criteria
+      supermax study diff criteria@1 criteria
     """
     backend = existing(storage)
     study = find_study(backend, name)
