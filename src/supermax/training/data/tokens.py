@@ -60,7 +60,7 @@ class Tokens:
         return np.diff(self.begin)
 
 
-def tokenised(
+def tokenized(
     examples: Sequence[Example],
     tokenizer: Any,
     *,
@@ -82,7 +82,7 @@ def tokenised(
             return _load(folder)
         except (OSError, ValueError, EOFError):  # a damaged cache is replaced
             shutil.rmtree(folder, ignore_errors=True)
-    _save(_tokenise(examples, tokenizer, max_length, doc_stride), folder)
+    _save(_tokenize(examples, tokenizer, max_length, doc_stride), folder)
     return _load(folder)
 
 
@@ -105,7 +105,7 @@ def _save(tokens: Tokens, folder: Path) -> None:
         shutil.rmtree(temporary)
 
 
-def _tokenise(
+def _tokenize(
     examples: Sequence[Example], tokenizer: Any, max_length: int, doc_stride: int
 ) -> Tokens:
     numbered = list(enumerate(examples))

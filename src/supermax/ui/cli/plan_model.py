@@ -32,7 +32,7 @@ LABELS = {
     "workspace": "workspace of the libraries and of one layer",
     "other_moments": "more for the optimizer step or evaluation",
     "saved": "copies of the weights: best epoch, checkpoint",
-    "data": "tokenised texts",
+    "data": "tokenized texts",
     "slack": "allocator slack",
     "context": "process and its CUDA context",
 }
