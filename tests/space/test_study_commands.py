@@ -94,7 +94,7 @@ def test_diff_and_migrate(db: str, file: str) -> None:
 
 def test_the_example_of_diff_shows_a_difference(db: str, file: str) -> None:
     study("migrate", "s", file, "--storage", db)
-    (line,) = [line for line in study("diff", "--help").splitlines() if "@" in line]
+    (line,) = [line for line in study("diff", "--help").splitlines() if "criteria@" in line]
     names = [name.replace("criteria", "s") for name in line.split()[-2:]]
     assert "narrowed: warmup" in study("diff", *names, "--storage", db)
 

@@ -193,7 +193,8 @@ def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "value_error":
             return str(detail["ctx"]["error"])
         case _:
-            return f"{_lower(detail['msg'])}, but is {detail['input']!r:.60}"
+            message = detail["msg"][:1].lower() + detail["msg"][1:]
+            return f"{message}, but is {detail['input']!r:.60}"
 
 
 def _earlier_names(was: object, path: Path, parameters: Mapping[str, object]) -> Iterable[Problem]:
@@ -368,10 +369,6 @@ def _wrong_constraints(written: object, good: Placed, names: Sequence[str]) -> I
             yield Problem(
                 (*path, "over"), f"unknown parameter {unknown!r}{nearest(unknown, names)}"
             )
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _where(path: Path) -> str:

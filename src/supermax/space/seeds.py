@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from supermax._util.attributes import ORIGIN, plain_params
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space.migration.carry import Unfit, carried
-from supermax.space.model import Flat, Space, flatten
+from supermax.space.model import Space, flatten
 
 
 def enqueue(study: Study, space: Space, config: Mapping[str, object]) -> bool:
@@ -62,10 +62,11 @@ def warm_start(
     for trial in best:
         if queued == top:
             break
-        values = _values(trial, source.study_name, space)
-        if isinstance(values, Unfit):
-            left[values.reason] += 1
-        elif not values:
+        root = (source.study_name, trial.number)
+        fitted = carried(trial, root, set(plain_params(trial)), space)
+        if isinstance(fitted, Unfit):
+            left[fitted.reason] += 1
+        elif not (values := plain_params(fitted)):
             left["it has no parameter of this space"] += 1
         elif _enqueue(
             study, values, {ORIGIN: {"study": source.study_name, "number": trial.number}}
@@ -74,11 +75,6 @@ def warm_start(
         else:
             left["it is there already"] += 1
     return queued, left
-
-
-def _values(trial: FrozenTrial, study_name: str, space: Space) -> Flat | Unfit:
-    result = carried(trial, (study_name, trial.number), set(plain_params(trial)), space)
-    return result if isinstance(result, Unfit) else plain_params(result)
 
 
 def _enqueue(

@@ -78,14 +78,14 @@ def roots(trials: Iterable[FrozenTrial], study_name: str) -> list[Root]:
 def expected(space: Space | None, trials: list[FrozenTrial]) -> Mapping[int, Set[str]]:
     """Return, by number of a trial, the parameters that it has if it was sampled completely."""
     if space is not None:
-        return {t.number: set(_active(space, plain_params(t))) for t in trials}
+        values = {t.number: plain_params(t) for t in trials}
+        return {
+            number: {name for name in space.order if space.active(name, params) is not None}
+            for number, params in values.items()
+        }
     complete = [set(plain_params(t)) for t in trials if t.state is TrialState.COMPLETE]
     common = set.intersection(*complete) if complete else set()
     return {t.number: common for t in trials}
-
-
-def _active(space: Space, values: Flat) -> list[str]:
-    return [name for name in space.order if space.active(name, values) is not None]
 
 
 def carried(
