@@ -35,7 +35,7 @@ IMPORTS = {
         "results.tracking run search.settings space studies tasks training.config training.data "
         "training.deploy training.eval training.models training.steps"
     ),
-    "search.settings": "_util",
+    "search.settings": "_util space",
     "space": "_util",
     "studies": "_util engine.run engine.storage space",
     "study": (

@@ -96,7 +96,7 @@ def test_the_space_of_the_page_on_optimize_is_searched(tmp_path: Path) -> None:
     changed = few.replace("[base, large]", "[base, large, huge]").replace("=12", "=14")
     said = run(changed, tmp_path)
     assert "choices added: encoder.name (huge)" in said
-    assert "12 trial(s) carried over (12 from tuning)" in said
+    assert "12 trials carried over (12 from tuning)" in said
     assert said.split()[-1] == "14"
 
 

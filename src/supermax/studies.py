@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -29,6 +29,7 @@ from supermax.engine.storage import journal, locks, sqlite
 from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
+from supermax.space.migration.versions import OpenOptions
 
 JOURNAL = "journal:///"
 """URL prefix of an Optuna journal file, as sqlite:/// is of a database."""
@@ -90,17 +91,6 @@ def open_study(
         for line in opened.lines():
             print(line)
     return opened.study
-
-
-class OpenOptions(TypedDict, total=False):
-    """Arguments that are passed on to open_version."""
-
-    name: str | None
-    sampler: BaseSampler | str | None
-    pruner: BasePruner | None
-    directions: Sequence[str | StudyDirection] | str
-    on_change: str
-    seed: int | None
 
 
 def open_locked(

@@ -82,7 +82,7 @@ def test_diff_and_migrate(db: str, file: str) -> None:
     assert "narrowed: warmup" in text
     text = study("migrate", "s", file, "--storage", db)
     assert "The study is now 's@2'" in text
-    assert "do not fit and stay where they are" in text
+    assert "Left in the earlier versions: " in text
     assert "has this space already" in study("migrate", "s", file, "--storage", db)
     assert "narrowed: warmup" in study("diff", "s", "--storage", db)
     assert "widened" in study("diff", "s@2", "s@1", "--storage", db)
@@ -92,9 +92,26 @@ def test_diff_and_migrate(db: str, file: str) -> None:
     assert "carried over" in study("show", "s", "--storage", db)
 
 
+def test_the_example_of_diff_shows_a_difference(db: str, file: str) -> None:
+    study("migrate", "s", file, "--storage", db)
+    (line,) = [line for line in study("diff", "--help").splitlines() if "criteria@" in line]
+    names = [name.replace("criteria", "s") for name in line.split()[-2:]]
+    assert "narrowed: warmup" in study("diff", *names, "--storage", db)
+
+
+def test_migrate_refuses_settings_in_place_of_a_space_or_a_study(db: str, tmp_path: Path) -> None:
+    settings = tmp_path / "notes.yaml"
+    settings.write_text("agent: criteria\nepochs: 3\nspace: own.yaml\n")
+    text = study("migrate", "s", str(settings), "--storage", db, code=2)
+    assert "notes.yaml holds the settings of a search, not a space" in text
+    assert "own.yaml" in text
+    text = study("migrate", str(settings), "criteria", "--storage", db, code=2)
+    assert "notes.yaml is a file. Name a study of this storage: s." in text
+
+
 def test_retry(db: str) -> None:
     text = study("retry", "s", "--storage", db)
-    assert "3 trial(s) of 's' are queued" in text
+    assert "3 trials of 's' queued" in text
     assert "--trials 23 it runs them" in text
     assert "nothing to retry" in study("retry", "s", "--storage", db)
     assert "did you mean 'pruned'" in study(
@@ -104,12 +121,12 @@ def test_retry(db: str) -> None:
 
 def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     text = study("delete", "s", "--storage", db, answer="n\n", code=1)
-    assert "20 finished trial(s); 20 of them are in no other version" in text
+    assert "20 finished trials; 20 of them are in no other version" in text
     assert "Nothing was deleted" in text
     study("migrate", "s", file, "--storage", db)
     assert "Name one: s@1, s@2" in study("delete", "s", "--storage", db, code=2)
     first = study("delete", "s@1", "--storage", db, answer="n\n", code=1)
-    assert "20 finished trial(s); 20 of them" not in first
+    assert "20 finished trials; 20 of them" not in first
     text = study("delete", "s@2", "--storage", db, answer="y\n")
     assert "; 0 of them are in no other version" in text
     assert "'s@2' is deleted" in text

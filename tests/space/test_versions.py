@@ -13,6 +13,7 @@ from optuna.trial import TrialState, create_trial
 import supermax
 from supermax import Space, UserError
 from supermax._util.attributes import ORIGIN, plain_params
+from supermax._util.text import counted
 from supermax.space import open_version, space_of, warm_start
 from supermax.space.migration.versions import find_versions
 from tests.space.versions import (
@@ -53,7 +54,7 @@ def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
     assert after == {root: before[root] for root in after}
     text = "\n".join(result.lines())
     assert "choices removed: encoder (albert, longformer)" in text
-    assert f"{result.carried} trial(s) carried over ({result.carried} from s)" in text
+    assert f"{counted(result.carried, 'trial')} carried over ({result.carried} from s)" in text
     assert len(study.trials) == 60  # where they were
     # And the search goes on there, under the engine's eyes or not.
     result.study.optimize(lambda trial: float(len(seven.sample(trial))), n_trials=3)

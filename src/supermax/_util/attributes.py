@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from optuna.distributions import (
     BaseDistribution,
@@ -24,6 +24,8 @@ from optuna.trial import FrozenTrial
 
 Agent = Literal["criteria", "evidence", "share", "joint"]
 AGENTS: tuple[Agent, ...] = get_args(Agent)
+ParamValue = bool | int | float | str | None
+"""Value of a parameter."""
 
 COSTS = ("model_size", "latency", "peak_memory")
 """Objectives other than metrics: the cost of inference."""
@@ -146,7 +148,7 @@ def plain_name(stored: str, distribution: BaseDistribution | None = None) -> str
     return plain if is_branch else stored
 
 
-def plain_params(trial: FrozenTrial) -> dict[str, Any]:
+def plain_params(trial: FrozenTrial) -> dict[str, ParamValue]:
     """Return a trial's parameters by the names that the objective uses."""
     return {plain_name(n, trial.distributions[n]): value for n, value in trial.params.items()}
 

@@ -7,7 +7,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any
 from urllib.parse import unquote
 
 # No more than these: a pattern that removes a letter of "password" would unmask its value.
@@ -115,7 +114,7 @@ def masked_addresses(text: str) -> str:
     return _IN_TEXT.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
-def finite(data: Any) -> Any:
+def finite(data: object) -> object:
     """Return data with infinite and NaN numbers as text, since JSON has none."""
     if isinstance(data, dict):
         return {key: finite(value) for key, value in data.items()}

@@ -68,7 +68,7 @@ def tree(text: str, path: File, *, packaged: bool = False) -> Tree:
     return result
 
 
-def scalar(text: str) -> Any:
+def scalar(text: str) -> object:
     """Parse a value as in a file: 3 is a number, [a, b] a list, word a string."""
     found = tree(text, File("the value"))
     if found.problems:
@@ -116,7 +116,7 @@ class _FastLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 _BOOLS = {"true": True, "false": False}
 
 
-def _plain(node: yaml.Node, path: Path, file: File, tree: Tree) -> Any:
+def _plain(node: yaml.Node, path: Path, file: File, tree: Tree) -> object:
     """Return a node as plain data; add the line of every path to `tree`."""
     tree.lines[path] = (file, node.start_mark.line + 1)
     if len(path) > _MAX_DEPTH or len(tree.lines) > _MAX_VALUES:
@@ -136,7 +136,7 @@ def _plain(node: yaml.Node, path: Path, file: File, tree: Tree) -> Any:
         return None
 
 
-def _scalar(kind: str, text: str) -> Any:
+def _scalar(kind: str, text: str) -> bool | int | float | str | None:
     match kind:
         case "null":
             return None
@@ -151,8 +151,8 @@ def _scalar(kind: str, text: str) -> Any:
     return text
 
 
-def _mapping(node: yaml.MappingNode, path: Path, file: File, tree: Tree) -> dict[Any, Any]:
-    result: dict[Any, Any] = {}
+def _mapping(node: yaml.MappingNode, path: Path, file: File, tree: Tree) -> dict[str, object]:
+    result: dict[str, object] = {}
     for key_node, value_node in node.value:
         key = _plain(key_node, path, file, tree)
         line = key_node.start_mark.line + 1

@@ -34,7 +34,7 @@ class Gpu:
     total: int
     """Bytes of memory."""
     busy: float | None = None
-    """Utilization from 0 to 1; None: unknown."""
+    """Utilisation from 0 to 1; None: unknown."""
     uuid: str = ""
     processes: Mapping[int, int] = field(default_factory=dict)
     """Bytes in use by process number; empty where the driver does not report them."""

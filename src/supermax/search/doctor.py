@@ -112,8 +112,8 @@ def device() -> Iterator[Finding]:
             yield Finding(
                 "device",
                 BAD,
-                f"{present} GPU(s) are in this machine, but torch {torch.__version__} cannot use "
-                f"them",
+                f"torch {torch.__version__} cannot use the {counted(present, 'GPU')} of this "
+                f"machine",
                 "install a CUDA build of torch, and check the driver with nvidia-smi",
             )
         else:

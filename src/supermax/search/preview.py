@@ -63,8 +63,8 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
         *_aligned("Data", describe_data(search)),
         f"Encoders    {encoders}",
         *(f"            {notice}" for notice in fit.notices if notice != fit.untrained_notice),
-        f"Space       {varying(fit.space)} parameters to search, sampler {settings.sampler}, "
-        f"pruner {settings.pruner}",
+        f"Space       {counted(varying(fit.space), 'parameter')} to search, "
+        f"sampler {settings.sampler}, pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
     cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)

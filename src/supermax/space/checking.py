@@ -5,13 +5,15 @@ plain data ──examined()──▶ parameters, [Problem(path, text)]    path: 
 
 from __future__ import annotations
 
+import graphlib
 import keyword
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from supermax._util.text import edits, nearest
 from supermax._util.yaml_lines import Path
@@ -20,6 +22,7 @@ from supermax.space.domains import KINDS, Branch, Categorical, Constraint, Param
 from supermax.space.expression import BadExpression
 
 NAME = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+_Model = TypeVar("_Model", bound=BaseModel)
 _LITERALS = ("true", "false", "null")
 _KEYS = ("name", "version", "description", "extends", "parameters", "constraints")
 Placed = Mapping[str, list[tuple[Path, Branch]]]
@@ -37,7 +40,7 @@ class Problem:
         return f"{_where(self.path)}: {self.text}" if self.path else self.text
 
 
-def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
+def examined(data: object, *, slips: bool = False) -> tuple[dict[str, Parameter], list[Problem]]:
     """Return the parameters, from any notation, and all mistakes. With a mistake, no parameters.
 
     With `slips`, a comparison with a value that is almost a choice is a mistake too. That is a
@@ -69,7 +72,7 @@ def examined(data: Any, *, slips: bool = False) -> tuple[dict[str, Parameter], l
     return {n: Parameter(branches=tuple(b for _, b in good[n]), was=earlier[n]) for n in good}, []
 
 
-def _wrong_head(data: Mapping[Any, Any]) -> Iterable[Problem]:
+def _wrong_head(data: Mapping[str, object]) -> Iterable[Problem]:
     for key in ("name", "description"):
         if key in data and not isinstance(data[key], str):
             yield Problem((key,), f"{key} must be text, but is {data[key]!r}")
@@ -79,11 +82,11 @@ def _wrong_head(data: Mapping[Any, Any]) -> Iterable[Problem]:
 
 
 def _parameters(
-    parameters: Mapping[Any, Any],
-) -> tuple[Placed, dict[str, Any], list[Problem]]:
+    parameters: Mapping[str, object],
+) -> tuple[Placed, dict[str, tuple[str, ...]], list[Problem]]:
     """Return the valid branches, the earlier names of parameters, and the mistakes."""
     good: dict[str, list[tuple[Path, Branch]]] = {}
-    earlier: dict[str, Any] = {}
+    earlier: dict[str, tuple[str, ...]] = {}
     found: list[Problem] = []
     for name, written in parameters.items():
         path: Path = ("parameters", name)
@@ -91,7 +94,7 @@ def _parameters(
         if not branches:
             found.append(Problem(path, "it has no branch"))
         found += _earlier_names(was, path, parameters)
-        earlier[name] = was or ()
+        earlier[name] = tuple(_names_in(was))
         parsed = [(where, _branch(branch, where, found)) for where, branch in branches]
         good[name] = [(where, branch) for where, branch in parsed if branch is not None]
         for where, branch in good[name]:
@@ -101,7 +104,7 @@ def _parameters(
     return good, earlier, found
 
 
-def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
+def _split(written: object, path: Path) -> tuple[list[tuple[Path, object]], object]:
     """Return a parameter's branches, each with its path, and its earlier names."""
     if isinstance(written, Parameter):
         return [((*path, i), branch) for i, branch in enumerate(written.branches)], written.was
@@ -111,13 +114,15 @@ def _split(written: Any, path: Path) -> tuple[list[tuple[Path, Any]], Any]:
         return [(path, written)], None
     was = written.get("was")
     if isinstance(written.get("branches"), (list, tuple)):
-        branches = [((*path, "branches", i), b) for i, b in enumerate(written["branches"])]
+        branches: list[tuple[Path, object]] = [
+            ((*path, "branches", i), b) for i, b in enumerate(written["branches"])
+        ]
         misplaced = [key for key in written if key not in ("branches", "was")]
         return branches + [((*path, key), {"branches": None, key: 0}) for key in misplaced], was
     return [(path, {key: value for key, value in written.items() if key != "was"})], was
 
 
-def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
+def _branch(written: object, path: Path, found: list[Problem]) -> Branch | None:
     """Return a branch; None, with its mistakes appended to `found`, where it is invalid."""
     if isinstance(written, Branch):
         return written
@@ -147,20 +152,22 @@ def _branch(written: Any, path: Path, found: list[Problem]) -> Branch | None:
             text = f"unknown type {kind!r}{nearest(str(kind), list(KINDS))}"
         found.append(Problem((*path, "type") if "type" in written else path, text))
         return None
-    branch: Branch | None = _model(KINDS[kind], {**written, "type": kind}, path, found)
+    branch = _model(KINDS[kind], {**written, "type": kind}, path, found)
     if branch is None and "default" in written:  # good enough to check conditions against
         bare = {key: value for key, value in written.items() if key != "default"}
         branch = _model(KINDS[kind], {**bare, "type": kind}, path, [])
     return branch
 
 
-def _are_plain(choices: Any) -> bool:
+def _are_plain(choices: object) -> bool:
     return isinstance(choices, (list, tuple)) and all(
         choice is None or isinstance(choice, (bool, int, float, str)) for choice in choices
     )
 
 
-def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
+def _model(
+    model: type[_Model], written: Mapping[str, object], path: Path, found: list[Problem]
+) -> _Model | None:
     """Return an instance of `model`; None, with all mistakes appended to `found`, if invalid."""
     try:
         return model.model_validate(written)
@@ -173,7 +180,7 @@ def _model(model: Any, written: Any, path: Path, found: list[Problem]) -> Any:
         return None
 
 
-def _sentence(detail: Any, model: Any) -> str:
+def _sentence(detail: ErrorDetails, model: type[BaseModel]) -> str:
     key = str(detail["loc"][0]) if detail["loc"] else ""
     match detail["type"]:
         case "extra_forbidden":
@@ -186,10 +193,11 @@ def _sentence(detail: Any, model: Any) -> str:
         case "value_error":
             return str(detail["ctx"]["error"])
         case _:
-            return f"{_lower(detail['msg'])}, but is {detail['input']!r:.60}"
+            message = detail["msg"][:1].lower() + detail["msg"][1:]
+            return f"{message}, but is {detail['input']!r:.60}"
 
 
-def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Iterable[Problem]:
+def _earlier_names(was: object, path: Path, parameters: Mapping[str, object]) -> Iterable[Problem]:
     names = [was] if isinstance(was, str) else was
     if names is None:
         return
@@ -206,7 +214,7 @@ def _earlier_names(was: Any, path: Path, parameters: Mapping[Any, Any]) -> Itera
                 yield Problem((*path, "was"), f"{name!r} has become {other!r} already")
 
 
-def _names_in(was: Any) -> list[Any]:
+def _names_in(was: object) -> list[str]:
     return [was] if isinstance(was, str) else list(was) if isinstance(was, (list, tuple)) else []
 
 
@@ -248,7 +256,7 @@ def _wrong_expression(text: str, good: Placed, names: Sequence[str]) -> Iterable
         yield f"unknown parameter {unknown!r}{nearest(unknown, names)}{_unquoted(text, good)}"
 
 
-def _slips(data: Mapping[Any, Any], good: Placed) -> list[Problem]:
+def _slips(data: Mapping[str, object], good: Placed) -> list[Problem]:
     texts = [((*path, "when"), b.when) for placed in good.values() for path, b in placed]
     constraints = data.get("constraints")
     for position, item in enumerate(constraints if isinstance(constraints, list) else ()):
@@ -304,26 +312,18 @@ def _unquoted(text: str, good: Placed) -> str:
 
 
 def _cycles(good: Placed) -> Iterable[Problem]:
-    needs = {name: needed_by(b for _, b in placed) & set(good) for name, placed in good.items()}
-    done: set[str] = set()
-    for start in needs:
-        path = [start]
-        if start not in done and (cycle := _cycle(start, needs, path, done)):
+    needs = {name: needed_by(b for _, b in placed) for name, placed in good.items()}
+    while True:
+        try:
+            graphlib.TopologicalSorter(needs).prepare()
+        except graphlib.CycleError as error:
+            cycle: list[str] = error.args[1][::-1]
             chain = " needs ".join(cycle)
             yield Problem(("parameters", cycle[0]), f"the conditions go in a circle: {chain}")
-
-
-def _cycle(
-    name: str, needs: Mapping[str, set[str]], path: list[str], done: set[str]
-) -> list[str] | None:
-    for other in sorted(needs[name]):
-        if other in path:
-            done.update(path)
-            return [*path[path.index(other) :], other]
-        if other not in done and (cycle := _cycle(other, needs, [*path, other], done)):
-            return cycle
-    done.add(name)
-    return None
+            for name in set(cycle):
+                del needs[name]
+        else:
+            return
 
 
 def needed_by(branches: Iterable[Branch]) -> set[str]:
@@ -339,7 +339,7 @@ def needed_by(branches: Iterable[Branch]) -> set[str]:
     return needed
 
 
-def _wrong_constraints(written: Any, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
+def _wrong_constraints(written: object, good: Placed, names: Sequence[str]) -> Iterable[Problem]:
     if written is None:
         return
     if not isinstance(written, (list, tuple)):
@@ -369,10 +369,6 @@ def _wrong_constraints(written: Any, good: Placed, names: Sequence[str]) -> Iter
             yield Problem(
                 (*path, "over"), f"unknown parameter {unknown!r}{nearest(unknown, names)}"
             )
-
-
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
 
 
 def _where(path: Path) -> str:

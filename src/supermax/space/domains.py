@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+import pkgutil
 from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from optuna.distributions import (
     BaseDistribution,
@@ -44,6 +44,7 @@ class _Plain(BaseModel):
 class _Branch(_Plain):
     when: str | None = None
     """Condition under which the parameter has this domain; None: always."""
+    type: str
 
     @cached_property
     def condition(self) -> Expression | None:
@@ -53,19 +54,15 @@ class _Branch(_Plain):
     def distribution(self) -> BaseDistribution:
         raise NotImplementedError
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         raise NotImplementedError
 
-    def data(self) -> dict[str, Any]:
-        data = self.model_dump(mode="json", exclude_defaults=True)
-        when = {"when": data.pop("when")} if "when" in data else {}
-        return {**when, **self._kind(), **data, **self._default()}
-
-    def _kind(self) -> dict[str, Any]:
-        return {"type": type(self).__name__.lower()}
-
-    def _default(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", include={"default"}) if self.has_default else {}
+    def data(self) -> dict[str, object]:
+        """Return the branch as plain data in its shortest form."""
+        written = {"type", *self.model_dump(exclude_defaults=True)}
+        if self.has_default:
+            written.add("default")
+        return self.model_dump(mode="json", include=written)
 
     @property
     def has_default(self) -> bool:
@@ -79,32 +76,6 @@ class _Branch(_Plain):
 
 
 class _Range(_Branch):
-    def _check_range(self, low: float, high: float, step: float | None, log: bool) -> None:
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise ValueError("low and high must be finite")
-        if isinstance(self, Int) and max(abs(low), abs(high)) > _LARGEST_INT:
-            raise ValueError(f"whole numbers beyond {_LARGEST_INT} cannot be stored exactly")
-        if low > high:
-            raise ValueError(f"low {low} is above high {high}")
-        if log and low <= 0:
-            raise ValueError(f"a logarithmic range begins above 0, not at {low}")
-        if step is not None:
-            if not (math.isfinite(step) and step > 0):
-                raise ValueError(f"step must be above 0, but is {step}")
-            if log:
-                raise ValueError("a range has log or step, not both")
-            steps = (high - low) / step
-            if abs(steps - round(steps)) > 1e-8 * max(1.0, steps):
-                last = low + math.floor(steps) * step
-                raise ValueError(
-                    f"{low} to {high} is not a whole number of steps of {step}: make high {last:g}"
-                )
-
-
-class Float(_Range):
-    """Real numbers from low to high, both included."""
-
-    type: Literal["float"] = "float"
     low: float
     high: float
     log: bool = False
@@ -112,22 +83,49 @@ class Float(_Range):
     default: float | None = None
 
     @model_validator(mode="after")
-    def _sound(self) -> Float:
-        self._check_range(self.low, self.high, self.step, self.log)
+    def _sound(self) -> Self:
+        low, high = self.low, self.high
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError("low and high must be finite")
+        if low > high:
+            raise ValueError(f"low {low} is above high {high}")
+        if self.log and low <= 0:
+            raise ValueError(f"a logarithmic range begins above 0, not at {low}")
+        if (step := self._coarse_step) is not None:
+            if not (math.isfinite(step) and step > 0):
+                raise ValueError(f"step must be above 0, but is {step}")
+            if self.log:
+                raise ValueError("a range has log or step, not both")
+            steps = (high - low) / step
+            if abs(steps - round(steps)) > 1e-8 * max(1.0, steps):
+                last = low + math.floor(steps) * step
+                raise ValueError(
+                    f"{low} to {high} is not a whole number of steps of {step}: make high {last:g}"
+                )
         self._check_default()
         return self
+
+    @property
+    def _coarse_step(self) -> float | None:
+        """Step of a grid that is coarser than the type; None: there is none."""
+        return self.step
+
+    def contains(self, value: object) -> bool:
+        return is_number(value) and self.distribution._contains(float(value))
+
+    def __str__(self) -> str:
+        step = f" step {self._coarse_step:g}" if self._coarse_step is not None else ""
+        return f"{self.low:g} to {self.high:g}" + (" (log)" if self.log else step)
+
+
+class Float(_Range):
+    """Real numbers from low to high, both included."""
+
+    type: Literal["float"] = "float"
 
     @cached_property
     def distribution(self) -> BaseDistribution:
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return self.distribution._contains(float(value))
-
-    def __str__(self) -> str:
-        return _range_text(self.low, self.high, self.log, self.step)
 
 
 class Int(_Range):
@@ -136,29 +134,29 @@ class Int(_Range):
     type: Literal["int"] = "int"
     low: int
     high: int
-    log: bool = False
     step: int = 1
     default: int | None = None
 
-    @model_validator(mode="after")
-    def _sound(self) -> Int:
-        self._check_range(self.low, self.high, None if self.step == 1 else self.step, self.log)
-        self._check_default()
-        return self
+    @field_validator("low", "high")
+    @classmethod
+    def _exact(cls, end: int) -> int:
+        if abs(end) > _LARGEST_INT:
+            raise ValueError(f"whole numbers beyond {_LARGEST_INT} cannot be stored exactly")
+        return end
+
+    @property
+    def _coarse_step(self) -> int | None:
+        return None if self.step == 1 else self.step
 
     @cached_property
     def distribution(self) -> BaseDistribution:
         return IntDistribution(self.low, self.high, log=self.log, step=self.step)
 
-    def contains(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return False
-        return float(value).is_integer() and self.distribution._contains(float(value))
+    def contains(self, value: object) -> bool:
+        return is_number(value) and float(value).is_integer() and super().contains(value)
 
     def __str__(self) -> str:
-        return "integers " + _range_text(
-            self.low, self.high, self.log, None if self.step == 1 else self.step
-        )
+        return f"integers {super().__str__()}"
 
 
 class Categorical(_Branch):
@@ -182,23 +180,18 @@ class Categorical(_Branch):
         self._check_default()
         return self
 
-    def _kind(self) -> dict[str, Any]:
-        return {}  # implied by the key `choices`
+    def data(self) -> dict[str, object]:
+        return {key: value for key, value in super().data().items() if key != "type"}  # implied
 
     @cached_property
     def distribution(self) -> BaseDistribution:
         return CategoricalDistribution(self.choices)
 
-    def contains(self, value: Any) -> bool:
+    def contains(self, value: object) -> bool:
         return any(same_value(value, choice) for choice in self.choices)
 
     def __str__(self) -> str:
         return "one of " + ", ".join("null" if c is None else str(c) for c in self.choices)
-
-
-def _range_text(low: float, high: float, log: bool, step: float | None) -> str:
-    text = f"{low:g} to {high:g}"
-    return text + (" (log)" if log else f" step {step:g}" if step is not None else "")
 
 
 Branch = Float | Int | Categorical
@@ -217,10 +210,10 @@ class Parameter(_Plain):
 
     @field_validator("was", mode="before")
     @classmethod
-    def _one_or_many(cls, was: Any) -> Any:
+    def _one_or_many(cls, was: object) -> object:
         return (was,) if isinstance(was, str) else was
 
-    def data(self) -> Any:
+    def data(self) -> dict[str, object] | list[dict[str, object]]:
         """Return the parameter as plain data in its shortest form."""
         branches = [branch.data() for branch in self.branches]
         was = {"was": self.was[0] if len(self.was) == 1 else list(self.was)} if self.was else {}
@@ -260,7 +253,7 @@ class Constraint(_Plain):
         return self
 
     @field_serializer("python")
-    def _by_name(self, python: Any) -> str | None:
+    def _by_name(self, python: str | Callable[..., object] | None) -> str | None:
         return function_name(python) if callable(python) else python
 
     @cached_property
@@ -268,25 +261,32 @@ class Constraint(_Plain):
         return None if self.require is None else expression.parse(self.require)
 
     @cached_property
-    def function(self) -> Callable[[dict[str, Any]], bool]:
+    def function(self) -> Callable[[dict[str, Any]], object]:
         if callable(self.python):
             return self.python
         assert self.python is not None
-        module, _, path = self.python.partition(":")
-        found: Any = importlib.import_module(module)
-        for part in path.split("."):
-            found = getattr(found, part)
+        found: object = pkgutil.resolve_name(self.python)
         if not callable(found):
             raise TypeError(f"{self.python} is not a function")
-        return found  # type: ignore[no-any-return]
+        return found
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         return self.model_dump(mode="json", exclude_none=True)
 
+    @property
+    def rule(self) -> str:
+        """The expression, or the name of the function."""
+        return str(self.require or self.data()["python"])
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.require or self.data()['python']}): {self.reason}"
+        return f"{self.name} ({self.rule}): {self.reason}"
 
 
-def function_name(function: Any) -> str:
+def function_name(function: object) -> str:
     module = getattr(function, "__module__", None) or "?"
     return f"{module}:{getattr(function, '__qualname__', '<no name>')}"
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for an int or a float that is not a bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

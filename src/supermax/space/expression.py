@@ -19,15 +19,15 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-Lookup = Callable[[str], Any]
+Lookup = Callable[[str], object]
 """Returns the value of a parameter; raises LookupError where it is inactive."""
 
 MAX_CHARACTERS = 2000
 _MAX_NUMBER = 1e300
 _MAX_DEPTH = 50
-_LITERALS: dict[str, Any] = {
+_LITERALS: dict[str, bool | None] = {
     "true": True,
     "True": True,
     "false": False,
@@ -35,7 +35,7 @@ _LITERALS: dict[str, Any] = {
     "null": None,
     "None": None,
 }
-_ARITHMETIC: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+_ARITHMETIC: dict[type[ast.AST], Callable[[float, float], float]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -54,7 +54,7 @@ _COMPARISONS: dict[type[ast.AST], Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: any(same_value(a, item) for item in b),
     ast.NotIn: lambda a, b: not any(same_value(a, item) for item in b),
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., float]] = {
     "min": min,
     "max": max,
     "abs": abs,
@@ -70,6 +70,13 @@ class BadExpression(ValueError):
     """Raised for text that is not an expression; the message says why."""
 
 
+class Compared(NamedTuple):
+    """Literals that a parameter is compared with by ==, !=, in or not in."""
+
+    name: str
+    values: tuple[object, ...]
+
+
 @dataclass(frozen=True)
 class Expression:
     """Parsed condition or constraint."""
@@ -79,17 +86,14 @@ class Expression:
     """Parameters that it refers to."""
     numeric: frozenset[str] = field(compare=False, repr=False)
     """Parameters that are operands of arithmetic or of an ordering."""
-    compared: tuple[tuple[str, tuple[Any, ...]], ...] = field(compare=False, repr=False)
-    """Literals that parameters are compared with by ==, !=, in and not in, to find typing
-    errors."""
+    compared: tuple[Compared, ...] = field(compare=False, repr=False)
+    """Comparisons with literals, to find typing errors."""
     _tree: ast.expr = field(compare=False, repr=False)
 
     def value(self, lookup: Lookup) -> bool | None:
         """Return True or False; None where it depends on an inactive parameter."""
         try:
-            return _truth(_evaluate(self._tree, lookup))
-        except _NotActive:
-            return None
+            return _three_valued(self._tree, lookup)
         except (ArithmeticError, ValueError, TypeError):
             return False
 
@@ -97,7 +101,7 @@ class Expression:
         return self.text
 
 
-def same_value(one: Any, other: Any) -> bool:
+def same_value(one: object, other: object) -> bool:
     """Return True if both are equal and of the same truth type: true is not 1."""
     return one == other and isinstance(one, bool) == isinstance(other, bool)
 
@@ -115,7 +119,7 @@ def parse(text: str) -> Expression:
             f"not understood{f' from character {where} on' if where else ''}: {text.strip()!r}"
         ) from None
     names: set[str] = set()
-    compared: list[tuple[str, tuple[Any, ...]]] = []
+    compared: list[Compared] = []
     try:
         _check(tree, names, compared)
     except RecursionError:
@@ -143,9 +147,7 @@ def _numeric_operands(tree: ast.expr) -> list[ast.expr]:
     return [node for node in operands if isinstance(node, (ast.Name, ast.Attribute))]
 
 
-def _check(
-    node: ast.expr, names: set[str], compared: list[tuple[str, tuple[Any, ...]]], depth: int = 0
-) -> None:
+def _check(node: ast.expr, names: set[str], compared: list[Compared], depth: int = 0) -> None:
     """Raise BadExpression for anything outside the language; collect the parameters' names and the
     literals they are compared with."""
     if depth > _MAX_DEPTH:
@@ -192,7 +194,7 @@ def _check(
 
 
 def _note_compared(
-    op: ast.cmpop, one: ast.expr, other: ast.expr, compared: list[tuple[str, tuple[Any, ...]]]
+    op: ast.cmpop, one: ast.expr, other: ast.expr, compared: list[Compared]
 ) -> None:
     if not isinstance(op, (ast.Eq, ast.NotEq, ast.In, ast.NotIn)):
         return
@@ -201,10 +203,10 @@ def _note_compared(
             items = against.elts if isinstance(against, (ast.List, ast.Tuple)) else [against]
             values = [_literal(item) for item in items]
             if all(is_literal for is_literal, _ in values):
-                compared.append((_dotted(name), tuple(value for _, value in values)))
+                compared.append(Compared(_dotted(name), tuple(value for _, value in values)))
 
 
-def _literal(node: ast.expr) -> tuple[bool, Any]:
+def _literal(node: ast.expr) -> tuple[bool, object]:
     match node:
         case ast.Constant(value):
             return True, value
@@ -228,7 +230,7 @@ class _NotActive(Exception):
     """Raised where an expression does not apply."""
 
 
-def _evaluate(node: ast.expr, lookup: Lookup) -> Any:
+def _evaluate(node: ast.expr, lookup: Lookup) -> object:
     match node:
         case ast.Constant(value):
             return value
@@ -256,7 +258,7 @@ def _evaluate(node: ast.expr, lookup: Lookup) -> Any:
     raise AssertionError(ast.dump(node))
 
 
-def _unary(op: ast.unaryop, operand: ast.expr, lookup: Lookup) -> Any:
+def _unary(op: ast.unaryop, operand: ast.expr, lookup: Lookup) -> bool | float:
     if not isinstance(op, ast.Not):
         value = _number(_evaluate(operand, lookup))
         return -value if isinstance(op, ast.USub) else value
@@ -303,13 +305,13 @@ def _compare(
     return True
 
 
-def _truth(value: Any) -> bool:
+def _truth(value: object) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
-def _number(value: Any) -> int | float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not a number")
     if abs(value) > _MAX_NUMBER:

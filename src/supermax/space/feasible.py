@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from supermax._util.attributes import ParamValue
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space.checking import needed_by
@@ -34,7 +34,7 @@ class TooLarge(Exception):
     """Raised when a search is given up: the space may or may not have feasible points."""
 
 
-def prior(branch: Branch, rng: np.random.RandomState) -> Any:
+def prior(branch: Branch, rng: np.random.RandomState) -> ParamValue:
     """Draw a value of the domain as Optuna's RandomSampler does."""
     if isinstance(branch, Categorical):
         return branch.choices[rng.randint(len(branch.choices))]
@@ -53,11 +53,13 @@ def prior(branch: Branch, rng: np.random.RandomState) -> Any:
     )
 
 
-def draw(space: Space, rng: np.random.RandomState, fixed: Mapping[str, Any] | None = None) -> Flat:
+def draw(
+    space: Space, rng: np.random.RandomState, fixed: Mapping[str, ParamValue] | None = None
+) -> Flat:
     """Draw a configuration from the prior; values in `fixed` are used where they are in the
     domain."""
 
-    def choose(name: str, _: int, branch: Branch) -> Any:
+    def choose(name: str, _: int, branch: Branch) -> ParamValue:
         if fixed is not None and name in fixed and branch.contains(fixed[name]):
             return fixed[name]
         return prior(branch, rng)
@@ -93,7 +95,7 @@ def witness(space: Space, seed: int = 0) -> Flat:
         return _witness_by_sampling(space, rng, drawn)
     if found is not None:
         return draw(space, rng, fixed=found)
-    core = _core(space.constraints, lambda some: _possible(space, some))
+    core = _core(space.constraints, lambda some: possible(space, some))
     raise UserError(_conflict(core, "This is certain: all combinations were tried."))
 
 
@@ -141,18 +143,18 @@ def _witness_by_sampling(space: Space, rng: np.random.RandomState, drawn: list[s
 
 
 def _core(
-    constraints: Sequence[Constraint], possible: Callable[[Sequence[Constraint]], bool]
+    constraints: Sequence[Constraint], are_possible: Callable[[Sequence[Constraint]], bool]
 ) -> list[Constraint]:
     """Return a minimal set of constraints that cannot be met together."""
     core = list(constraints)
     for constraint in constraints:
         rest = [other for other in core if other is not constraint]
-        if not possible(rest):
+        if not are_possible(rest):
             core = rest
     return core
 
 
-def _possible(space: Space, constraints: Sequence[Constraint]) -> bool:
+def possible(space: Space, constraints: Sequence[Constraint]) -> bool:
     """Return False if it is certain that these constraints cannot be met together."""
     try:
         return search(space, constraints) is not None
@@ -185,7 +187,7 @@ def search(
     space: Space,
     constraints: Sequence[Constraint] | None = None,
     rng: np.random.RandomState | None = None,
-    fixed: Mapping[str, Any] | None = None,
+    fixed: Mapping[str, ParamValue] | None = None,
     limit: int | None = None,
 ) -> Flat | None:
     """Return values of the relevant parameters that meet the constraints; None: there are none.
@@ -226,7 +228,7 @@ def search(
             return _holds(space, due[position], values) and complete(position + 1)
         branch = space.parameters[name].branches[branch_at]
         given = name in fixed and branch.contains(fixed[name])
-        for value in [fixed[name]] if given else _all_values(branch, rng):
+        for value in [fixed[name]] if given else all_values(branch, rng):
             steps += 1
             if steps > limit:
                 raise TooLarge
@@ -243,11 +245,11 @@ def _holds(space: Space, constraints: Sequence[Constraint], values: Flat) -> boo
     return not (constraints and space.broken(values, constraints))
 
 
-def _all_values(branch: Branch, rng: np.random.RandomState | None) -> Iterator[Any]:
+def all_values(branch: Branch, rng: np.random.RandomState | None) -> Iterator[ParamValue]:
     """Yield all values of a domain, in random order with `rng`. Raises TooLarge where there are
     too many, or it is continuous."""
     if isinstance(branch, Categorical):
-        values: Sequence[Any] = branch.choices
+        values: Sequence[ParamValue] = branch.choices
     elif isinstance(branch, Float):
         if branch.low == branch.high:
             values = [branch.low]

@@ -10,18 +10,19 @@ import graphlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import BaseTrial
 from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 
-from supermax._util.attributes import domain_name
+from supermax._util.attributes import ParamValue, domain_name
 from supermax._util.text import listed, mistakes, nearest
 from supermax.errors import UserError
 from supermax.space.checking import examined, needed_by
-from supermax.space.domains import Branch, Categorical, Constraint, Parameter
+from supermax.space.domains import Branch, Categorical, Constraint, Float, Parameter
 
-Flat = dict[str, Any]
+Flat = dict[str, ParamValue]
 """Configuration by plain names, {"optim.lr": 1e-3}; inactive parameters are absent."""
 
 
@@ -38,11 +39,11 @@ class Space(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _sound(cls, data: Any) -> Any:
+    def _sound(cls, data: object) -> dict[str, object]:
         parameters, found = examined(data)
         if found:
             raise UserError(listed(f"The space has {mistakes(len(found))}:", map(str, found)))
-        return {**data, "parameters": parameters}
+        return {**cast(Mapping[str, object], data), "parameters": parameters}
 
     @model_serializer
     def data(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Space(BaseModel):
             for position, branch in enumerate(parameter.branches)
         }
 
-    def active(self, name: str, values: Mapping[str, Any]) -> int | None:
+    def active(self, name: str, values: Mapping[str, object]) -> int | None:
         """Return the position of the active branch, given the parameters before it in `order`;
         None where the parameter is inactive."""
         for position, branch in enumerate(self.parameters[name].branches):
@@ -105,7 +106,7 @@ class Space(BaseModel):
                 return position
         return None
 
-    def walk(self, choose: Callable[[str, int, Branch], Any]) -> Flat:
+    def walk(self, choose: Callable[[str, int, Branch], ParamValue]) -> Flat:
         """Return a configuration: `choose` is called with name, position and branch of each active
         parameter and returns its value."""
         values: Flat = {}
@@ -116,7 +117,7 @@ class Space(BaseModel):
                 values[name] = choose(name, position, branch)
         return {name: values[name] for name in self.parameters if name in values}
 
-    def stored(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def stored(self, values: Flat) -> Flat:
         """Return the values by their names in storage."""
         result = {}
         for name, value in values.items():
@@ -126,7 +127,7 @@ class Space(BaseModel):
         return result
 
     def broken(
-        self, values: Mapping[str, Any], constraints: Iterable[Constraint] | None = None
+        self, values: Mapping[str, object], constraints: Iterable[Constraint] | None = None
     ) -> list[Constraint]:
         """Return the constraints that are violated, of those given or of all."""
         nested: dict[str, Any] | None = None
@@ -145,7 +146,7 @@ class Space(BaseModel):
                 broken.append(constraint)
         return broken
 
-    def mistakes(self, values: Mapping[str, Any], *, partial: bool = False) -> list[str]:
+    def mistakes(self, values: Mapping[str, object], *, partial: bool = False) -> list[str]:
         """Return the reasons why a configuration is not in this space; [] if it is. With
         `partial`, values may be missing."""
         found = []
@@ -172,7 +173,7 @@ class Space(BaseModel):
         except LookupError:
             return None
 
-    def sample(self, trial: Any) -> dict[str, Any]:
+    def sample(self, trial: BaseTrial) -> dict[str, Any]:
         """Suggest a configuration with an Optuna trial: nested, without inactive parameters.
 
         It is always feasible with a SpaceSampler (of `sampler_for`, or of a study from
@@ -191,13 +192,12 @@ class Space(BaseModel):
         return nest(values)
 
 
-def _suggest(trial: Any, stored: str, branch: Branch) -> Any:
+def _suggest(trial: BaseTrial, stored: str, branch: Branch) -> ParamValue:
     if isinstance(branch, Categorical):
         return trial.suggest_categorical(stored, branch.choices)
-    if branch.type == "float":
-        return trial.suggest_float(
-            stored, branch.low, branch.high, step=branch.step, log=branch.log
-        )
+    low, high = branch.low, branch.high
+    if isinstance(branch, Float):
+        return trial.suggest_float(stored, low, high, step=branch.step, log=branch.log)
     return trial.suggest_int(stored, branch.low, branch.high, step=branch.step, log=branch.log)
 
 
@@ -205,7 +205,7 @@ def _call(constraint: Constraint, nested: dict[str, Any]) -> bool:
     """Return the result of a constraint's function; False where it raises an exception."""
     try:
         function = constraint.function
-    except (ImportError, AttributeError, TypeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UserError(
             f"The constraint {constraint.name!r} cannot be evaluated: {error}."
         ) from error
@@ -215,7 +215,7 @@ def _call(constraint: Constraint, nested: dict[str, Any]) -> bool:
         return False
 
 
-def _default(branch: Branch) -> Any:
+def _default(branch: Branch) -> ParamValue:
     if not branch.has_default:
         raise LookupError
     return branch.default
@@ -227,7 +227,7 @@ def _same_domain(one: BaseDistribution, other: BaseDistribution) -> bool:
     return one == other
 
 
-def nest(values: Mapping[str, Any]) -> dict[str, Any]:
+def nest(values: Mapping[str, object]) -> dict[str, Any]:
     """Nest a flat configuration: {"optim.lr": 1} → {"optim": {"lr": 1}}"""
     nested: dict[str, Any] = {}
     for name, value in values.items():
@@ -239,9 +239,9 @@ def nest(values: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def flatten(nested: Mapping[str, Any], prefix: str = "") -> Flat:
+def flatten(nested: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Flatten a nested configuration: {"optim": {"lr": 1}} → {"optim.lr": 1}"""
-    flat: Flat = {}
+    flat: dict[str, object] = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{prefix}{key}.")

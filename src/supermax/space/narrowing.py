@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from supermax._util.text import listed, nearest
 from supermax.errors import UserError
-from supermax.space.domains import Branch, Categorical, Constraint
+from supermax.space.domains import Branch, Categorical, Constraint, Float, Int, is_number
 from supermax.space.expression import same_value
-from supermax.space.feasible import TooLarge, search
+from supermax.space.feasible import possible
 from supermax.space.model import Space
 
 
-def narrowed(space: Space, wanted: Mapping[str, Any]) -> Space:
+def narrowed(space: Space, wanted: Mapping[str, object]) -> Space:
     """Return the space with these parameters restricted.
 
     A list keeps those choices, {"low": 1, "high": 2} moves the ends of a range inwards, and a
@@ -63,16 +62,13 @@ def _can_be_active(space: Space, branch: Branch) -> bool:
     if branch.when is None:
         return True
     condition = Constraint(name="taken", reason="-", require=branch.when)
-    try:
-        return search(space, [condition]) is not None
-    except TooLarge:
-        return True
+    return possible(space, [condition])
 
 
-def _wrong(branches: tuple[Branch, ...], values: Any) -> list[str]:
+def _wrong(branches: tuple[Branch, ...], values: object) -> list[str]:
     if isinstance(values, Mapping):
         return _wrong_ends(branches, values)
-    many = values if isinstance(values, (list, tuple)) else [values]
+    many = _listed(values)
     if not many:
         return ["an empty list leaves nothing"]
     if len(many) > 1 and not any(isinstance(b, Categorical) for b in branches):
@@ -92,13 +88,11 @@ def _allowed(branches: tuple[Branch, ...]) -> str:
     return "; ".join(f"{b} when {b.when}" if b.when else str(b) for b in branches)
 
 
-def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[str]:
+def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[str, object]) -> list[str]:
     wrong = [
         f"unknown key {key!r}; there are low, high" for key in ends if key not in ("low", "high")
     ]
-    numbers = {
-        k: v for k, v in ends.items() if isinstance(v, (int, float)) and not isinstance(v, bool)
-    }
+    numbers = {key: value for key, value in ends.items() if is_number(value)}
     wrong += [
         f"{key} must be a number, not {ends[key]!r:.40}" for key in ends if key not in numbers
     ]
@@ -115,46 +109,40 @@ def _wrong_ends(branches: tuple[Branch, ...], ends: Mapping[Any, Any]) -> list[s
     return wrong
 
 
-def _rest(branch: Branch, values: Any) -> dict[str, Any] | None:
+def _rest(branch: Branch, values: object) -> dict[str, object] | None:
     """Return the rest of a branch as data; None where nothing is left."""
+    many = _listed(values)
     data = branch.data()
-    if isinstance(values, (list, tuple)) and len(values) == 1:
-        (values,) = values
+    left: list[object]
     if isinstance(branch, Categorical):
-        many = values if isinstance(values, (list, tuple)) else [values]
-        data["choices"] = [
-            c for c in branch.choices if any(same_value(c, value) for value in many)
-        ]
-        if not data["choices"]:
-            return None
+        left = [c for c in branch.choices if any(same_value(c, value) for value in many)]
+        data["choices"] = left
     elif isinstance(values, Mapping):
-        data["low"], data["high"] = _ends(branch, values)
-        if data["low"] > data["high"]:
-            return None
-    elif not branch.contains(values):
-        return None
+        low, high = _ends(branch, values)
+        left = [low, high] if low <= high else []
+        data |= {"low": low, "high": high}
     else:
-        data["low"] = data["high"] = values
+        left = [many[0]] if len(many) == 1 and branch.contains(many[0]) else []
+        data |= dict.fromkeys(("low", "high"), many[0])
         data.pop("step", None)
-    if "default" in data and not _fits(branch, data):
-        del data["default"]
-        only = data["choices"] if isinstance(branch, Categorical) else [data["low"], data["high"]]
-        if all(same_value(value, only[0]) for value in only):
-            data["default"] = only[0]
-    return data
+    if not left:
+        return None
+    bare = {key: value for key, value in data.items() if key != "default"}
+    if not branch.has_default or type(branch).model_validate(bare).contains(branch.default):
+        return data
+    single = all(same_value(value, left[0]) for value in left)
+    return {**bare, "default": left[0]} if single else bare
 
 
-def _ends(branch: Any, values: Mapping[str, Any]) -> tuple[Any, Any]:
+def _listed(values: object) -> Sequence[object]:
+    return values if isinstance(values, (list, tuple)) else [values]
+
+
+def _ends(branch: Float | Int, values: Mapping[str, float]) -> tuple[float, float]:
     """Return the new ends, moved inwards to multiples of the range's step."""
     low = max(values.get("low", branch.low), branch.low)
     high = min(values.get("high", branch.high), branch.high)
-    step = branch.step if not branch.log else None
-    if step:
-        low = branch.low + math.ceil((low - branch.low) / step - 1e-9) * step
-        high = branch.low + math.floor((high - branch.low) / step + 1e-9) * step
+    if branch.step and not branch.log:
+        low = branch.low + math.ceil((low - branch.low) / branch.step - 1e-9) * branch.step
+        high = branch.low + math.floor((high - branch.low) / branch.step + 1e-9) * branch.step
     return low, high
-
-
-def _fits(branch: Branch, data: dict[str, Any]) -> bool:
-    bare = {key: value for key, value in data.items() if key != "default"}
-    return type(branch).model_validate(bare).contains(data["default"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import yaml
 
@@ -42,7 +42,17 @@ def encoders_in(space: Space) -> list[str]:
     return list(dict.fromkeys(str(name) for key in keys for name in choices(space, key)))
 
 
-def presets() -> dict[str, Any]:
+class PresetSize(TypedDict):
+    """Entry of _presets.yaml."""
+
+    trials: dict[str, int]
+    epochs: int
+    patience: int
+    folder: NotRequired[str]
+    fit_length: NotRequired[bool]
+
+
+def presets() -> dict[str, PresetSize]:
     """Return trials, epochs and patience of each preset, by its name."""
     return dict(yaml.safe_load((CATALOG / "_presets.yaml").read_text(encoding="utf-8")))
 
@@ -52,7 +62,7 @@ def preset(
     name: str = "supermax",
     *,
     models: str | None = None,
-    narrow: Mapping[str, Any] | None = None,
+    narrow: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
     classic: bool = False,
 ) -> Preset:

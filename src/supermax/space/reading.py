@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path as File
-from typing import Any
 
 from supermax._util.text import ended, listed, mistakes, nearest
 from supermax._util.yaml_lines import Path, Tree, read_text
@@ -78,6 +77,13 @@ def _read(text: str, path: File, above: tuple[File, ...]) -> Tree:
     tree = parsed(text, path, packaged=path.is_relative_to(CATALOG))
     if not isinstance(tree.data, dict):
         raise UserError(f"{path.name} holds no space: it needs a mapping with 'parameters'.")
+    if "agent" in tree.data and not {"parameters", "extends"} & set(tree.data):
+        own = tree.data.get("space")
+        other = own if isinstance(own, str) else f"a space of the package: {tree.data['agent']}"
+        raise UserError(
+            f"{path.name} holds the settings of a search, not a space. Name its space file, or "
+            f"{other}."
+        )
     return _extended(tree, path, above)
 
 
@@ -109,49 +115,39 @@ def _merged(base: Tree, tree: Tree) -> Tree:
 _MERGED = ("parameters", "constraints")
 
 
-def _merge_parameters(base: Tree, tree: Tree) -> Any:
+def _merge_parameters(base: Tree, tree: Tree) -> object:
     ours = tree.data.get("parameters") or {}
     theirs = base.data.get("parameters") or {}
     if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
         return ours or theirs
     for name, written in ours.items():
         if written is None and name not in theirs:
-            file, line = tree.lines[("parameters", name)]
             text = f"{name} is not there to be removed{nearest(str(name), theirs)}"
-            tree.problems.append((file, line, text))
+            tree.problems.append((*tree.lines[("parameters", name)], text))
     return {n: written for n, written in {**theirs, **ours}.items() if written is not None}
 
 
 def _merge_constraints(
-    base: Tree, tree: Tree, merged: dict[str, Any], lines: dict[Path, tuple[File, int]]
+    base: Tree, tree: Tree, merged: dict[str, object], lines: dict[Path, tuple[File, int]]
 ) -> None:
     ours = tree.data.get("constraints") or []
     theirs = base.data.get("constraints") or []
     if not isinstance(ours, list) or not isinstance(theirs, list):
         merged["constraints"] = ours or theirs
         return
-    named = [item.get("name") for item in ours if isinstance(item, Mapping)]
+    own_names, base_names = ([_name_of(item) for item in items] for items in (ours, theirs))
     kept = [
         (item, base, i)
         for i, item in enumerate(theirs)
-        if not (isinstance(item, Mapping) and item.get("name") in named)
+        if base_names[i] is None or base_names[i] not in own_names
     ]
-    kept += [
-        (item, tree, i)
-        for i, item in enumerate(ours)
-        if not (isinstance(item, Mapping) and set(item) == {"name"})  # a name alone removes
-    ]
-    for position, item in enumerate(ours):
-        theirs_named = [t.get("name") for t in theirs if isinstance(t, Mapping)]
-        if (
-            isinstance(item, Mapping)
-            and set(item) == {"name"}
-            and item["name"] not in theirs_named
-        ):
-            file, line = tree.lines[("constraints", position)]
-            near = nearest(str(item["name"]), map(str, theirs_named))
-            text = f"the constraint {item['name']!r} is not there to be removed{near}"
-            tree.problems.append((file, line, text))
+    for position, (item, name) in enumerate(zip(ours, own_names, strict=True)):
+        if name is None or set(item) != {"name"}:
+            kept.append((item, tree, position))
+        elif name not in base_names:  # a name alone removes the constraint
+            near = nearest(str(name), map(str, base_names))
+            text = f"the constraint {name!r} is not there to be removed{near}"
+            tree.problems.append((*tree.lines[("constraints", position)], text))
     merged["constraints"] = [item for item, _, _ in kept]
     for path in [path for path in lines if path[:1] == ("constraints",)]:
         del lines[path]
@@ -159,3 +155,7 @@ def _merge_constraints(
         for path, at in source.lines.items():
             if path[:2] == ("constraints", i):
                 lines[("constraints", position, *path[2:])] = at
+
+
+def _name_of(constraint: object) -> object:
+    return constraint.get("name") if isinstance(constraint, Mapping) else None

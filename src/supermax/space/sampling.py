@@ -22,10 +22,11 @@ import json
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import optuna
+from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.samplers import (
     BaseSampler,
@@ -40,13 +41,18 @@ from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import DRAWN, plain_name
+from supermax._util.attributes import DRAWN, ParamValue, plain_name
 from supermax._util.text import ended, nearest
 from supermax.errors import UserError
 from supermax.space.domains import Branch
-from supermax.space.feasible import DRAWS, TooLarge, draw, relevant, search, witness
+from supermax.space.feasible import DRAWS, TooLarge, all_values, draw, relevant, search, witness
 from supermax.space.model import Flat, Space
 
+if TYPE_CHECKING:
+    from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
+
+_Samples = dict[str, NDArray[np.float64]]
+_Acquisitions = NDArray[np.float64]
 _INNER_DRAWS = 100
 _GP_DRAWS = 5  # GPSampler repeats one of two points, at half a second each
 _TPE_ROUNDS = 20  # of candidates
@@ -120,7 +126,7 @@ class SpaceSampler(BaseSampler):
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
+    ) -> Flat:
         fixed = _enqueued(trial)
         proposer = _proposer(self, study, trial)
         values, count, source = self._feasible(proposer, fixed)
@@ -128,11 +134,13 @@ class SpaceSampler(BaseSampler):
         proposer.accept(stored)
         self.draws[count] += 1
         if count > 1:
-            note: dict[str, Any] = {"draws": count, "from": source}
+            note: dict[str, int | str] = {"draws": count, "from": source}
             study._storage.set_trial_system_attr(trial._trial_id, DRAWN, note)
         return stored
 
-    def _feasible(self, proposer: _Proposer, fixed: Mapping[str, Any]) -> tuple[Flat, int, str]:
+    def _feasible(
+        self, proposer: _Proposer, fixed: Mapping[str, ParamValue]
+    ) -> tuple[Flat, int, str]:
         """Return a feasible configuration, the number of samples, and the stage that found it."""
         values, count, feasible = proposer.propose(fixed, self._limit)
         if feasible:
@@ -147,7 +155,7 @@ class SpaceSampler(BaseSampler):
             count += _REPAIRS
         return self._fallback(fixed, count)
 
-    def _fallback(self, fixed: Mapping[str, Any], count: int) -> tuple[Flat, int, str]:
+    def _fallback(self, fixed: Mapping[str, ParamValue], count: int) -> tuple[Flat, int, str]:
         rng = self._rng.rng
         for attempt in range(1, _REPAIRS + 1):
             drawn = draw(self.space, rng, fixed)
@@ -162,7 +170,7 @@ class SpaceSampler(BaseSampler):
         drawn = draw(self.space, rng, {**self._relevant_witness(), **fixed})
         return drawn, count, "witness"
 
-    def _search(self, fixed: Mapping[str, Any]) -> Flat | None:
+    def _search(self, fixed: Mapping[str, ParamValue]) -> Flat | None:
         if not self._searchable:
             return None
         try:
@@ -181,7 +189,7 @@ class SpaceSampler(BaseSampler):
         trial: FrozenTrial,
         param_name: str,
         param_distribution: BaseDistribution,
-    ) -> Any:
+    ) -> object:
         """Sample a parameter that is not in the space."""
         return self.inner.sample_independent(study, trial, param_name, param_distribution)
 
@@ -210,7 +218,7 @@ def _max_draws(inner: BaseSampler) -> int:
     return _GP_DRAWS if isinstance(inner, optuna.samplers.GPSampler) else _INNER_DRAWS
 
 
-def _enqueued(trial: FrozenTrial) -> dict[str, Any]:
+def _enqueued(trial: FrozenTrial) -> Flat:
     """Return the values that were enqueued for this trial, by plain names."""
     fixed = trial.system_attrs.get("fixed_params", {})
     return {plain_name(name): value for name, value in fixed.items()}
@@ -235,7 +243,7 @@ class _Proposer:
         self.space, self.inner, self.groups = owner.space, owner.inner, owner._groups
         self.study, self.trial = study, trial
 
-    def propose(self, fixed: Mapping[str, Any], limit: int) -> tuple[Flat, int, bool]:
+    def propose(self, fixed: Mapping[str, ParamValue], limit: int) -> tuple[Flat, int, bool]:
         """Return the first feasible configuration, or the last of `limit`; the number of samples;
         and whether it is feasible."""
         for count in range(1, limit + 1):
@@ -244,44 +252,47 @@ class _Proposer:
                 return values, count, True
         return values, limit, False
 
-    def draw(self, fixed: Mapping[str, Any]) -> Flat:
+    def draw(self, fixed: Mapping[str, ParamValue]) -> Flat:
         """Sample one configuration, feasible or not."""
-        relative: dict[str, Any] = {}
+        relative: Flat = {}
         self.sample_joint(relative)
 
-        def choose(name: str, position: int, branch: Branch) -> Any:
+        def choose(name: str, position: int, branch: Branch) -> ParamValue:
             if name in fixed and branch.contains(fixed[name]):
                 return fixed[name]
             stored = self.space.stored_names[name, position]
             distribution = branch.distribution
             if distribution.single():
-                return distribution.to_external_repr(_single_value(distribution))
+                return next(all_values(branch, None))
             if stored not in relative:
                 self.sample_group(relative, stored)
             if stored in relative and branch.contains(relative[stored]):
                 return relative[stored]
-            return self.inner.sample_independent(self.study, self.trial, stored, distribution)
+            value: ParamValue = self.inner.sample_independent(
+                self.study, self.trial, stored, distribution
+            )
+            return value
 
         return self.space.walk(choose)
 
-    def sample_joint(self, relative: dict[str, Any]) -> None:
+    def sample_joint(self, relative: Flat) -> None:
         """Add the parameters that the inner sampler samples jointly from the start."""
         inferred = self.inner.infer_relative_search_space(self.study, self.trial)
         known = self.space.distributions
         usable = {name: d for name, d in inferred.items() if known.get(name) == d}
         relative.update(self.inner.sample_relative(self.study, self.trial, usable))
 
-    def sample_group(self, relative: dict[str, Any], stored: str) -> None:
+    def sample_group(self, relative: Flat, stored: str) -> None:
         """Add the parameters of the group of `stored`, which is active and not sampled yet."""
 
-    def accept(self, stored: dict[str, Any]) -> None:
+    def accept(self, stored: Flat) -> None:
         """Record the configuration that was taken, by its names in storage."""
 
 
 class _WholeSpace(_Proposer):
     """Proposer for QMCSampler, which samples all parameters at once without a history."""
 
-    def sample_joint(self, relative: dict[str, Any]) -> None:
+    def sample_joint(self, relative: Flat) -> None:
         varying = {n: d for n, d in self.space.distributions.items() if not d.single()}
         relative.update(self.inner.sample_relative(self.study, self.trial, varying))
 
@@ -289,7 +300,7 @@ class _WholeSpace(_Proposer):
 class _Independent(_Proposer):
     """Proposer for samplers that sample every parameter independently."""
 
-    def sample_joint(self, relative: dict[str, Any]) -> None:
+    def sample_joint(self, relative: Flat) -> None:
         pass
 
 
@@ -311,7 +322,7 @@ class _ByGroup(_Proposer):
         self._take_best = True
         self._acquisition = 0.0
 
-    def propose(self, fixed: Mapping[str, Any], limit: int) -> tuple[Flat, int, bool]:
+    def propose(self, fixed: Mapping[str, ParamValue], limit: int) -> tuple[Flat, int, bool]:
         values = self.draw(fixed)  # the best candidate of each group: TPE's own choice
         if not self.space.broken(values):
             return values, 1, True
@@ -328,10 +339,10 @@ class _ByGroup(_Proposer):
             return values, count, False
         return max(pool, key=lambda item: item[0])[1], count, True
 
-    def sample_joint(self, relative: dict[str, Any]) -> None:
+    def sample_joint(self, relative: Flat) -> None:
         self._acquisition = 0.0
 
-    def sample_group(self, relative: dict[str, Any], stored: str) -> None:
+    def sample_group(self, relative: Flat, stored: str) -> None:
         group = self.groups[stored]
         if id(group) not in self._candidates:
             made = _Candidates.of(self.inner, self.study, self.trial, group)
@@ -343,7 +354,7 @@ class _ByGroup(_Proposer):
         relative.update(params)
         self._acquisition += acquisition
 
-    def accept(self, stored: dict[str, Any]) -> None:
+    def accept(self, stored: Flat) -> None:
         """Store the configuration for TPE's constant liar, which keeps parallel trials apart."""
         if not self.inner._constant_liar:
             return
@@ -358,53 +369,56 @@ class _ByGroup(_Proposer):
 class _Candidates:
     """TPE's candidates for a group of parameters, each with its acquisition value."""
 
-    def __init__(self, group: dict[str, BaseDistribution], more: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        group: dict[str, BaseDistribution],
+        samples: _Samples,
+        acquisitions: _Acquisitions,
+        more: Callable[[], tuple[_Samples, _Acquisitions]],
+    ) -> None:
         self._group = group
+        self._samples, self._acquisitions = samples, acquisitions
         self._more = more
-        self._samples, self._acquisitions = more()
         self._next = 0
 
     @classmethod
     def of(
-        cls, tpe: Any, study: Study, trial: FrozenTrial, group: dict[str, BaseDistribution]
+        cls, tpe: TPESampler, study: Study, trial: FrozenTrial, group: dict[str, BaseDistribution]
     ) -> _Candidates | None:
         """Return candidates from the density estimators that TPE builds; None during its start-up
         trials."""
         acquisition = tpe._compute_acquisition_func
         recorder = copy.copy(tpe)  # the sampler itself may be in use by other threads
-        calls: list[Any] = []
+        made: _Candidates | None = None
 
-        def record(samples: Any, *estimators: Any) -> Any:
-            calls.append((samples, estimators, acquisition(samples, *estimators)))
-            return calls[-1][2]
+        def record(
+            samples: _Samples, below: _ParzenEstimator, above: _ParzenEstimator
+        ) -> _Acquisitions:
+            nonlocal made
 
-        recorder._compute_acquisition_func = record
+            def more() -> tuple[_Samples, _Acquisitions]:
+                fresh = below.sample(tpe._rng.rng, tpe._n_ei_candidates)
+                return fresh, acquisition(fresh, below, above)
+
+            made = cls(group, samples, acquisition(samples, below, above), more)
+            return made._acquisitions
+
+        vars(recorder)["_compute_acquisition_func"] = record
         recorder._sample_relative(study, trial, group)
-        if not calls:
-            return None
-        samples, estimators, acquisitions = calls[-1]
-        batches = iter([(samples, acquisitions)])
+        return made
 
-        def more() -> Any:
-            for first in batches:
-                return first
-            fresh = estimators[0].sample(tpe._rng.rng, tpe._n_ei_candidates)
-            return fresh, acquisition(fresh, *estimators)
-
-        return cls(group, more)
-
-    def best(self) -> tuple[dict[str, Any], float]:
+    def best(self) -> tuple[Flat, float]:
         return self._at(int(np.argmax(self._acquisitions)))
 
-    def next(self) -> tuple[dict[str, Any], float]:
+    def next(self) -> tuple[Flat, float]:
         if self._next == len(self._acquisitions):
             self._samples, self._acquisitions = self._more()
             self._next = 0
         self._next += 1
         return self._at(self._next - 1)
 
-    def _at(self, i: int) -> tuple[dict[str, Any], float]:
-        params = {
+    def _at(self, i: int) -> tuple[Flat, float]:
+        params: Flat = {
             name: distribution.to_external_repr(self._samples[name][i].item())
             for name, distribution in self._group.items()
         }
@@ -420,8 +434,3 @@ def _proposer(owner: SpaceSampler, study: Study, trial: FrozenTrial) -> _Propose
     if isinstance(inner, QMCSampler):
         return _WholeSpace(owner, study, trial)
     return _Proposer(owner, study, trial)
-
-
-def _single_value(distribution: BaseDistribution) -> float:
-    low = getattr(distribution, "low", None)
-    return 0.0 if low is None else float(low)

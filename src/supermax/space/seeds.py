@@ -5,27 +5,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from supermax._util.attributes import ORIGIN, plain_params
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space.migration.carry import Unfit, carried
-from supermax.space.model import Flat, Space, flatten
+from supermax.space.model import Space, flatten
 
 
-def enqueue(study: Study, space: Space, config: Mapping[str, Any]) -> bool:
+def enqueue(study: Study, space: Space, config: Mapping[str, object]) -> bool:
     """Enqueue a configuration, flat or nested. Missing parameters are sampled. Return False if the
     study has it already. Raises UserError where a value is not in the space."""
     if not isinstance(config, Mapping):
         raise UserError(f"A configuration is a mapping, but this is {config!r:.60}.")
     values = flatten(config)
-    if wrong := _wrong(space, values):
+    if wrong := space.mistakes(values, partial=True):
         raise UserError(listed("This configuration cannot be enqueued:", wrong))
-    return _enqueue(study, values, {})
+    return _enqueue(study, values)
 
 
 def enqueue_defaults(study: Study, space: Space) -> bool:
@@ -40,7 +39,7 @@ def enqueue_defaults(study: Study, space: Space) -> bool:
         raise UserError(f"These parameters have no default: {', '.join(missing)}.")
     if wrong := space.mistakes(values):
         raise UserError(listed("The defaults are not feasible:", wrong))
-    return _enqueue(study, values, {})
+    return _enqueue(study, values)
 
 
 def warm_start(
@@ -63,10 +62,11 @@ def warm_start(
     for trial in best:
         if queued == top:
             break
-        values = _values(trial, source.study_name, space)
-        if isinstance(values, Unfit):
-            left[values.reason] += 1
-        elif not values:
+        root = (source.study_name, trial.number)
+        fitted = carried(trial, root, set(plain_params(trial)), space)
+        if isinstance(fitted, Unfit):
+            left[fitted.reason] += 1
+        elif not (values := plain_params(fitted)):
             left["it has no parameter of this space"] += 1
         elif _enqueue(
             study, values, {ORIGIN: {"study": source.study_name, "number": trial.number}}
@@ -77,21 +77,12 @@ def warm_start(
     return queued, left
 
 
-def _values(trial: FrozenTrial, study_name: str, space: Space) -> Flat | Unfit:
-    result = carried(trial, (study_name, trial.number), set(plain_params(trial)), space)
-    return result if isinstance(result, Unfit) else plain_params(result)
-
-
-def _wrong(space: Space, values: Flat) -> list[str]:
-    """Return why a partial configuration is invalid, whatever the missing values are."""
-    return space.mistakes(values, partial=True)
-
-
-def _enqueue(study: Study, values: Flat, attributes: dict[str, Any]) -> bool:
+def _enqueue(
+    study: Study, values: Mapping[str, object], attributes: Mapping[str, object] | None = None
+) -> bool:
     for trial in study.get_trials(deepcopy=False):
         queued = trial.system_attrs.get("fixed_params")
-        same_queued = queued is not None and queued == values
-        if same_queued or (trial.params and plain_params(trial) == values):
+        if queued == values or (trial.params and plain_params(trial) == values):
             return False
-    study.enqueue_trial(values, user_attrs=attributes or None)
+    study.enqueue_trial(dict(values), user_attrs=None if attributes is None else dict(attributes))
     return True

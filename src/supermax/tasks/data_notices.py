@@ -87,7 +87,7 @@ def _rare(splits: Splits) -> list[str]:
             notices.append(f"The {split_name} split has no row of {', '.join(missing)}.")
         if len(part.classes) < _FEW_ROWS and split_name != "train":
             notices.append(
-                f"The {split_name} split has {len(part.classes)} rows: too few to tell trials "
-                f"apart."
+                f"The {split_name} split has {counted(len(part.classes), 'row')}: too few "
+                f"to tell trials apart."
             )
     return notices

@@ -17,10 +17,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-Action = Callable[[], Any]
+from optuna.trial import BaseTrial
+
+Action = Callable[[], object]
 
 MOMENTS = (
     "before the first suggest",
@@ -31,33 +34,13 @@ MOMENTS = (
 )
 
 
-def segfault() -> None:
-    ctypes.string_at(0)
-
-
 def kill_itself() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def abort() -> None:
-    os.abort()
 
 
 def hang_ignoring_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Event().wait()
-
-
-def exit_0() -> None:
-    os._exit(0)
-
-
-def exit_3() -> None:
-    os._exit(3)
-
-
-def sys_exit() -> None:
-    sys.exit(7)
 
 
 def exhaust_memory() -> None:
@@ -67,11 +50,6 @@ def exhaust_memory() -> None:
     blocks = []
     while True:
         blocks.append(bytearray(1 << 20))
-
-
-def hold_the_gil() -> None:
-    """Loop in C without end: no other Python thread and no Python signal handler runs."""
-    sum(iter(int, 1))
 
 
 def flood_output() -> None:
@@ -92,11 +70,6 @@ def recurse() -> None:
     recurse()
 
 
-def overflow_the_stack() -> None:
-    """Recurse in C, where Python's recursion limit does not apply."""
-    faulthandler._stack_overflow()  # type: ignore[attr-defined]
-
-
 def leave_thread() -> None:
     threading.Thread(target=threading.Event().wait, daemon=False).start()
 
@@ -107,26 +80,24 @@ def close_all_files() -> None:
     threading.Event().wait()
 
 
-def sleep_for_ever() -> None:
-    time.sleep(1e6)
-
-
 FAILURES: dict[str, Action] = {
-    "SIGSEGV": segfault,
+    "SIGSEGV": partial(ctypes.string_at, 0),
     "SIGKILL": kill_itself,
-    "SIGABRT": abort,
+    "SIGABRT": os.abort,
     "hang, deaf to SIGTERM": hang_ignoring_sigterm,
-    "os._exit(0)": exit_0,
-    "os._exit(3)": exit_3,
-    "sys.exit": sys_exit,
+    "os._exit(0)": partial(os._exit, 0),
+    "os._exit(3)": partial(os._exit, 3),
+    "sys.exit": partial(sys.exit, 7),
     "memory exhausted": exhaust_memory,
-    "endless loop that holds the GIL": hold_the_gil,
+    # In C: no other Python thread and no Python signal handler runs.
+    "endless loop that holds the GIL": lambda: sum(iter(int, 1)),
     "100 MB of output": flood_output,
     "grandchild left behind": leave_grandchild,
     "deep recursion": recurse,
-    "stack overflow": overflow_the_stack,
+    # In C, where Python's recursion limit does not apply.
+    "stack overflow": lambda: faulthandler._stack_overflow(),  # type: ignore[attr-defined]
     "thread that never ends": leave_thread,
-    "hang": sleep_for_ever,
+    "hang": partial(time.sleep, 1e6),
     "all files closed, then a hang": close_all_files,
     "unpicklable result": threading.Lock,
     "NaN": lambda: float("nan"),
@@ -145,12 +116,12 @@ class _FailingNumber:
         return self._value
 
 
-def failing_objective(failure: str, moment: str) -> Callable[[Any], Any]:
+def failing_objective(failure: str, moment: str) -> Callable[[BaseTrial], Any]:
     """Return an objective that injects `failure` at `moment`, and otherwise returns (x - 2)²."""
     fail = FAILURES[failure]
     is_result = failure in ("unpicklable result", "NaN")
 
-    def objective(trial: Any) -> Any:
+    def objective(trial: BaseTrial) -> object:
         if moment == "before the first suggest":
             fail()
         x = trial.suggest_float("x", -10, 10)

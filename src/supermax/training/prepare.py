@@ -19,7 +19,7 @@ from supermax.errors import Infeasible, UserError
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tokenized_split import TokenizedSplit
-from supermax.training.data.tokens import NONE, Tokens, tokenised
+from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric
 from supermax.training.models.assembly import Model
@@ -128,8 +128,8 @@ def prepare(
     classes = len(train.label_names) or 2
     model = _build_model(config, sources, tokenizers, classes, execution.device)
     model.to(execution.device)
-    train_data = tokenise(config, train, sources, tokenizers, cache, sampled=True)
-    validation_data = tokenise(config, validation, sources, tokenizers, cache)
+    train_data = tokenize(config, train, sources, tokenizers, cache, sampled=True)
+    validation_data = tokenize(config, validation, sources, tokenizers, cache)
     weights = _class_weights(config, train_data, len(train.label_names), execution.device)
     step = make_step(model, weights, config, execution)
     updates = -(-len(train_data.chosen) // config.train.effective_batch) * config.train.epochs
@@ -208,7 +208,7 @@ def _build_model(
     return Model(config, encoders, classes)
 
 
-def tokenise(
+def tokenize(
     config: Config,
     corpus: Corpus,
     sources: tuple[Source, ...],
@@ -252,7 +252,7 @@ def _tokens(
     cache: Path,
     key: str,
 ) -> Tokens:
-    return tokenised(
+    return tokenized(
         examples,
         tokenizer,
         max_length=min(config.text.max_length, max_input_length(source)),

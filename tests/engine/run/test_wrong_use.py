@@ -279,9 +279,9 @@ def test_wrong_number_of_values_fails_that_trial_alone(study: optuna.Study) -> N
     states = [trial.state.name for trial in study.trials]
     assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     (fault,) = study.trials[1].user_attrs["supermax"]["faults"]
-    assert "returned 2 value(s)" in fault["message"]
+    assert "returned 2 values" in fault["message"]
     (line,) = [r for r in StudyFolder(summary.run_dir).trial(1).records() if "fault" in r]
-    assert "returned 2 value(s)" in line["fault"]["message"]
+    assert "returned 2 values" in line["fault"]["message"]
     assert line["decision"] == "failed"
 
 

@@ -217,7 +217,7 @@ def test_a_run_inside_a_callback_of_the_same_study_is_refused(
         said.append(refusal(UserError, loaded, good, 5))
 
     supermax.optimize(study, good, 1, callbacks=[again], progress=False)
-    assert "This study is being optimised already" in said[0]
+    assert "This study is being optimized already" in said[0]
     assert "Another run is at work on the study 'test'" in said[1]
     assert study.trials[0].state is TrialState.COMPLETE
 

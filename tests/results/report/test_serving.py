@@ -118,7 +118,9 @@ HOSTS = [
 def test_a_foreign_host_header_is_refused(ask: Ask, site: Guard) -> None:
     for host in HOSTS:
         for path in ("/", "/report/1", "/api/studies", f"/?token={site.token}"):
-            assert ask(path, Host=host)[0] == 403, host
+            status, text = ask(path, Host=host)
+            assert status == 403, host
+            assert "forward the port first: ssh -L" in text
 
 
 def test_local_host_headers_are_accepted(ask: Ask, port: int) -> None:
@@ -145,7 +147,8 @@ def test_a_request_without_the_token_is_refused(
         ):
             status, headers, text = answered(port, path, method, Cookie=cookie)
             assert (status, "set-cookie" in headers) == (403, False), path
-            assert "`supermax dashboard` printed" in text
+            assert "Open the whole address that `supermax dashboard` printed" in text
+            assert "?token=" in text
             assert site.token not in text
     assert optuna.get_all_study_names(study._storage) == ["<i>s</i>"]
 

@@ -93,6 +93,17 @@ def test_a_flag_narrows_the_space_over_what_the_file_narrows(tmp_path: Path) -> 
     assert found.settings.narrow == {"optim.lr": 1e-3, "text.max_length": 64}
 
 
+def test_objectives_may_be_joined_by_commas() -> None:
+    flags = {"objectives": Value(["macro_f1,latency", "mcc"], "--objective")}
+    found = resolve("criteria", flags=flags, presets=presets()).settings
+    assert found.objectives == ["macro_f1", "latency", "mcc"]
+
+
+def test_an_unknown_key_of_set_comes_with_where_keys_are_listed() -> None:
+    with pytest.raises(UserError, match=r"--set foo: there is no such key\. `supermax init` "):
+        resolve("criteria", flags={"foo": Value(1, "--set foo")}, presets=presets())
+
+
 def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "agent: criteria\ndata: notes.csv\nstorage: s.db\n")
     found = resolved(None, file).settings

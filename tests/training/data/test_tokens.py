@@ -26,12 +26,12 @@ from transformers import PreTrainedTokenizerFast
 from supermax.training.config import DecodeConfig
 from supermax.training.data.examples import Example
 from supermax.training.data.offsets import without_tokens
-from supermax.training.data.tokens import Tokens, tokenised
+from supermax.training.data.tokens import Tokens, tokenized
 from supermax.training.eval.decode import decode_spans
 from supermax.training.eval.metrics import Span
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
-from supermax.training.prepare import prepare, tokenise
+from supermax.training.prepare import prepare, tokenize
 from tests.training.corpora import config, corpus
 
 SAMPLES = [
@@ -119,7 +119,7 @@ def _unigram(texts: list[str]) -> Tokenizer:
 
 def windows_of(kind: str, example: Example, length: int = 512, stride: int = 8) -> Tokens:
     with TemporaryDirectory() as folder:
-        made = tokenised(
+        made = tokenized(
             [example],
             tokenizer(kind),
             max_length=length,
@@ -248,7 +248,7 @@ def test_a_window_without_all_of_the_answer_has_no_target() -> None:
 
 
 @pytest.mark.parametrize("kind", ["learnt", "minilm"])
-def test_the_same_data_is_tokenised_once_whatever_was_tokenised_before(
+def test_the_same_data_is_tokenized_once_whatever_was_tokenized_before(
     kind: str, tmp_path: Path
 ) -> None:
     """The backend of a fast tokenizer keeps the truncation and padding of its last call."""
@@ -261,10 +261,10 @@ def test_the_same_data_is_tokenised_once_whatever_was_tokenised_before(
         {"truncation": True, "max_length": 12, "stride": 4, "padding": "max_length"},
     ):
         own("some words before", **before)
-        seen.append(tokenise(wanted, examples, (source,), (own,), tmp_path))
+        seen.append(tokenize(wanted, examples, (source,), (own,), tmp_path))
         assert len(list((tmp_path / "tokens").iterdir())) == 1
     own("some words before", truncation=True, max_length=9)
-    made = tokenise(wanted, examples, (source,), (own,), tmp_path / "anew")
+    made = tokenize(wanted, examples, (source,), (own,), tmp_path / "anew")
     for data in (*seen, made):
         for name, value in vars(data.views[0]).items():
             assert np.array_equal(value, getattr(seen[0].views[0], name))

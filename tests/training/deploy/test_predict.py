@@ -15,10 +15,12 @@ import torch
 from supermax._util import files
 from supermax.errors import UserError
 from supermax.training.data.columns import Columns
+from supermax.training.data.examples import Example
 from supermax.training.deploy import predict as module
 from supermax.training.deploy.export import LoadedModel, export, load_exported
 from supermax.training.deploy.exported import Description, FileOptions
 from supermax.training.deploy.predict import predict_examples, predict_file
+from supermax.training.deploy.predictions import Prediction, as_jsonl
 from supermax.training.eval.evaluate import evaluate_model
 from supermax.training.eval.metrics import span_metrics
 from supermax.training.loop import train
@@ -174,6 +176,13 @@ def test_texts_are_written_when_asked_for(shared: Path, tmp_path: Path, kind: st
     out = tmp_path / f"out.{kind}"
     predict_file(shared, table(tmp_path), COLUMNS, out, FileOptions(with_text=True))
     assert all(row["text"].startswith("zorbified ") and row["question"] for row in read(out))
+
+
+def test_an_example_without_a_question_has_none_in_json() -> None:
+    found = [Prediction("a", label="no", probabilities={"no": 1.0})]
+    for question, keys in (("", ["id", "text"]), ("Why?", ["id", "question", "text"])):
+        (line,) = as_jsonl(found, [Example("a", "", "", question)]).splitlines()
+        assert list(json.loads(line)) == [*keys, "label", "probabilities"]
 
 
 def test_csv_and_jsonl_say_the_same(tmp_path: Path) -> None:

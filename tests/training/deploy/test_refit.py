@@ -224,7 +224,7 @@ def test_the_test_split_is_used_last(
     def spy(name: str, examples: Any) -> None:
         seen.append((name, any(e.id in texts for e in examples)))
 
-    for name in ("prepare", "train_without_validation", "evaluate", "tokenise", "evaluate_model"):
+    for name in ("prepare", "train_without_validation", "evaluate", "tokenize", "evaluate_model"):
         owner: Any = Prepared if name == "evaluate" else module
         real = getattr(owner, name)
 
@@ -233,7 +233,7 @@ def test_the_test_split_is_used_last(
                 spy(_name, args[1].examples + args[2].examples)
             elif _name in ("train_without_validation", "evaluate"):
                 spy(_name, args[0].train.examples + args[0].validation.examples)
-            elif _name == "tokenise":
+            elif _name == "tokenize":
                 spy(_name, args[1].examples)
             else:
                 spy(_name, args[2].examples)
@@ -245,7 +245,7 @@ def test_the_test_split_is_used_last(
     first = looked.index(True)
     assert all(looked[first:])
     assert [name for name, _ in seen[:first]].count("train_without_validation") == 2
-    assert {name for name, _ in seen[first:]} == {"tokenise", "evaluate_model"}
+    assert {name for name, _ in seen[first:]} == {"tokenize", "evaluate_model"}
 
 
 def test_the_test_split_does_not_influence_the_weights(tmp_path: Path) -> None:

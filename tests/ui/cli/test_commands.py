@@ -153,8 +153,9 @@ def test_faults_come_with_evidence_and_advice(playground: Path) -> None:
     own = said[said.index("attempt 1: exception") :].splitlines()[1:3]
     assert own[0].endswith("program.py, line 9, in objective:")
     assert own[1].strip().startswith("raise ValueError(")
-    crash = said[said.index("attempt 1: signal SIGSEGV") :].splitlines()[1]
-    assert crash.endswith("program.py, line 12, in objective")
+    crash = said[said.index("attempt 1: signal SIGSEGV") :]
+    assert crash.splitlines()[1].endswith("program.py, line 12, in objective")
+    assert "Fatal Python error: Segmentation fault" in crash
     (one,) = json.loads(sm("faults", "--storage", "study.db", "--kind", "exception", "--json"))
     assert one["trial"] == 1
     assert "ValueError" in one["traceback"]

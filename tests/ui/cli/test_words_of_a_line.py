@@ -9,10 +9,11 @@ import pytest
 
 import supermax
 from supermax.errors import UserError
+from supermax.results.records import FaultRecord
 from supermax.search.settings import resolve
 from supermax.search.settings.resolving import Value
 from supermax.space.presets import presets
-from supermax.ui.cli.inspect import _unprinted
+from supermax.ui.cli.inspect import _tail, _unprinted, _with_final_culprits
 from supermax.ui.cli.tune import _where, assigned, resolved
 from tests.ui.cli.helping import commands, sm
 
@@ -139,3 +140,30 @@ def test_no_part_of_a_log_is_printed_twice() -> None:
     assert _unprinted(log[:21], log[10:]) == log[21:]  # it begins within a line
     assert _unprinted(log, log[10:]) == ""
     assert _unprinted("another\n", log) == log
+    assert _unprinted(log, log + log) == log  # two attempts that print the same
+
+
+def test_the_tail_of_a_log_has_the_whole_stack() -> None:
+    stack = ["Fatal Python error: Segmentation fault", *(f"  File {i}" for i in range(12)), "end"]
+    assert _tail(["a", "b", *stack]) == stack
+    assert _tail([*stack[:1], *map(str, range(100))]) == list(map(str, range(60, 100)))
+    assert _tail(list("abcdefgh")) == list("cdefgh")
+
+
+def test_a_fault_has_one_culprit_over_all_attempts() -> None:
+    def fault(trial: int, attempt: int, kind: str, culprit: str) -> FaultRecord:
+        return FaultRecord(trial, attempt, kind, culprit, "", "")
+
+    found = [
+        fault(0, 1, "signal SIGSEGV", "machine"),
+        fault(0, 2, "signal SIGSEGV", "configuration or code"),
+        fault(1, 1, "signal SIGSEGV", "machine"),
+    ]
+    culprits = [each.culprit for each in _with_final_culprits(found)]
+    assert culprits == ["configuration or code", "configuration or code", "machine"]
+
+
+def test_the_doctor_reports_a_missing_file_once(here: Path) -> None:
+    said = sm("doctor", "nosuch.yaml", code=1)
+    assert said.count("There is no file nosuch.yaml") == 1
+    assert "✗ settings" in said

@@ -128,16 +128,21 @@ class TestPlain:
         display(ev.TrialReported(2, 1, 0.5))
         assert "Trial 15" in stream.getvalue()
 
-    def test_faults_that_end_a_trial_are_always_printed(self) -> None:
+    def test_faults_are_printed_with_the_culprit_once_it_is_final(self) -> None:
         display, stream = plain(Clock())
         display(started())
         for decision in ("failed", "retry in 1.0 s", "pruned", "halt"):
             display(fault(4, decision))
         said = [line for line in stream.getvalue().splitlines() if "crash" in line]
         assert said == [
-            f"[supermax 0:00] Trial 4, attempt 1: crash (objective); {decision}; "
+            f"[supermax 0:00] Trial 4, attempt 1: crash{culprit}; {decision}; "
             "The process was killed."
-            for decision in ("failed", "pruned", "halt")
+            for culprit, decision in (
+                (" (objective)", "failed"),
+                ("", "retry in 1.0 s"),
+                (" (objective)", "pruned"),
+                (" (objective)", "halt"),
+            )
         ]
 
     def test_repeated_faults_are_counted(self) -> None:

@@ -24,6 +24,7 @@ import optuna
 
 from supermax._util import system
 from supermax._util.files import tighten
+from supermax._util.text import counted
 from supermax.engine.processes.leaks import Baseline, idle_workers, resource_trackers
 from supermax.engine.processes.protocol import Channel, ConnectionLost, Finished, Ready, Task
 from supermax.engine.processes.remote_trial import (
@@ -170,16 +171,17 @@ def _left_running(once: bool) -> str | None:
     idle = idle_workers()
     left = {pid for pid in system.children() if not system.is_zombie(pid)}
     if strays := left - idle.pids - resource_trackers():
-        return f"the trial left {len(strays)} child process(es) running"
+        return f"the trial left {counted(len(strays), 'child process', 'child processes')} running"
     if once and idle.pids:
         return (
-            f"joblib started {len(idle.pids)} worker process(es) in this trial, and starts new "
-            f"ones in each cell; reuse_cells=True keeps them for later trials"
+            f"joblib started {counted(len(idle.pids), 'worker process', 'worker processes')} in "
+            f"this trial, and starts new ones in each cell; reuse_cells=True keeps them for later "
+            f"trials"
         )
     own = (threading.main_thread(), *idle.threads)
     threads = [thread for thread in threading.enumerate() if thread not in own]
     if lasting := [thread.name for thread in threads if not thread.daemon]:
-        return f"the trial left {len(lasting)} thread(s) running"
+        return f"the trial left {counted(len(lasting), 'thread')} running"
     return None
 
 

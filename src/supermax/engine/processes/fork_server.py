@@ -32,6 +32,7 @@ from pathlib import Path
 
 from supermax._util import system
 from supermax._util.importing import gc_paused
+from supermax._util.text import counted
 from supermax.engine.processes.cell import Objective, load_objective, serve_tasks
 from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.processes.protocol import (
@@ -303,7 +304,7 @@ def _why_not_fork() -> str | None:
             os._exit(0)
         os.waitpid(pid, 0)
         if others := _other_threads():
-            return f"loading the objective started {len(others)} thread(s)"
+            return f"loading the objective started {counted(len(others), 'thread')}"
     return None
 
 

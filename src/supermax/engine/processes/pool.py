@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+from supermax._util.text import counted
 from supermax.engine import events
 from supermax.engine.processes.protocol import Exited
 from supermax.engine.processes.transport import KILL, Cell, Processes
@@ -187,7 +188,7 @@ class Pool:
         elif not ran and (exit.signum or exit.code):
             note = f"{note or 'after its trial'}: {_exit_text(exit)}"
         if exit.strays:
-            left = f"{exit.strays} process(es) it had left behind were killed"
+            left = f"ended {counted(exit.strays, 'process', 'processes')} that it had left behind"
             note = f"{note}; {left}" if note else left
         self._emit(events.CellEnded(cell.number, cell.trials, note))
 
@@ -215,7 +216,7 @@ class Pool:
         most = _MAX_SERVER_DEATHS if self._ever_loaded else _MAX_DEATHS_LOADING
         if self._fork_server_deaths >= most:
             raise EnvironmentFault(
-                f"The fork server died {self._fork_server_deaths} time(s) "
+                f"The fork server died {counted(self._fork_server_deaths, 'time')} "
                 f"{'in a row' if self._ever_loaded else 'while it loaded the objective'}. "
                 f"Its log ends with:\n{log_tail[-1500:] or '(nothing)'}"
             )

@@ -52,7 +52,7 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
         )
     if study._thread_local.in_optimize_loop:
         raise UserError(
-            "This study is being optimised already. Wait for that call to return, then call again."
+            "This study is being optimized already. Wait for that call to return, then call again."
         )
 
 

@@ -133,7 +133,7 @@ class Conclusions:
                 number=job.number,
                 state=told.state.name,
                 values=tuple(told.values) if told.values is not None else None,
-                params=plain_params(job.trial._cached_frozen_trial),
+                params=dict(plain_params(job.trial._cached_frozen_trial)),
                 attempts=job.attempt,
                 seconds=job.spent + evidence.lasted,
                 finished=self._progress.finished,

@@ -7,6 +7,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from supermax._util.attributes import CLAIM
+from supermax._util.text import counted
 from supermax.engine.run.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
 
@@ -30,7 +31,7 @@ def find_leftovers(
 def foreign_notice(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:10])) + (", …" if len(numbers) > 10 else "")
     return (
-        f"{len(numbers)} trial(s) are RUNNING that this run did not start ({shown}). They are "
-        f"not touched. If no other program runs them any more, end each with "
+        f"Not touched: {counted(len(numbers), 'RUNNING trial')} that this run did not start "
+        f"({shown}). If no other program runs them any more, end each with "
         f"study.tell(NUMBER, state=optuna.trial.TrialState.FAIL)."
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from supermax._util.text import counted
 from supermax.engine.trial.outcome import COMPLETE, RAISED, Outcome, Raised, describe
 
 
@@ -131,8 +132,8 @@ def _fault_of_values(outcome: Outcome, evidence: Evidence) -> Fault | None:
         return Fault(
             Kind.WRONG_ARITY,
             Culprit.CODE,
-            f"The objective returned {len(values)} value(s), but the study has "
-            f"{evidence.directions} direction(s).",
+            f"The objective returned {counted(len(values), 'value')}, but the study has "
+            f"{counted(evidence.directions, 'direction')}.",
             "Return one value for each direction of the study, or create the study with as many "
             "directions as the objective returns values.",
             "arity",

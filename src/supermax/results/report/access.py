@@ -26,6 +26,10 @@ _HOST = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?", re.IGNORECASE)
 _INVALID_PATH = re.compile(r"[\x00-\x1f\x7f\\]|(?:^|/)\.{1,2}(?:/|$)")
 """Control characters, backslashes and dot segments: no served path contains them, and Optuna's
 dashboard fails on some."""
+_ELSEWHERE = (
+    "Only browsers on this machine are served, at http://127.0.0.1 or http://localhost. From "
+    "another machine, forward the port first: ssh -L PORT:127.0.0.1:PORT HOST."
+)
 SECURITY_HEADERS = [
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
@@ -45,15 +49,15 @@ class Guard:
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         reading = environ["REQUEST_METHOD"] in _READ_METHODS
         if not is_local(environ):
-            return refuse(start, "403 Forbidden", "Only from this machine.")
+            return refuse(start, "403 Forbidden", _ELSEWHERE)
         if reading and (token := _query_token(environ)) is not None and self._is_token(token):
             return self._set_cookie(environ, start)
         if not self._is_token(_cookie(environ)):
             return refuse(
                 start,
                 "403 Forbidden",
-                "A token is missing or wrong. Open the address that `supermax dashboard` "
-                "printed, with its token.",
+                "The token is missing or wrong. Open the whole address that `supermax dashboard` "
+                "printed in its terminal, with ?token=… at the end. A restart prints a new one.",
             )
         if not reading and not self.edit:
             return refuse(

@@ -32,7 +32,15 @@ def _list(value: object) -> object:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _lists(value: object) -> object:
+    """Split text at its commas, in a list too: --objective a,b --objective c."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        value = ",".join(value)
+    return _list(value)
+
+
 Words = Annotated[list[str], BeforeValidator(_list)]
+Metrics = Annotated[list[str], BeforeValidator(_lists)]
 
 
 def _switch(value: object) -> object:
@@ -111,7 +119,7 @@ class Settings(_Part):
     min_delta: float = Field(
         0.0, ge=0, description="early stopping: least improvement that counts"
     )
-    objectives: Words = Field([], description="metrics; the first decides, others are weighed")
+    objectives: Metrics = Field([], description="metrics; the first decides, others are weighed")
     sampler: Sampler = Field("tpe", description=", ".join(get_args(Sampler)))
     pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
     seed: int | None = Field(None, ge=0, description="random seed of the sampler")

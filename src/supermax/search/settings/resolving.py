@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -19,6 +19,9 @@ from supermax._util.text import ended, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, keys
+
+if TYPE_CHECKING:
+    from supermax.space.presets import PresetSize
 
 ENVIRONMENT = {
     "HPO_EPOCHS": "epochs",
@@ -35,15 +38,12 @@ THE_COMMAND = "the command"
 """Layer of the agent that is named on the command line."""
 GUESSES = "guessed columns"
 """Layer of columns that were guessed from the data."""
+_WHERE_LISTED = (
+    ". `supermax init` writes a file with all settings; the parameters of a space are in its "
+    "file, and `supermax study show STUDY` lists those of a study"
+)
 _MAPPINGS = ("narrow", "space")
 """Keys whose value is a mapping that is not flattened."""
-
-
-class PresetSize(TypedDict):
-    trials: dict[str, int]
-    """Number of trials by agent."""
-    epochs: int
-    patience: int | None
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,7 @@ def _flags(
         elif bare in parameters:
             narrow[bare], source = value.value, value.source
         else:
-            known = [*keys(), *parameters]
-            near = nearest(key, known)
+            near = nearest(key, [*keys(), *parameters]) or _WHERE_LISTED
             problems.append(ended(f"{value.source}: there is no such key{near}"))
     if narrow:
         under = below["narrow"].value if "narrow" in below else None

@@ -9,8 +9,7 @@ trial twice.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import sqlalchemy
 from optuna.distributions import distribution_to_json
@@ -20,10 +19,13 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import Study
 from optuna.trial import FrozenTrial
+from sqlalchemy.orm import Session
 
 from supermax._util.attributes import ORIGIN
+from supermax.space.migration.carry import Origin, Root
 
 _BATCH = 500
+_Rows = list[dict[str, object]]
 Progress = Callable[[str, int, int], None]
 """Called with a description, the number of trials done, and their total."""
 
@@ -47,7 +49,7 @@ def add_trials(
     return added
 
 
-def _key(origin: Any) -> tuple[str, int] | None:
+def _key(origin: Origin | None) -> Root | None:
     return (origin["study"], origin["number"]) if origin else None
 
 
@@ -79,16 +81,14 @@ def _insert(backend: RDBStorage, study_id: int, batch: Sequence[FrozenTrial]) ->
         ]
         session.add_all(rows)
         session.flush()  # assigns the ids
-        ids: list[tuple[Any, FrozenTrial]] = [
-            (row.trial_id, trial) for row, trial in zip(rows, missing, strict=True)
-        ]
+        ids = [(int(row.trial_id), trial) for row, trial in zip(rows, missing, strict=True)]
         for model, values in _tables(ids):
             if values:
                 session.execute(sqlalchemy.insert(model), values)
     return len(missing)
 
 
-def _origins(session: Any, study_id: int) -> set[tuple[str, int] | None]:
+def _origins(session: Session, study_id: int) -> set[Root | None]:
     attributes = models.TrialSystemAttributeModel
     query = (
         session.query(attributes.value_json)
@@ -98,35 +98,35 @@ def _origins(session: Any, study_id: int) -> set[tuple[str, int] | None]:
     return {_key(json.loads(text)) for (text,) in query}
 
 
-def _tables(ids: Sequence[tuple[Any, FrozenTrial]]) -> list[tuple[Any, list[dict[str, Any]]]]:
-    """Return the rows of every table that refers to trials."""
-    return [
-        (
-            models.TrialValueModel,
-            [_value(i, n, v) for i, t in ids for n, v in enumerate(t.values or ())],
-        ),
-        (models.TrialParamModel, [_param(i, t, name) for i, t in ids for name in t.params]),
-        (
-            models.TrialUserAttributeModel,
-            [_attribute(i, k, v) for i, t in ids for k, v in t.user_attrs.items()],
-        ),
-        (
-            models.TrialSystemAttributeModel,
-            [_attribute(i, k, v) for i, t in ids for k, v in t.system_attrs.items()],
-        ),
-        (
-            models.TrialIntermediateValueModel,
-            [_step(i, s, v) for i, t in ids for s, v in t.intermediate_values.items()],
-        ),
-    ]
+def _tables(
+    ids: Sequence[tuple[int, FrozenTrial]],
+) -> Iterator[tuple[type[models.BaseModel], _Rows]]:
+    """Yield the rows of every table that refers to trials."""
+    yield (
+        models.TrialValueModel,
+        [_value(i, n, v) for i, t in ids for n, v in enumerate(t.values or ())],
+    )
+    yield models.TrialParamModel, [_param(i, t, name) for i, t in ids for name in t.params]
+    yield (
+        models.TrialUserAttributeModel,
+        [_attribute(i, k, v) for i, t in ids for k, v in t.user_attrs.items()],
+    )
+    yield (
+        models.TrialSystemAttributeModel,
+        [_attribute(i, k, v) for i, t in ids for k, v in t.system_attrs.items()],
+    )
+    yield (
+        models.TrialIntermediateValueModel,
+        [_step(i, s, v) for i, t in ids for s, v in t.intermediate_values.items()],
+    )
 
 
-def _value(trial_id: int, objective: int, value: float) -> dict[str, Any]:
+def _value(trial_id: int, objective: int, value: float) -> dict[str, object]:
     stored, kind = models.TrialValueModel.value_to_stored_repr(value)
     return {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
 
 
-def _param(trial_id: int, trial: FrozenTrial, name: str) -> dict[str, Any]:
+def _param(trial_id: int, trial: FrozenTrial, name: str) -> dict[str, object]:
     distribution = trial.distributions[name]
     return {
         "trial_id": trial_id,
@@ -136,11 +136,11 @@ def _param(trial_id: int, trial: FrozenTrial, name: str) -> dict[str, Any]:
     }
 
 
-def _attribute(trial_id: int, key: str, value: Any) -> dict[str, Any]:
+def _attribute(trial_id: int, key: str, value: object) -> dict[str, object]:
     return {"trial_id": trial_id, "key": key, "value_json": json.dumps(value)}
 
 
-def _step(trial_id: int, step: int, value: float) -> dict[str, Any]:
+def _step(trial_id: int, step: int, value: float) -> dict[str, object]:
     model = models.TrialIntermediateValueModel
     stored, kind = model.intermediate_value_to_stored_repr(value)
     return {

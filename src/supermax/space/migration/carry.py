@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import CLAIM, CREATION, DRAWN, ORIGIN, plain_name, plain_params
-from supermax.space.domains import Branch, Categorical
+from supermax._util.attributes import (
+    CLAIM,
+    CREATION,
+    DRAWN,
+    ORIGIN,
+    ParamValue,
+    plain_name,
+    plain_params,
+)
+from supermax.space.domains import Branch, Categorical, Float
 from supermax.space.expression import same_value
 from supermax.space.model import Flat, Space
 
@@ -35,6 +43,17 @@ class Unfit:
 
 Root = tuple[str, int]
 """Study and number under which a trial was run first."""
+
+
+class Origin(TypedDict):
+    """Attribute ORIGIN of a trial that was carried over."""
+
+    study: str
+    number: int
+    assumed: NotRequired[list[str]]
+    """Parameters that are newer than the trial, which took their defaults."""
+    removed: NotRequired[Flat]
+    """Values of parameters that the space no longer has."""
 
 
 def root(trial: FrozenTrial, study_name: str) -> Root:
@@ -59,14 +78,14 @@ def roots(trials: Iterable[FrozenTrial], study_name: str) -> list[Root]:
 def expected(space: Space | None, trials: list[FrozenTrial]) -> Mapping[int, Set[str]]:
     """Return, by number of a trial, the parameters that it has if it was sampled completely."""
     if space is not None:
-        return {t.number: set(_active(space, plain_params(t))) for t in trials}
+        values = {t.number: plain_params(t) for t in trials}
+        return {
+            number: {name for name in space.order if space.active(name, params) is not None}
+            for number, params in values.items()
+        }
     complete = [set(plain_params(t)) for t in trials if t.state is TrialState.COMPLETE]
     common = set.intersection(*complete) if complete else set()
     return {t.number: common for t in trials}
-
-
-def _active(space: Space, values: Flat) -> list[str]:
-    return [name for name in space.order if space.active(name, values) is not None]
 
 
 def carried(
@@ -88,7 +107,7 @@ def carried(
         new: Space of the new study.
         between: Spaces from the trial's own to the new one, which may have renamed parameters.
     """
-    origin = trial.system_attrs.get(ORIGIN, {})
+    origin: Mapping[str, Any] = trial.system_attrs.get(ORIGIN, {})
     drawn = plain_params(trial)
     waiting = not trial.state.is_finished()
     measured = {**(_enqueued(trial) if waiting else {}), **drawn}
@@ -106,14 +125,12 @@ def carried(
         return Unfit("it had not begun")
     if not waiting and (broken := new.broken(values)):
         return Unfit(f"breaks the constraint {broken[0].name}")
-    note = {
-        "study": key[0],
-        "number": key[1],
-        "assumed": [name for name in values if name in guessed or name in assumed],
-        "removed": {n: v for n, v in known.items() if n not in values and n not in guessed},
-    }
-    kept = {key: value for key, value in note.items() if value not in ([], {})}
-    return _rewritten(trial, new, values, kept, waiting)
+    note: Origin = {"study": key[0], "number": key[1]}
+    if defaults := [name for name in values if name in guessed or name in assumed]:
+        note["assumed"] = defaults
+    if removed := {n: v for n, v in known.items() if n not in values and n not in guessed}:
+        note["removed"] = removed
+    return _rewritten(trial, new, values, note, waiting)
 
 
 def assumed_of(trial: FrozenTrial) -> list[str]:
@@ -163,7 +180,7 @@ def _fit(known: Flat, new: Space, assume: bool) -> tuple[Flat, list[str]] | Unfi
         if name in known:
             if not branch.contains(known[name]):
                 return Unfit(_no_longer(name, known[name], branch))
-            values[name] = canonical(branch, known[name])
+            values[name] = _canonical(branch, known[name])
         elif assume and branch.has_default:
             values[name] = branch.default
             assumed.append(name)
@@ -172,21 +189,22 @@ def _fit(known: Flat, new: Space, assume: bool) -> tuple[Flat, list[str]] | Unfi
     return values, assumed
 
 
-def _no_longer(name: str, value: Any, branch: Branch) -> str:
+def _no_longer(name: str, value: ParamValue, branch: Branch) -> str:
     if isinstance(branch, Categorical):
         return f"{name} = {value!r} is no longer possible"
     return f"{name} is not {branch}"  # without the value, so that reasons can be counted
 
 
-def canonical(branch: Branch, value: Any) -> Any:
+def _canonical(branch: Branch, value: ParamValue) -> ParamValue:
     """Return the value in the type of the domain: 16, not 16.0."""
     if isinstance(branch, Categorical):
         return next(choice for choice in branch.choices if same_value(choice, value))
-    return float(value) if branch.type == "float" else int(value)
+    number = branch.distribution.to_internal_repr(value)
+    return number if isinstance(branch, Float) else int(number)
 
 
 def _rewritten(
-    trial: FrozenTrial, new: Space, values: Flat, origin: dict[str, Any], waiting: bool
+    trial: FrozenTrial, new: Space, values: Flat, origin: Origin, waiting: bool
 ) -> FrozenTrial:
     system = {k: v for k, v in trial.system_attrs.items() if not k.startswith(_LOCAL)}
     system[ORIGIN] = origin

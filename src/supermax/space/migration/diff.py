@@ -5,11 +5,10 @@ old Space, new Space ──changes()──▶ [Change]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from supermax.space.domains import Branch, Categorical, Parameter
+from supermax.space.domains import Branch, Categorical, Constraint, Float, Int, Parameter
 from supermax.space.expression import same_value
 from supermax.space.model import Space
 
@@ -97,38 +96,28 @@ def _described(parameter: Parameter) -> str:
 
 def _parameter(name: str, old: Parameter, new: Parameter) -> Iterator[Change]:
     if len(old.branches) == len(new.branches) == 1:
-        yield from _branch(name, old.branches[0], new.branches[0], "")
-        if old.branches[0].when != new.branches[0].when:
-            yield _condition(name, old.branches[0].when, new.branches[0].when)
+        one, other = old.branches[0], new.branches[0]
+        yield from _branch(name, one, other, "")
+        if one.when != other.when:
+            detail = f"{_when(one, 'always')} → {_when(other, 'always')}"
+            yield Change("condition changed", name, detail)
         return
     before = {branch.when: branch for branch in old.branches}
     after = {branch.when: branch for branch in new.branches}
     for when, branch in after.items():
         if when in before:
-            yield from _branch(name, before[when], branch, _in_branch(when))
+            yield from _branch(name, before[when], branch, f", {_when(branch)}")
         else:
-            yield Change("condition changed", name, f"now also {_one(branch)}")
+            yield Change("condition changed", name, f"now also {branch} {_when(branch)}")
     for when, branch in before.items():
         if when not in after:
-            yield Change("condition changed", name, f"no longer {_one(branch)}")
+            yield Change("condition changed", name, f"no longer {branch} {_when(branch)}")
     if [b for b in before if b in after] != [b for b in after if b in before]:
         yield Change("condition changed", name, "its branches are tried in another order")
 
 
-def _condition(name: str, old: str | None, new: str | None) -> Change:
-    return Change("condition changed", name, f"{_when(old)} → {_when(new)}")
-
-
-def _when(when: str | None) -> str:
-    return "always" if when is None else f"when {when}"
-
-
-def _in_branch(when: str | None) -> str:
-    return f", {'otherwise' if when is None else f'when {when}'}"
-
-
-def _one(branch: Branch) -> str:
-    return f"{branch} {'otherwise' if branch.when is None else f'when {branch.when}'}"
+def _when(branch: Branch, default: str = "otherwise") -> str:
+    return default if branch.when is None else f"when {branch.when}"
 
 
 def _branch(name: str, old: Branch, new: Branch, where: str) -> Iterator[Change]:
@@ -147,7 +136,7 @@ def _default(branch: Branch) -> str:
 
 
 def _choices(
-    name: str, old: tuple[Any, ...], new: tuple[Any, ...], where: str
+    name: str, old: Sequence[object], new: Sequence[object], where: str
 ) -> Iterator[Change]:
     added, removed = _without(new, old), _without(old, new)
     if added:
@@ -158,16 +147,15 @@ def _choices(
         yield Change("choices reordered", name, _all(new) + where)
 
 
-def _without(some: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    others = list(others)
+def _without(some: Sequence[object], others: Sequence[object]) -> list[object]:
     return [one for one in some if not any(same_value(one, other) for other in others)]
 
 
-def _all(choices: Iterable[Any]) -> str:
+def _all(choices: Sequence[object]) -> str:
     return ", ".join("null" if choice is None else str(choice) for choice in choices)
 
 
-def _range(name: str, old: Any, new: Any, where: str) -> Iterator[Change]:
+def _range(name: str, old: Float | Int, new: Float | Int, where: str) -> Iterator[Change]:
     if (old.low, old.high) != (new.low, new.high):
         wider = new.low <= old.low and new.high >= old.high
         narrower = new.low >= old.low and new.high <= old.high
@@ -193,7 +181,6 @@ def _constraints(old: Space, new: Space) -> Iterator[Change]:
             yield Change("constraint removed", name, _rule(constraint))
 
 
-def _rule(constraint: Any) -> str:
-    data = constraint.data()
-    over = f" over {', '.join(data['over'])}" if "over" in data else ""
-    return str(data.get("require") or data["python"]) + over
+def _rule(constraint: Constraint) -> str:
+    over = f" over {', '.join(constraint.over)}" if constraint.over is not None else ""
+    return constraint.rule + over

@@ -12,10 +12,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict, Unpack
 
 import optuna
-from optuna.exceptions import DuplicatedStudyError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
@@ -23,7 +22,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import FROM, ORIGIN, SPACE
-from supermax._util.text import ended, listed, nearest
+from supermax._util.text import counted, ended, listed, nearest
 from supermax.errors import UserError
 from supermax.space.migration.bulk_write import Progress, add_trials
 from supermax.space.migration.carry import Root, Unfit, assumed_of, carried, expected, roots
@@ -69,7 +68,7 @@ class Opened:
         if self.migrated:
             came = ", ".join(f"{n} from {study}" for study, n in self.came_from.items())
             lines.append(
-                f"The study is now '{name}': {self.carried} trial(s) carried over"
+                f"The study is now '{name}': {counted(self.carried, 'trial')} carried over"
                 f"{f' ({came})' if came else ''}."
             )
         elif self.changes and not all(change.minor for change in self.changes):
@@ -83,27 +82,33 @@ class Opened:
             )
         if self.left:
             reasons = [f"{n} × {reason}" for reason, n in self.left.most_common()]
-            head = f"{self.left.total()} trial(s) do not fit and stay where they are:"
-            lines.append(listed(head, reasons))
+            left = counted(self.left.total(), "trial")
+            lines.append(listed(f"Left in the earlier versions: {left} not valid here:", reasons))
         return lines
 
 
 def _counted(names: Counter[str]) -> str:
-    return ", ".join(f"{name} ({n} trials)" for name, n in names.items())
+    return ", ".join(f"{name} ({counted(n, 'trial')})" for name, n in names.items())
+
+
+class OpenOptions(TypedDict, total=False):
+    """Options of a study that is opened; those of `supermax.open_study`."""
+
+    name: str | None
+    sampler: BaseSampler | str | None
+    pruner: BasePruner | None
+    directions: Sequence[str | StudyDirection] | str
+    on_change: str
+    seed: int | None
 
 
 def open_version(
     space: Space,
     *,
     storage: str | BaseStorage | None,
-    name: str | None = None,
-    sampler: BaseSampler | str | None = None,
-    pruner: BasePruner | None = None,
-    directions: Sequence[str | StudyDirection] | str = "minimize",
-    on_change: str = "migrate",
-    seed: int | None = None,
     progress: Progress | None = None,
     before_carrying: Callable[[Study], None] = lambda _: None,
+    **options: Unpack[OpenOptions],
 ) -> Opened:
     """Open the study of this name and space, new or resumed, or its next version if the space has
     changed. Its sampler samples feasible configurations only; get them with space.sample().
@@ -113,20 +118,27 @@ def open_version(
     differences. `before_carrying` is called with the newest version before a new one is made, and
     may raise.
     """
+    on_change = options.get("on_change", "migrate")
     if on_change not in ON_CHANGE:
         raise UserError(ended(f"on_change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}"))
-    name = name or space.name
+    name = options.get("name") or space.name
     if not base_name(name) == name:
         raise UserError(f"'{name}' names a version; the study's own name is '{base_name(name)}'.")
-    space_sampler = sampler_for(space, sampler, seed=seed)  # raises if no point is feasible
-    backend = optuna.storages.get_storage(storage)
-    wanted = _directions(directions)
-    versions = find_versions(backend, name)
-    opener = _Opener(space, backend, space_sampler, pruner, wanted, progress, before_carrying)
+    opener = _Opener(
+        space,
+        optuna.storages.get_storage(storage),
+        # Raises UserError if no point is feasible.
+        sampler_for(space, options.get("sampler"), seed=options.get("seed")),
+        options.get("pruner"),
+        _directions(options.get("directions", "minimize")),
+        progress,
+        before_carrying,
+    )
+    versions = find_versions(opener.storage, name)
     if not versions:
         return opener.fresh(name)
     latest = versions[-1]
-    _check_directions(latest, wanted)
+    _check_directions(latest, opener.directions)
     return opener.existing(name, latest, on_change)
 
 
@@ -234,7 +246,7 @@ class _Opener:
         came_from = []
         if on_change == "migrate":  # all of them, so that one may be deleted later
             came_from = [v.study_name for v in (latest, *ancestors(latest))]
-        note: dict[str, Any] = {"studies": came_from, "done": not came_from}
+        note: dict[str, list[str] | bool] = {"studies": came_from, "done": not came_from}
         study._storage.set_study_system_attr(study._study_id, FROM, note)
         self.store_space(study)
         return self.filled(study, differing)
@@ -301,16 +313,14 @@ class _Opener:
         return number
 
     def make(self, name: str) -> Study:
-        try:
-            return optuna.create_study(
-                storage=self.storage,
-                study_name=name,
-                sampler=self.sampler,
-                pruner=self.pruner,
-                directions=self.directions,
-            )
-        except DuplicatedStudyError:  # another process created it meanwhile
-            return self.load(name)
+        return optuna.create_study(
+            storage=self.storage,
+            study_name=name,
+            sampler=self.sampler,
+            pruner=self.pruner,
+            directions=self.directions,
+            load_if_exists=True,  # another process may create it at the same time
+        )
 
     def load(self, name: str) -> Study:
         return optuna.load_study(

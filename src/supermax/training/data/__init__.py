@@ -1,1 +1,1 @@
-"""Data: read, validated once, split, tokenised."""
+"""Data: read, validated once, split, tokenized."""

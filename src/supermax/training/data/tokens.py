@@ -76,7 +76,7 @@ class _Sequence(NamedTuple):
     end: int
 
 
-def tokenised(
+def tokenized(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerFast,
     *,
@@ -98,7 +98,7 @@ def tokenised(
             return _load(folder)
         except (OSError, ValueError, EOFError):  # a damaged cache is replaced
             shutil.rmtree(folder, ignore_errors=True)
-    _save(_tokenise(examples, tokenizer, max_length, doc_stride), folder)
+    _save(_tokenize(examples, tokenizer, max_length, doc_stride), folder)
     return _load(folder)
 
 
@@ -121,7 +121,7 @@ def _save(tokens: Tokens, folder: Path) -> None:
         shutil.rmtree(temporary)
 
 
-def _tokenise(
+def _tokenize(
     examples: Sequence[Example],
     tokenizer: PreTrainedTokenizerFast,
     max_length: int,

@@ -26,7 +26,7 @@ from supermax.training.deploy.predictions import Prediction, as_csv, as_jsonl
 from supermax.training.deploy.scores import Scores, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.models.sources import Source
-from supermax.training.prepare import tokenise
+from supermax.training.prepare import tokenize
 from supermax.training.steps.base import Execution, avoid_onednn, precision_like
 from supermax.training.steps.inference import OnProgress
 
@@ -139,7 +139,7 @@ def _evaluate(
         for encoder in loaded.model.encoders
     )
     with tempfile.TemporaryDirectory(prefix="supermax-") as cache:
-        data = tokenise(loaded.config, corpus, sources, loaded.tokenizers, Path(cache))
+        data = tokenize(loaded.config, corpus, sources, loaded.tokenizers, Path(cache))
         model, config, pads = loaded.model, loaded.config, loaded.pads
         return evaluate_model(model, config, data, pads, execution, loaded.threshold, on_progress)
 

@@ -31,6 +31,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
     for i, prediction in enumerate(predictions):
         example = None if texts is None else texts[i]
         row = _row(prediction, example)
+        if not row.get("question"):
+            row.pop("question", None)
         if prediction.probabilities is not None:
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
         if prediction.spans is not None:

@@ -46,7 +46,7 @@ from supermax.training.prepare import (
     Prepared,
     encoders_of,
     prepare,
-    tokenise,
+    tokenize,
 )
 from supermax.training.steps.base import Execution
 from supermax.training.steps.throughput import Throughput
@@ -306,7 +306,7 @@ def _test_seeds(
 ) -> tuple[Prepared, TokenizedSplit, list[tuple[RefitRun, Evaluation]]]:
     """Evaluate the models of all seeds on the test split."""
     prepared = work.prepared(next(iter(thresholds)))
-    data = tokenise(
+    data = tokenize(
         work.config, work.splits.test, prepared.sources, prepared.tokenizers, work.cache
     )
     return prepared, data, [_test_seed(work, prepared, data, *each) for each in thresholds.items()]

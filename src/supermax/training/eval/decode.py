@@ -6,7 +6,7 @@
                      └─cross_fit()──▶ thresholds to evaluate that policy with
 
 A span's score is the sum of its start and end logits, as in SQuAD 2. The score of no answer is
-that of position 0, minimised over an example's windows: one window that holds an answer is
+that of position 0, minimized over an example's windows: one window that holds an answer is
 enough.
 """
 

@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -121,7 +121,7 @@ def _names(models: str | None) -> list[str]:
     return [name.strip() for name in (models or "").split(",") if name.strip()]
 
 
-def _size(agent: str, models: Sequence[str]) -> dict[str, Any]:
+def _size(agent: str, models: Sequence[str]) -> dict[str, str | int]:
     """Return the preset that fits the encoders, with its trials, epochs and patience."""
     name = fitting_preset(models)[0]
     size = preset(agent, name)

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from supermax._util.attributes import STORAGE
 from supermax._util.files import write_whole
-from supermax._util.text import ended, listed, nearest, printable, size_text, took
+from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import (
@@ -56,6 +56,9 @@ Trial = Annotated[
 Top = Annotated[int, typer.Option(min=1, help="Number of trials.")]
 _CURVE_WIDTH = 24  # characters
 _MOST_TRIALS = 8
+_TAIL = 6  # lines of a log or a traceback
+_LONGEST_STACK = 40  # lines
+_STACK_HEADS = ("Traceback (most recent call last)", "Fatal Python error")
 
 
 def best(
@@ -106,7 +109,8 @@ def show(
     storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trial: parameters, curve, memory, attempts, faults and the tail of its log.
+    """Show one trial: parameters, curve, memory, attempts, faults and the tail of its log, which
+    holds what the trial printed.
 
     \b
     Examples:
@@ -137,16 +141,24 @@ def show(
 
 
 def _print_faults_and_log(screen: Console, trial: TrialRecord) -> None:
-    """Print each fault with its part of the log, then the rest of the log. All attempts append to
-    one log, so every part is printed once."""
-    printed = ""
-    for fault in trial.faults:
-        rest = _unprinted(printed, fault.log_tail)
-        _print_fault(screen, replace(fault, log_tail=rest), fault.frame)
-        printed += rest
+    """Print each fault with its part of the log, then the rest of the log."""
+    printed = _print_faults(screen, trial.faults)
     if (rest := _unprinted(printed, trial.log)).strip():
         screen.print("Tail of its log:")
         screen.print(_indented(rest))
+    elif not printed.strip():
+        screen.print("Its log is empty.")
+
+
+def _print_faults(screen: Console, found: list[FaultRecord]) -> str:
+    """Print each fault of a trial with its part of the log, and return the log up to there. All
+    attempts append to one log, so every part is printed once."""
+    printed = ""
+    for fault in _with_final_culprits(found):
+        rest = _unprinted(printed, fault.log_tail)
+        _print_fault(screen, replace(fault, log_tail=rest), fault.frame)
+        printed += rest
+    return printed
 
 
 def compare(
@@ -222,17 +234,27 @@ def faults(
         return
     screen = console()
     if not found:
-        screen.print(f"'{record.name}' has no fault among {len(record.trials)} trials.")
+        screen.print(f"'{record.name}' has no fault among {counted(len(record.trials), 'trial')}.")
         return
     groups: dict[tuple[str, str], list[FaultRecord]] = {}
-    for fault in found:
+    for fault in _with_final_culprits(found):
         groups.setdefault((fault.kind, fault.culprit), []).append(fault)
     screen.print(_fault_table(record, groups))
+    if trial is not None:
+        _print_faults(screen, found)
+        _print_params(screen, record.trial(trial))
+        return
     for group in groups.values():
         last = group[-1]
-        whole = len(groups) == 1 or trial is not None
-        _print_fault(screen, last, last.frame, whole=whole)
+        _print_fault(screen, last, last.frame, whole=len(groups) == 1)
         _print_params(screen, record.trial(last.trial))
+
+
+def _with_final_culprits(found: list[FaultRecord]) -> list[FaultRecord]:
+    """Return the faults with the culprit that the last attempt with the same fault was ascribed
+    to: a first crash may be the machine's, but the same one again is not."""
+    final = {(fault.trial, fault.kind): fault.culprit for fault in found}
+    return [replace(fault, culprit=final[fault.trial, fault.kind]) for fault in found]
 
 
 def _fault_table(record: StudyRecord, groups: dict[tuple[str, str], list[FaultRecord]]) -> Table:
@@ -284,10 +306,10 @@ def export(
             write_whole(place, text + "\n", shared=True)
         except OSError as error:
             raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
-        print(f"{len(ranked)} trials of '{record.name}' written to {place}")
+        print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
 
 
-def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
+def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     """Return a trial as JSON, for scripts."""
     return {
         "study": record.name,
@@ -338,7 +360,7 @@ def _print_params(screen: Console, trial: TrialRecord) -> None:
         screen.print(literal(f"  {name} = {_value(value)}"))
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
@@ -390,16 +412,16 @@ def _planned(attempt: AttemptRecord) -> str:
     return f", micro-batches of {plan['micro_batch']}{checkpointing}{why}, {reserved} reserved"
 
 
-def _fault_facts(record: StudyRecord, fault: FaultRecord) -> dict[str, Any]:
+def _fault_facts(record: StudyRecord, fault: FaultRecord) -> dict[str, object]:
     frame = fault.frame and vars(fault.frame)
     return vars(fault) | {"frame": frame, "params": record.trial(fault.trial).params}
 
 
 def _unprinted(printed: str, log: str) -> str:
-    """Return the part of a log's tail that comes after what was printed of it already."""
-    if printed and (at := log.rfind(printed)) >= 0:
-        return log[at + len(printed) :]
-    ends = [*accumulate(map(len, log.splitlines(True)))]  # the first line may be cut
+    """Return the part of a log's tail that comes after what was printed of it already. Attempts
+    may print the same, so the longest beginning that was printed last is cut off."""
+    ends = [len(printed), *accumulate(map(len, log.splitlines(True)))]
+    ends = sorted({end for end in ends if end <= len(log)})
     return log[next((end for end in reversed(ends) if printed.endswith(log[:end])), 0) :]
 
 
@@ -415,11 +437,18 @@ def _print_fault(
     screen.print(literal(listed(head, points)))
     for what, text in (("Traceback", fault.traceback), ("Log", fault.log_tail)):
         if text and text.strip():
-            lines = text.strip().splitlines()
-            shown = lines if whole else lines[-6:]
+            lines = text.strip("\n").splitlines()
+            shown = lines if whole else _tail(lines)
             screen.print(f"    {what}{'' if len(shown) == len(lines) else ' (tail)'}:")
             screen.print(_indented("\n".join(shown)))
 
 
+def _tail(lines: list[str]) -> list[str]:
+    """Return the last lines; the last stack from its first line on, unless that is too long."""
+    starts = [i for i, line in enumerate(lines) if line.startswith(_STACK_HEADS)]
+    stack = len(lines) - starts[-1] if starts else 0
+    return lines[-min(max(stack, _TAIL), _LONGEST_STACK) :]
+
+
 def _indented(text: str) -> Text:
-    return literal("\n".join(f"    {line}" for line in text.strip().splitlines()))
+    return literal("\n".join(f"    {line}" for line in text.strip("\n").splitlines()))

@@ -11,9 +11,10 @@ import typer
 
 from supermax._util.attributes import AGENTS, CACHE, STORAGE
 from supermax._util.text import ended, listed, nearest, size_text
-from supermax.errors import EnvironmentFault, UserError
+from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.search import cleanup
 from supermax.search import doctor as checks
+from supermax.search.settings import Resolved
 from supermax.space import Space, choices
 from supermax.space.presets import preset as preset_of
 from supermax.studies import all_studies, existing, file_of, refuse_while_running
@@ -124,11 +125,9 @@ def doctor(
         ("machine", checks.machine),
         ("device", checks.device),
         ("storage", partial(checks.storage, storage)),
-        ("models", partial(_models, space, target)),
+        *([("models", partial(_models, space))] if target is None else _checks_of(target)),
         ("models", checks.installed),
     ]
-    if target is not None:
-        to_run.append(("data", partial(_data, target)))
     found = checks.examine(to_run)
     if as_json:
         print_json([vars(finding) for finding in found])
@@ -149,28 +148,32 @@ def _print_findings(found: list[checks.Finding]) -> None:
     screen.print("A run cannot start: see ✗ above." if bad else "A run can start.")
 
 
-def _models(space: Space, target: str | None) -> Iterator[checks.Finding]:
-    """Yield a finding for each encoder of the search; without one, of the space."""
-    spaces = [space]
-    if target is not None:
-        from supermax.search.spaces import space_for
-        from supermax.ui.cli.tune import resolved
+def _checks_of(target: str) -> list[tuple[str, checks.Check]]:
+    """Return the checks of a search: its encoders and data, or why its settings are wrong."""
+    from supermax.search.spaces import space_for
+    from supermax.ui.cli.tune import resolved
 
-        spaces = [space_for(each.settings) for each in resolved(target, {})]
-    names = [str(name) for each in spaces for name in choices(each, "encoder.name")]
+    try:
+        searches = resolved(target, {})
+        spaces = [space_for(each.settings) for each in searches]
+    except SupermaxError as error:
+        finding = checks.Finding("settings", checks.BAD, str(error))
+        return [("settings", lambda: [finding])]
+    return [("models", partial(_models, *spaces)), ("data", partial(_data, searches))]
+
+
+def _models(*spaces: Space) -> Iterator[checks.Finding]:
+    names = [str(name) for space in spaces for name in choices(space, "encoder.name")]
     yield from checks.models(list(dict.fromkeys(names)))
 
 
-def _data(target: str) -> list[checks.Finding]:
+def _data(searches: list[Resolved]) -> Iterator[checks.Finding]:
     from supermax.search.prepare import prepare_search
     from supermax.search.preview import describe_data
-    from supermax.ui.cli.tune import resolved
 
-    found = []
-    for each in resolved(target, {}):
-        lines = describe_data(prepare_search(each, tell=lambda _: None))
-        found += [checks.Finding("data", checks.GOOD, line) for line in lines]
-    return found
+    for each in searches:
+        for line in describe_data(prepare_search(each, tell=lambda _: None)):
+            yield checks.Finding("data", checks.GOOD, line)
 
 
 def _default_cache(storage: str) -> Path | None:

@@ -112,7 +112,7 @@ class _Stages:
             step(f"{seed}: predicting the test split")
         elif stage.name == "prepare":
             of = f"{self._seeds.index(stage.seed or 0) + 1} of {len(self._seeds)}"
-            step(f"{seed} ({of}): loading the encoder, tokenising the texts")
+            step(f"{seed} ({of}): loading the encoder, tokenizing the texts")
         elif stage.epoch == 0:
             step(f"{seed}: training {counted(stage.epochs, 'epoch')}")
         elif stage.epoch % 1:  # the end of an epoch is printed with its loss

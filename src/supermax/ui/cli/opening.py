@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import optuna
 import typer
@@ -53,6 +54,9 @@ def find_study(storage: BaseStorage, name: str) -> Study:
     for known in (name, base_name(name) if version_of(name) == 1 else name):
         if known in names:
             return optuna.load_study(study_name=known, storage=storage)
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        known = ", ".join(dict.fromkeys(map(one_line, map(base_name, names)))) or "none yet"
+        raise UserError(f"{name} is a file. Name a study of this storage: {known}.")
     raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 
@@ -79,10 +83,10 @@ def front_size(study: Study) -> int | None:
     return None if len(study.directions) == 1 else len(study.best_trials)
 
 
-def print_json(data: Any) -> None:
+def print_json(data: object) -> None:
     print(as_json_text(data))
 
 
-def as_json_text(data: Any) -> str:
+def as_json_text(data: object) -> str:
     """Return indented JSON, with numbers that are not finite as text."""
     return json.dumps(finite(data), indent=1, ensure_ascii=False, default=str)

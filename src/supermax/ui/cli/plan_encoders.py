@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from supermax._util.text import in_short
 from supermax.errors import UserError
 
+if TYPE_CHECKING:
+    from supermax.training.models.sources import Source
+    from supermax.training.steps.base import Execution
 
-def find_encoder(name: str) -> Any:
+
+def find_encoder(name: str) -> Source:
     """Return the source of an encoder under the name that was asked for.
 
     Raises UserError where no such encoder is known or its configuration makes no model. Its
@@ -33,7 +37,7 @@ def find_encoder(name: str) -> Any:
     return source
 
 
-def execution_on(device: str) -> Any:
+def execution_on(device: str) -> Execution:
     """Return how a trial is trained on the device: bf16 on CUDA, fp32 on a CPU."""
     from supermax.training.steps.base import Execution
 

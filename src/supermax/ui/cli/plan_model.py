@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from supermax.memory.facts import Spec
     from supermax.memory.planner import NoPlan, Plan
     from supermax.training.config import Config
+    from supermax.training.models.sources import Source
 
 LABELS = {
     "weights": "weights, fp32",
@@ -30,7 +32,7 @@ LABELS = {
     "workspace": "workspace of the libraries and of one layer",
     "other_moments": "more for the optimizer step or evaluation",
     "saved": "copies of the weights: best epoch, checkpoint",
-    "data": "tokenised texts",
+    "data": "tokenized texts",
     "slack": "allocator slack",
     "context": "process and its CUDA context",
 }
@@ -69,7 +71,7 @@ def plan_model(
         raise typer.Exit(1)
 
 
-def _check_limits(config: Config, sources: list[Any]) -> None:
+def _check_limits(config: Config, sources: Sequence[Source]) -> None:
     """Raise UserError for more tokens or frozen layers than an encoder has."""
     from supermax.training.prepare import max_input_length
 
@@ -142,10 +144,10 @@ def _signed(value: int) -> str:
     return f"-{size_text(-value)}" if value < 0 else size_text(value) if value else "–"
 
 
-def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict[str, Any]:
+def _as_data(spec: Spec, asked: Need, found: Plan | NoPlan, budget: int) -> dict[str, object]:
     from supermax.memory.planner import Plan
 
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "optimizer": spec.optimizer,
         "device": spec.device,
         "effective_batch": spec.effective_batch,

@@ -11,7 +11,7 @@ from supermax._util.text import printable
 
 
 class _Console(Console):
-    def print(self, *objects: Any, **options: Any) -> None:
+    def print(self, *objects: object, **options: Any) -> None:
         super().print(*(literal(o) if isinstance(o, str) else o for o in objects), **options)
 
 

@@ -103,9 +103,9 @@ class Snapshot:
     def alive(self) -> bool:
         return self.standing in ALIVE
 
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """Return it as JSON."""
-        known = self.fields or file.snapshot(self.state)
+        known: dict[str, object] = self.fields or file.snapshot(self.state)
         if self.fields is None:  # without a run, only the fields of the study are known
             kept = ("study", "directions", "finished", "best", "metrics", "evaluated_on")
             known = {key: known[key] for key in kept}

@@ -6,14 +6,14 @@ import contextlib
 import io
 import os
 import sys
-from typing import Any
+from typing import TextIO
 
 
 class Surviving(io.TextIOBase):
     """Stream that drops text which cannot be written, so that a search continues when its
     terminal is closed or the disk of its log is full."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:

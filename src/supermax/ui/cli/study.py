@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import optuna
 import typer
@@ -11,8 +11,8 @@ from optuna.study import Study
 from optuna.trial import TrialState
 from rich.table import Table
 
-from supermax._util.attributes import FROM, ORIGIN, STORAGE, plain_params
-from supermax._util.text import ended, nearest, printable
+from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params
+from supermax._util.text import counted, ended, nearest, printable
 from supermax.engine.ranking import best_of
 from supermax.engine.run.retry import retry as queue_again
 from supermax.engine.storage.locations import find_location
@@ -51,15 +51,11 @@ def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     Example:
       supermax study list --storage study.db
     """
-    rows = []
-    for study in all_studies(existing(storage)):
-        facts = _facts(study)
-        rows.append(
-            {k: facts[k] for k in ("name", "version", "finished", "best", "front", "space")}
-        )
+    rows = [_facts(study) for study in all_studies(existing(storage))]
     rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
     if as_json:
-        print_json(rows)
+        keys = ("name", "version", "finished", "best", "front", "space")
+        print_json([{key: value for key, value in row.items() if key in keys} for row in rows])
         return
     if not rows:
         print(f"No study in {without_password(storage)}.")
@@ -68,7 +64,7 @@ def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     for row in rows:
         best = f"{row['best']['value']:g}" if row["best"] else front_text(row["front"])
         space = row["space"]
-        parameters = f"{len(space['parameters'])} parameters" if space else "not stored"
+        parameters = counted(len(space["parameters"]), "parameter") if space else "not stored"
         table.add_row(literal(row["name"]), str(row["finished"]), best, parameters)
     console().print(table)
 
@@ -104,7 +100,8 @@ def show(name: Name, storage: Storage = STORAGE, as_json: AsJson = False) -> Non
     if space is None:
         print("It has no stored space: it was created with Optuna alone.")
         return
-    print(f"space '{space.name}', version {space.version}, {len(space.parameters)} parameters:")
+    parameters = counted(len(space.parameters), "parameter")
+    print(f"space '{space.name}', version {space.version}, {parameters}:")
     print(_space_text(space))
 
 
@@ -125,7 +122,7 @@ def diff(
     \b
     Examples:
       supermax study diff criteria space.yaml
-      supermax study diff criteria@2 criteria
+      supermax study diff criteria@1 criteria
     """
     backend = existing(storage)
     study = find_study(backend, name)
@@ -207,8 +204,8 @@ def retry(
     queued = queue_again(study, [known[s] for s in wanted])
     finished = sum(t.state.is_finished() for t in study.get_trials(deepcopy=False))
     print(
-        f"{len(queued)} trial(s) of '{study.study_name}' are queued. A search counts finished "
-        f"trials too: with --trials {finished + len(queued)} it runs them."
+        f"{counted(len(queued), 'trial')} of '{study.study_name}' queued. A search counts "
+        f"finished trials too: with --trials {finished + len(queued)} it runs them."
         if queued
         else f"'{study.study_name}' has nothing to retry."
     )
@@ -242,8 +239,8 @@ def delete(
     refuse_while_running(study)
     name, facts = study.study_name, _facts(study)
     print(
-        f"'{name}' has {facts['finished']} finished trial(s); {_count_unique(study)} of them are "
-        f"in no other version."
+        f"'{name}' has {counted(facts['finished'], 'finished trial')}; {_count_unique(study)} of "
+        f"them are in no other version."
     )
     if facts["best"]:
         print(f"The best is trial {facts['best']['number']} with {facts['best']['value']:g}.")
@@ -278,13 +275,37 @@ def _stored_space(study: Study) -> Space:
     return space
 
 
-def _facts(study: Study) -> dict[str, Any]:
+class _BestTrial(TypedDict):
+    number: int
+    value: float
+    params: dict[str, ParamValue]
+
+
+_Facts = TypedDict(
+    "_Facts",
+    {
+        "name": str,
+        "version": int,
+        "versions": list[str],
+        "directions": list[str],
+        "finished": int,
+        "states": dict[str, int],
+        "best": _BestTrial | None,
+        "front": int | None,
+        "carried": dict[str, int],
+        "from": object,
+        "space": dict[str, Any] | None,
+    },
+)
+
+
+def _facts(study: Study) -> _Facts:
     """Return a study as JSON, for scripts."""
     trials = study.get_trials(deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
-    best = None
+    best: _BestTrial | None = None
     if (first := best_of(trials, study.directions)) is not None:
-        best = {"number": first.number, "value": first.value, "params": plain_params(first)}
+        best = {"number": first.number, "value": first.values[0], "params": plain_params(first)}
     space = space_of(study)
     origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]
     attributes = study._storage.get_study_system_attrs(study._study_id)

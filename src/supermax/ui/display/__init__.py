@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TextIO
 
-from supermax.engine.events import Event, Listener
+from supermax.engine.events import Listener
 from supermax.ui.display.gauges import Gauges
 
 __all__ = ["display_for"]
@@ -24,7 +24,7 @@ def display_for(
     """
     stream = stream if stream is not None else sys.stderr
     if progress is False or stream is None:
-        return contextlib.nullcontext(_ignore)
+        return contextlib.nullcontext(lambda _: None)
     if _can_draw(stream):
         # Imported here, so that a run without a terminal does not import rich.
         from supermax.ui.display.live import LiveDisplay
@@ -33,10 +33,6 @@ def display_for(
     from supermax.ui.display.plain import PlainDisplay
 
     return PlainDisplay(stream)
-
-
-def _ignore(event: Event) -> None:
-    del event
 
 
 def _can_draw(stream: TextIO) -> bool:

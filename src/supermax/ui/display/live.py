@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TextIO
+from typing import IO, TextIO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.control import Control
@@ -71,8 +71,15 @@ class _LiveRender(LiveRender):
 class _Live(Live):
     """Live view that ignores errors while it draws: they must not end the run."""
 
-    def __init__(self, console: Console, **options: Any) -> None:
-        super().__init__(console=console, **options)
+    def __init__(self, console: Console, picture: Callable[[], RenderableType]) -> None:
+        # Printed lines go above the view, but only those of streams that are the terminal.
+        super().__init__(
+            console=console,
+            get_renderable=picture,
+            refresh_per_second=REFRESH_PER_SECOND,
+            redirect_stdout=_is_terminal(sys.stdout),
+            redirect_stderr=_is_terminal(sys.stderr),
+        )
         self._live_render = _LiveRender(console)
 
     def refresh(self) -> None:
@@ -87,14 +94,7 @@ def live_on(stream: TextIO, picture: Callable[[Console], RenderableType]) -> Liv
     console = _Console(
         file=stream, force_jupyter=False, markup=False, highlight=False, emoji=False
     )
-    # Printed lines go above the view, but only those of streams that are the terminal.
-    return _Live(
-        console,
-        get_renderable=lambda: picture(console),
-        refresh_per_second=REFRESH_PER_SECOND,
-        redirect_stdout=_is_terminal(sys.stdout),
-        redirect_stderr=_is_terminal(sys.stderr),
-    )
+    return _Live(console, lambda: picture(console))
 
 
 class LiveDisplay(AbstractContextManager["LiveDisplay"]):
@@ -110,7 +110,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         self._gauges = gauges
         self._lock = threading.RLock()  # a signal handler may run on the thread that holds it
         self._live = live_on(stream, self._draw)
-        self._redirected: list[tuple[logging.StreamHandler[Any], FileProxy]] = []
+        self._redirected: list[tuple[logging.StreamHandler[IO[str] | FileProxy], FileProxy]] = []
 
     def __enter__(self) -> LiveDisplay:
         with contextlib.suppress(Exception):
@@ -154,7 +154,7 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return False
 
 
-def _redirect_logging() -> Iterator[tuple[logging.StreamHandler[Any], FileProxy]]:
+def _redirect_logging() -> Iterator[tuple[logging.StreamHandler[IO[str] | FileProxy], FileProxy]]:
     """Print log lines above the view too: handlers keep the stream they were created with, so
     each one is given the proxy. Yields the handlers to restore."""
     proxies = [stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, FileProxy)]

@@ -53,7 +53,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
                 self._flush()  # suppressed lines come before this one
                 line = _finished(event, self.state)
                 self._write_limited(ev.TrialFinished, line, TRIALS_PER_INTERVAL)
-            case ev.FaultSeen(retried=False):
+            case ev.FaultSeen():
                 self._write_limited((event.kind, event.decision), _fault(event))
             case ev.Notice(text=notice):
                 self._write_limited(notice, notice)
@@ -135,8 +135,11 @@ def _opening(state: RunState) -> str:
 
 
 def _fault(event: ev.FaultSeen) -> str:
+    """Return kind, culprit, decision and message of a fault. Who the culprit is may change with
+    the next attempt, and so is left out before a retry."""
+    culprit = "" if event.retried else f" ({event.culprit})"
     return (
-        f"Trial {event.number}, attempt {event.attempt}: {event.kind} ({event.culprit}); "
+        f"Trial {event.number}, attempt {event.attempt}: {event.kind}{culprit}; "
         f"{event.decision}; {event.message}"
     )
 

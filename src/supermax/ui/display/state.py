@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from supermax._util.text import counted
 from supermax.engine import events as ev
 from supermax.engine.summary import Summary
 from supermax.engine.trial.notes import Fact
@@ -335,8 +336,7 @@ def _finished(event: ev.TrialFinished, trial: RunningTrial | None) -> FinishedTr
 def stopping_text(event: ev.RunStopping) -> str:
     if not event.running:
         return event.reason
-    trials = "trial" if event.running == 1 else "trials"
     return (
-        f"{event.reason}; {event.running} {trials} may run to the next report, 30 s at most; "
-        f"press Ctrl-C again to end at once"
+        f"{event.reason}; {counted(event.running, 'trial')} may run to the next report, 30 s at "
+        f"most; press Ctrl-C again to end at once"
     )

@@ -16,7 +16,7 @@ import platform
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -51,7 +51,7 @@ _DISK_TIMEOUT = 5.0  # seconds that the end of a run waits for a disk that hangs
 RUNNING, ENDED, KILLED, ELSEWHERE, SILENT = "running", "ended", "killed", "elsewhere", "silent"
 
 
-def snapshot(state: RunState) -> dict[str, Any]:
+def snapshot(state: RunState) -> dict[str, object]:
     """Return the state as JSON values. Times become Unix times, infinities and NaN text."""
     to_unix = state.wall() - state.clock()
 
@@ -97,7 +97,7 @@ def snapshot(state: RunState) -> dict[str, Any]:
     return {key: finite(value) for key, value in fields.items()}
 
 
-def _evaluated(state: RunState) -> dict[str, Any] | None:
+def _evaluated(state: RunState) -> dict[str, object] | None:
     if state.evaluated_on is None:
         return None
     return dict(zip(("split", "examples"), state.evaluated_on, strict=True))
@@ -105,7 +105,7 @@ def _evaluated(state: RunState) -> dict[str, Any] | None:
 
 def _trial(
     state: RunState, trial: RunningTrial, when: Callable[[float | None], float | None]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     pid = trial.pid or 0
     return {
         "trial": trial.number,
@@ -217,7 +217,7 @@ def _recent(trial: dict[str, Any]) -> FinishedTrial:
     )
 
 
-def write(path: Path, fields: dict[str, Any]) -> None:
+def write(path: Path, fields: Mapping[str, object]) -> None:
     """Replace the file atomically for readers; after a power cut it may be missing."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
