@@ -10,6 +10,7 @@ import pytest
 
 from supermax import testing
 from supermax._util.moved import MOVED
+from supermax.engine.run.provision import Provision, Refusal
 
 
 def current(former: str) -> str:
@@ -56,3 +57,12 @@ def test_the_former_name_of_a_search_works() -> None:
     with pytest.warns(DeprecationWarning, match="Tuning is now Search"):
         from supermax.search.search import Search, Tuning
     assert Tuning is Search
+
+
+def test_the_former_name_of_a_plan_works() -> None:
+    with pytest.warns(DeprecationWarning, match="how is now plan"):
+        former = Provision(1, how={"micro_batch": 2})
+    assert former == Provision(1, {"micro_batch": 2})
+    with pytest.warns(DeprecationWarning, match="Refused is now Refusal"):
+        from supermax.engine.run.provision import Refused
+    assert Refused is Refusal

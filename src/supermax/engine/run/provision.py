@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from numbers import Integral
 from typing import Protocol, TypeGuard
 
@@ -25,6 +26,15 @@ class Provision:
     """Memory that is reserved: device or host."""
     why: str = ""
     """Explanation for the user; not part of the plan."""
+    how: InitVar[dict[str, object] | None] = None
+    """Former name of `plan`, for one release."""
+
+    def __post_init__(self, how: dict[str, object] | None) -> None:
+        if how is not None:
+            warnings.warn(
+                "how is now plan; the former name will be removed.", DeprecationWarning, 3
+            )
+            object.__setattr__(self, "plan", how)
 
 
 @dataclass(frozen=True)
@@ -100,3 +110,13 @@ def checked_room(answer: object) -> int | None:
 
 def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def __getattr__(name: str) -> type[Refusal]:
+    """Return `Refusal` for its former name, with a DeprecationWarning."""
+    if name != "Refused":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "Refused is now Refusal; the former name will be removed.", DeprecationWarning, 2
+    )
+    return Refusal
