@@ -129,6 +129,7 @@ def test_a_trial_is_shown_with_curve_memory_and_attempts(playground: Path) -> No
         "optim.lr",
     ):
         assert words in said
+    assert "It has no log." in sm("show", "0", "--storage", "study.db")
     crashed = sm("show", "2", "--storage", "study.db")
     assert "signal SIGSEGV" in crashed
     assert "last words" in crashed

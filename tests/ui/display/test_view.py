@@ -281,7 +281,8 @@ class TestNarrower:
         stream = io.StringIO()
         console = _Console(file=stream, width=80, height=40, force_terminal=True)
         screen, state = Screen(80, 40), search()
-        live = _Live(console, get_renderable=lambda: draw(state, 40), auto_refresh=False)
+        live = _Live(console, lambda: draw(state, 40))
+        live.auto_refresh = False
         screen.feed("a line before the view\r\n")
 
         def refresh() -> None:

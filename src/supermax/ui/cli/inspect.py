@@ -147,7 +147,7 @@ def _print_faults_and_log(screen: Console, trial: TrialRecord) -> None:
         screen.print("Tail of its log:")
         screen.print(_indented(rest))
     elif not printed.strip():
-        screen.print("Its log is empty.")
+        screen.print("It has no log.")
 
 
 def _print_faults(screen: Console, found: list[FaultRecord]) -> str:
