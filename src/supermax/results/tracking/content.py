@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ class About:
     identity: str
     name: str
     objectives: Sequence[str]
-    experiment: dict[str, Any]
+    experiment: Mapping[str, object]
     """Configuration of a study of an agent; {} for others."""
 
     @property
@@ -203,18 +203,18 @@ def _files(about: About, trial: TrialRecord, faults: Sequence[FaultRecord]) -> d
     return files
 
 
-def _ledger(trial: TrialRecord) -> Iterator[dict[str, Any]]:
+def _ledger(trial: TrialRecord) -> Iterator[dict[str, object]]:
     """Yield launches, faults and stops, without output and tracebacks, which stay in the run
     folder."""
     for line in trial.folder.records():
         kept = {name: line[name] for name in _LEDGER_FIELDS if line.get(name) is not None}
         if isinstance(fault := line.get("fault"), dict):
-            kept["fault"] = {name: fault.get(name) for name in ("kind", "culprit")}
-            kept["fault"]["message"] = _message(str(fault.get("message", "")))
+            short = {name: fault.get(name) for name in ("kind", "culprit")}
+            kept["fault"] = short | {"message": _message(str(fault.get("message", "")))}
         yield kept
 
 
-def _json(data: Any) -> str:
+def _json(data: object) -> str:
     whole = json.dumps(data, indent=1, ensure_ascii=False, default=str)
     return whole.encode("utf-8", "backslashreplace").decode()
 
