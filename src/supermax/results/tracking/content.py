@@ -12,12 +12,13 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from supermax._util.text import masked
 from supermax.results.records import FaultRecord, TrialRecord
 from supermax.results.tracking.names import digest, key, text
 
+K = TypeVar("K")
 PREFIX = "supermax."
 KEY = f"{PREFIX}key"
 """Tag by which a run is found again, whichever process created it."""
@@ -142,7 +143,7 @@ def _points(about: About, trial: TrialRecord, end: int) -> list[Point]:
     """Return the final values, an agent's metrics, and the resources that the trial used."""
     notes = trial.notes
     found = {
-        **_numbers(trial.result.get("metrics")),
+        **_numbers(trial.result.get("metrics", {})),
         **_numbers({name: trial.result.get(name) for name in ("best_epoch", "parameters")}),
         **dict(zip(about.objectives, trial.values or (), strict=False)),
         "run/seconds": trial.seconds,
@@ -163,10 +164,8 @@ def _losses(trial: TrialRecord, start: int) -> list[Point]:
     return [Point(name, value, start, epoch) for epoch, value in numbers.items()]
 
 
-def _numbers(found: Any) -> dict[Any, float]:
+def _numbers(found: Mapping[K, object]) -> dict[K, float]:
     """Return the items that are numbers, including infinities and NaN, which MLflow stores."""
-    if not isinstance(found, dict):
-        return {}
     return {
         name: float(value)
         for name, value in found.items()
