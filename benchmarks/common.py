@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import psutil
 from rich.console import Console
@@ -31,10 +30,24 @@ class Line:
     met: bool
 
 
+def at_most(
+    name: str, ours: str, theirs: str, measured: float, limit: float, unit: str = "×"
+) -> Line:
+    return Line(name, ours, theirs, measured, f"at most {limit:g}{unit}", measured <= limit)
+
+
+def at_least(name: str, ours: str, theirs: str, measured: float, limit: float) -> Line:
+    return Line(name, ours, theirs, measured, f"at least {limit:g}×", measured >= limit)
+
+
+def unlimited(name: str, ours: str, theirs: str, measured: float) -> Line:
+    return Line(name, ours, theirs, measured, "(no threshold)", True)
+
+
 Bench = Callable[[str, float], list[Line]]
 
 
-def machine(packages: Sequence[str]) -> dict[str, Any]:
+def machine(packages: Sequence[str]) -> dict[str, object]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -15,11 +15,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import optuna
 import psutil
-from common import Line, main
+from common import Line, at_least, at_most, main, unlimited
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.model_selection import cross_val_score
@@ -31,21 +30,21 @@ from supermax.engine.storage.patient import PatientStorage
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-def noop(trial: Any) -> float:
+def noop(trial: optuna.Trial) -> float:
     return float(trial.suggest_float("x", 0.0, 1.0))
 
 
-def sleeping(trial: Any) -> float:
+def sleeping(trial: optuna.Trial) -> float:
     x = trial.suggest_float("x", 0.0, 1.0)
     time.sleep(0.05)
     return float(x)
 
 
-def first_line(trial: Any) -> float:
+def first_line(trial: optuna.Trial) -> float:
     return time.monotonic()  # one clock for all processes of a machine
 
 
-def cross_validated(trial: Any) -> float:
+def cross_validated(trial: optuna.Trial) -> float:
     """Run four folds in joblib processes, one per core."""
     trees = trial.suggest_int("trees", 20, 21)
     forest = RandomForestClassifier(n_estimators=trees, random_state=0)
@@ -79,24 +78,17 @@ def bench_noop(folder: str, scale: float) -> list[Line]:
     fresh = timed(
         lambda: supermax.optimize(new_study(folder, "fresh"), noop, n_trials=n, progress=False)
     )
-    ratio = ours / alone
+    theirs = f"{alone / n * 1e3:.1f} ms/trial"
+    each = "    the same, a fresh process for every trial"
     return [
-        Line(
+        at_most(
             f"(a) {n} no-op trials, one worker, cells reused",
             f"{ours / n * 1e3:.1f} ms/trial",
-            f"{alone / n * 1e3:.1f} ms/trial",
-            ratio,
-            "at most 1.5×",
-            ratio <= 1.5,
+            theirs,
+            ours / alone,
+            1.5,
         ),
-        Line(
-            "    the same, a fresh process for every trial",
-            f"{fresh / n * 1e3:.1f} ms/trial",
-            f"{alone / n * 1e3:.1f} ms/trial",
-            fresh / alone,
-            "(no threshold)",
-            True,
-        ),
+        unlimited(each, f"{fresh / n * 1e3:.1f} ms/trial", theirs, fresh / alone),
     ]
 
 
@@ -114,17 +106,9 @@ def bench_sleep(folder: str, scale: float) -> list[Line]:
             progress=False,
         )
     )
-    ratio = alone / ours
-    return [
-        Line(
-            f"(b) {n} trials of 50 ms, two workers, cells reused",
-            f"{n / ours:.1f} trials/s",
-            f"{n / alone:.1f} trials/s",
-            ratio,
-            "at least 1.8×",
-            ratio >= 1.8,
-        )
-    ]
+    name = f"(b) {n} trials of 50 ms, two workers, cells reused"
+    rates = f"{n / ours:.1f} trials/s", f"{n / alone:.1f} trials/s"
+    return [at_least(name, *rates, alone / ours, 1.8)]
 
 
 class Stopwatch:
@@ -135,10 +119,10 @@ class Stopwatch:
         self.marks: list[tuple[float, float]] = []  # (wall, inside) after each trial
         self._depth = 0
 
-    def wrap(self, owner: Any, name: str) -> None:
+    def wrap(self, owner: type, name: str) -> None:
         original = getattr(owner, name)
 
-        def measured(*args: Any, **kwargs: Any) -> Any:
+        def measured(*args: object, **kwargs: object) -> object:
             self._depth += 1
             started = time.perf_counter()
             try:
@@ -192,22 +176,15 @@ def bench_growth(folder: str, scale: float) -> list[Line]:
     late, optuna_late = watch.per_trial(n - tenth, n - 1)
     growth = (rss[-1] - rss[0]) / 1e6
     alone = alone_growth(folder, n)
+    name, sizes = f"(c) memory growth over {n} trials", (f"{growth:.0f} MB", f"{alone:.0f} MB")
     return [
-        Line(
-            f"(c) memory growth over {n} trials",
-            f"{growth:.0f} MB",
-            f"{alone:.0f} MB",
-            growth,
-            "under 60 MB",
-            growth < 60,
-        ),
-        Line(
+        at_most(name, *sizes, growth, 60, " MB"),
+        at_most(
             f"    harness time a trial, last {tenth} / first {tenth}",
             f"{late * 1e3:.2f} / {early * 1e3:.2f} ms",
             f"{optuna_late * 1e3:.1f} / {optuna_early * 1e3:.1f} ms in ask, tell, storage",
             late / early,
-            "at most 1.5×",
-            late / early <= 1.5,
+            1.5,
         ),
     ]
 
@@ -243,16 +220,9 @@ def bench_start(folder: str, scale: float) -> list[Line]:
         )
         median = statistics.median(waits)
         tail = statistics.quantiles(waits, n=20)[-1]
-        lines.append(
-            Line(
-                f"(d) task sent to first line, {name} cells",
-                f"median {median:.2f} ms, 95 % under {tail:.2f} ms",
-                "–",
-                median,
-                f"under {limit:g} ms",
-                median < limit,
-            )
-        )
+        title = f"(d) task sent to first line, {name} cells"
+        found = f"median {median:.2f} ms, 95 % under {tail:.2f} ms"
+        lines.append(at_most(title, found, "–", median, limit, " ms"))
     return lines
 
 
@@ -268,34 +238,22 @@ def bench_joblib(folder: str, scale: float) -> list[Line]:
         run(callbacks=[lambda *_: ends.append(time.perf_counter())])
         return (ends[-1] - ends[0]) / (n - 1)
 
-    def optimize(name: str, **options: Any) -> Callable[..., object]:
+    def optimize(name: str, reuse_cells: bool) -> Callable[..., object]:
         study = new_study(folder, name)
         return functools.partial(
-            supermax.optimize, study, cross_validated, n, progress=False, **options
+            supermax.optimize, study, cross_validated, n, progress=False, reuse_cells=reuse_cells
         )
 
     alone_study = new_study(folder, "alone")
     alone = seconds_per_trial(functools.partial(alone_study.optimize, cross_validated, n_trials=n))
-    reused = seconds_per_trial(optimize("reused", reuse_cells=True))
-    fresh = seconds_per_trial(optimize("fresh"))
-    optuna_rate = f"{alone:.2f} s/trial"
+    reused = seconds_per_trial(optimize("reused", True))
+    fresh = seconds_per_trial(optimize("fresh", False))
+    theirs = f"{alone:.2f} s/trial"
+    name = f"(e) {n} trials with n_jobs=-1, cells reused, from the second on"
+    each = "    the same, a fresh process for every trial"
     return [
-        Line(
-            f"(e) {n} trials with n_jobs=-1, cells reused, from the second on",
-            f"{reused:.2f} s/trial",
-            optuna_rate,
-            reused / alone,
-            "at most 1.5×",
-            reused <= 1.5 * alone,
-        ),
-        Line(
-            "    the same, a fresh process for every trial",
-            f"{fresh:.2f} s/trial",
-            optuna_rate,
-            fresh / alone,
-            "(no threshold)",
-            True,
-        ),
+        at_most(name, f"{reused:.2f} s/trial", theirs, reused / alone, 1.5),
+        unlimited(each, f"{fresh:.2f} s/trial", theirs, fresh / alone),
     ]
 
 

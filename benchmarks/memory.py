@@ -6,8 +6,8 @@
     python benchmarks/memory.py table            summary of the results so far
 
 A part stops after --seconds; the same command continues it. Every measurement is a line in
---results (default: benchmarks/results/memory-DATE.jsonl). `table` prints a summary and writes the
-dated JSON beside it.
+--results (default: benchmarks/results/memory-DATE.jsonl). `table` prints a summary and writes it
+as dated JSON beside them.
 """
 
 from __future__ import annotations
@@ -50,20 +50,19 @@ from supermax.training.steps.memory_limits import limit_memory
 BUDGET = 24 << 30
 BF16 = Execution(device="cuda", precision="bf16")
 FAMILIES = list(FULL)
-CONCURRENCY = ("concurrency", "packing")  # its name in results of 2026-11-15
-Todo = Callable[[int, str], bool]
-"""Predicate by number and key: True if a configuration is still to be measured here."""
+Line = dict[str, Any]
+Keep = Callable[[Line], None]
+Todo = Callable[[str], bool]
+"""Predicate by key: True if a configuration is still to be measured."""
 # Fixed rules that the planner replaced: for large encoders a batch of at most 16 and at most 288
 # tokens, which are 108 of the 546 combinations.
 LARGE = ("bert-large-uncased", "roberta-large", "microsoft/deberta-v3-large")
 
 
-def wanted(encoder: str, batch: int, length: int, **more: Any) -> Config:
-    drop = {"dropout": 0.1, "attention_dropout": 0.1, **more.pop("details", {})}
+def wanted(encoder: str, batch: int, length: int, details: Line, **more: object) -> Config:
     return read_config(
         {
-            "agent": more.pop("agent", "criteria"),
-            "encoder": {"name": f"{UNTRAINED}{encoder}", **drop},
+            "encoder": {"name": f"{UNTRAINED}{encoder}", **details},
             "text": {"max_length": length},
             "train": {"effective_batch": batch},
             **more,
@@ -105,14 +104,12 @@ def configurations() -> Iterator[tuple[str, Config, int, bool, int]]:
             yield encoder, config, batch, checkpointing, times
 
 
-def estimates(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
-    for i, (encoder, config, batch, checkpointing, times) in enumerate(configurations()):
+def estimates(todo: Todo, keep: Keep) -> None:
+    for encoder, config, batch, checkpointing, times in configurations():
         key = f"estimate {config.model_dump_json()} {batch} {checkpointing} {times}"
-        if not todo(i, key):
+        if not todo(key):
             continue
-        execution = Execution(
-            **{**vars(BF16), "micro_batch": batch, "checkpoint_activations": checkpointing}
-        )
+        execution = replace(BF16, micro_batch=batch, checkpoint_activations=checkpointing)
         sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
         spec = spec_of(config, sources, execution)
         found = need(spec, Split(batch, checkpointing, evaluated=0))
@@ -159,11 +156,11 @@ def drawn(count: int) -> list[tuple[str, Config, int, int]]:
     return found
 
 
-def sweep(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
+def sweep(todo: Todo, keep: Keep) -> None:
     log = MeasurementLog(Path(tempfile.mkdtemp()), "sweep", "now")
     for i, (encoder, config, batch, times) in enumerate(drawn(220)):
         key = f"sweep {i}"
-        if not todo(i, key):
+        if not todo(key):
             continue
         keep(
             {
@@ -178,7 +175,7 @@ def sweep(todo: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
         )
 
 
-def _swept(config: Config, log: MeasurementLog, batch: int) -> dict[str, Any]:
+def _swept(config: Config, log: MeasurementLog, batch: int) -> Line:
     spec = spec_of(config, [find(config.encoder.name)], BF16)
     failed: list[Failed] = []
     while True:
@@ -189,13 +186,11 @@ def _swept(config: Config, log: MeasurementLog, batch: int) -> dict[str, Any]:
         facts = {"replans": len(failed), "as_asked": need(spec, Split(batch)).total}
         if not isinstance(found, Plan):
             return facts | {"lost": True}
-        execution = Execution(
-            **{
-                **vars(BF16),
-                "micro_batch": found.split.micro_batch,
-                "checkpoint_activations": found.split.checkpointing,
-                "memory": found.need.reserved,
-            }
+        execution = replace(
+            BF16,
+            micro_batch=found.split.micro_batch,
+            checkpoint_activations=found.split.checkpointing,
+            memory=found.need.reserved,
         )
         limit_memory(execution)
         try:
@@ -238,7 +233,7 @@ def _swept(config: Config, log: MeasurementLog, batch: int) -> dict[str, Any]:
 # Concurrent trials.
 
 
-def concurrency(_: Todo, keep: Callable[[dict[str, Any]], None]) -> None:
+def concurrency(_: Todo, keep: Keep) -> None:
     from memory_concurrency import measured  # its own module: cells import what they run
 
     for workers in (4, 1, 8, 2):
@@ -266,9 +261,7 @@ def plannable() -> dict[str, dict[str, int]]:
         for batch in (8, 12, 16, 24, 32, 48, 64):
             for times in (1, 2, 3, 4, 6, 8):
                 for length in range(128, 513, 32):
-                    spec = type(base)(
-                        **{**vars(base), "effective_batch": batch * times, "length": length}
-                    )
+                    spec = replace(base, effective_batch=batch * times, length=length)
                     allowed = encoder not in LARGE or (batch <= 16 and length <= 288)
                     # As with the fixed rules: eager steps, the best weights in a file.
                     eager = replace(spec, captured=False), Split(batch, best_on_host=True)
@@ -283,7 +276,7 @@ def plannable() -> dict[str, dict[str, int]]:
     return found
 
 
-def table(lines: list[dict[str, Any]], path: Path) -> int:
+def table(lines: list[Line], path: Path) -> int:
     rows: list[tuple[str, str, str, bool]] = []
     some = [line for line in lines if line["part"] == "estimates"]
     if some:
@@ -307,25 +300,13 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
             ("lost to memory", str(lost), "0", lost == 0),
             ("needed a second plan", f"{share:.1%}", "<= 2 %", share <= 0.02),
         ]
-    for line in (line for line in lines if line["part"] in CONCURRENCY):
-        rows.append(
-            (
-                f"24 trials, {line['workers']} at a time",
-                f"{line['per_hour']:.0f} an hour, {line['highest'] / 2**30:.1f} GiB",
-                "",
-                True,
-            )
-        )
+    for line in (line for line in lines if line["part"] == "concurrency"):
+        found = f"{line['per_hour']:.0f} an hour, {line['highest'] / 2**30:.1f} GiB"
+        rows.append((f"24 trials, {line['workers']} at a time", found, "", True))
     rules = plannable()
     planned = all(t["plannable"] == t["combinations"] for t in rules.values())
-    rows.append(
-        (
-            "of 546 combinations plannable, each encoder",
-            "all" if planned else "not all",
-            "all",
-            planned,
-        )
-    )
+    name = "of 546 combinations plannable, each encoder"
+    rows.append((name, "all" if planned else "not all", "all", planned))
     shown = Table("what", "measured", "threshold", "")
     for name, measured, threshold, met in rows:
         shown.add_row(name, measured, threshold, "met" if met else "MISSED")
@@ -335,17 +316,9 @@ def table(lines: list[dict[str, Any]], path: Path) -> int:
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "rows": rows,
         "older_rules": rules,
-        "lines": lines,
     }
     path.with_suffix(".json").write_text(json.dumps(kept, indent=1) + "\n")
     return 0 if all(met for *_, met in rows) else 1
-
-
-def _shard(words: str) -> tuple[int, int]:
-    number, _, of = words.partition("/")
-    if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        raise argparse.ArgumentTypeError(f"write 0/4 to 3/4 for four of them, not {words!r}")
-    return int(number), int(of)
 
 
 def main() -> int:
@@ -354,22 +327,18 @@ def main() -> int:
     )
     parser.add_argument("part", choices=["estimates", "sweep", "concurrency", "table"])
     parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument(
-        "--shard", type=_shard, default="0/1", help="1/4: the second of four parallel parts"
-    )
     name = f"memory-{date.today().isoformat()}.jsonl"
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / name)
     options = parser.parse_args()
     path, until = options.results, time.monotonic() + options.seconds
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    shard, of = options.shard
     done = {line["key"] for line in lines}
 
     class TimeIsUp(Exception):
         pass
 
-    def keep(line: dict[str, Any]) -> None:
+    def keep(line: Line) -> None:
         lines.append(line)
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -379,7 +348,7 @@ def main() -> int:
     if options.part != "table":
         try:
             {"estimates": estimates, "sweep": sweep, "concurrency": concurrency}[options.part](
-                lambda i, key: i % of == shard and key not in done, keep
+                lambda key: key not in done, keep
             )
         except TimeIsUp:
             print("Time is up; the same command continues.", file=sys.stderr)

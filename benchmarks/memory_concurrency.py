@@ -6,7 +6,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from supermax.memory.devices import gpus, named
 from supermax.search.search import Search
@@ -25,7 +24,7 @@ parameters:
 """
 
 
-def measured(workers: int, posts: int = 30) -> dict[str, Any]:
+def measured(workers: int) -> dict[str, object]:
     """Return trials per hour, from the start of the first trial, and the peak device memory."""
     peak, ended = [0], threading.Event()
 
@@ -37,7 +36,7 @@ def measured(workers: int, posts: int = 30) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         tuning = Search(
             "criteria",
-            synthetic(posts, difficulty=0.5, seed=0, max_words=24),
+            synthetic(30, difficulty=0.5, seed=0, max_words=24),
             str(Path(folder) / "s.db"),
             Path(folder) / "cache",
             space=loads(SPACE),
@@ -55,13 +54,10 @@ def measured(workers: int, posts: int = 30) -> dict[str, Any]:
     trials = [trial for trial in tuned.study.trials if trial.state.name == "COMPLETE"]
     first = min(t.datetime_start.timestamp() for t in trials if t.datetime_start)
     last = max(t.datetime_complete.timestamp() for t in trials if t.datetime_complete)
-    ends = sorted(t.datetime_complete.timestamp() for t in trials if t.datetime_complete)
-    steady = ends[len(ends) // 3 :]
     return {
         "complete": len(trials),
         "seconds": seconds,
         "per_hour": 3600 * len(trials) / (last - first),
-        "per_hour_steady": 3600 * (len(steady) - 1) / (steady[-1] - steady[0]),
         "highest": peak[0],
         "faults": tuned.summary.faults,
         "cells": tuned.summary.cells,

@@ -8,8 +8,7 @@ label, split) and SQuAD 2.0 questions (squad2-dev.csv: passage, asked, answer, s
 .csv or .csv.gz. ENCODER: a folder or a name that transformers loads. A process does `--each` runs;
 each result is a line in --results, and existing results are not run again. Other sides: "ours
 eager", "ours compiled" (other step executors), "ours padded" (random batches without packing),
-"ours sorted" (pools of fifty batches sorted by length), "ours hf init" (heads initialised as
-transformers does).
+"ours sorted" (pools of fifty batches sorted by length).
 """
 
 from __future__ import annotations
@@ -31,13 +30,12 @@ from typing import Any
 import torch
 from parity_data import TASKS, read
 
-_EXECUTION: dict[str, dict[str, Any]] = {
+_EXECUTION = {
     "ours": {"compiled": False},
     "ours eager": {"captured": False},
     "ours compiled": {"compiled": True},
     "ours padded": {"compiled": False},
     "ours sorted": {"compiled": False},
-    "ours hf init": {"compiled": False},
 }
 SIDES = ("plain", *_EXECUTION)
 Line = dict[str, Any]

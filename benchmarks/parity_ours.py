@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from supermax.training.loop import train as train_trial
 from supermax.training.models import assembly
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.base import Execution
+from supermax.training.steps.batches import Indices
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -87,15 +88,15 @@ class EpochMetrics:
     def report(self, value: float, epoch: int) -> None:
         self.epochs.append(metrics_of(self._prepared.evaluate(), self._held))
 
-    def note(self, **facts: Any) -> None: ...
+    def note(self, *, epoch: float, samples_per_second: float | None) -> None: ...
 
     def should_prune(self) -> bool:
         return False
 
-    def prune(self) -> Any:
+    def prune(self) -> NoReturn:
         raise AssertionError
 
-    def stop(self) -> Any:
+    def stop(self) -> NoReturn:
         raise AssertionError
 
 
@@ -105,22 +106,9 @@ def change(side: str) -> None:
         assembly.can_pack = lambda _: False  # type: ignore[assignment]
     elif side == "ours sorted":
         loop.order = sorted_pools  # type: ignore[assignment]
-    elif side == "ours hf init":
-        made = assembly.Model.__init__
-
-        def initialised(self: Any, *args: Any) -> None:
-            made(self, *args)
-            for name, parameter in self.named_parameters():
-                if not name.startswith("encoders."):
-                    if parameter.ndim > 1:
-                        torch.nn.init.normal_(parameter, std=0.02)
-                    else:
-                        torch.nn.init.zeros_(parameter)
-
-        assembly.Model.__init__ = initialised  # type: ignore[method-assign]
 
 
-def sorted_pools(lengths: Any, size: int, seed: int, epoch: int) -> list[Any]:
+def sorted_pools(lengths: Indices, size: int, seed: int, epoch: int) -> list[Indices]:
     """Return batches of similar length, from pools of fifty batches."""
     rng = np.random.Generator(np.random.PCG64([seed, epoch]))
     shuffled, pool = rng.permutation(len(lengths)), 50 * size
@@ -138,7 +126,7 @@ def train(
     labels: list[str],
     seed: int,
     cache: Path,
-    **execution: Any,
+    **execution: bool,
 ) -> list[dict[str, float]]:
     precision = "bf16" if DEVICE == "cuda" else "fp32"
     prepared = prepare(

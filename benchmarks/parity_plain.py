@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from parity_data import CLIP, DECAY, DROPOUT, WARMUP, Answer, Row, Task, answer_metrics, macro_f1
@@ -19,6 +18,7 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    PreTrainedTokenizerBase,
     get_linear_schedule_with_warmup,
 )
 
@@ -39,7 +39,9 @@ class Feature:
     offsets: tuple[tuple[int, int], ...] = ()
 
 
-def class_features(rows: list[Row], tokenizer: Any, length: int) -> list[Feature]:
+def class_features(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, length: int
+) -> list[Feature]:
     texts = [r.text for r in rows]
     pairs = ([r.question for r in rows], texts) if rows[0].question else (texts,)
     cut = "only_second" if rows[0].question else True
@@ -51,7 +53,9 @@ def class_features(rows: list[Row], tokenizer: Any, length: int) -> list[Feature
     ]
 
 
-def span_features(rows: list[Row], tokenizer: Any, length: int, stride: int) -> list[Feature]:
+def span_features(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, length: int, stride: int
+) -> list[Feature]:
     """Return windows of a passage. The target is position 0 if a window lacks the whole answer."""
     encoded = tokenizer(
         [r.question for r in rows],
@@ -241,7 +245,9 @@ def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def evaluate(task: Task, model: nn.Module, tokenizer: Any, held: list[Row]) -> dict[str, float]:
+def evaluate(
+    task: Task, model: nn.Module, tokenizer: PreTrainedTokenizerBase, held: list[Row]
+) -> dict[str, float]:
     model.eval()
     found: dict[str, float] = {}
 

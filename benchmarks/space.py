@@ -15,12 +15,12 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import optuna
-from common import Line, main
+from common import Line, at_most, main
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
@@ -37,7 +37,7 @@ WALLS = {"20 %": 2 - 0.4**0.5, "80 %": 0.4**0.5}
 TRIALS, SEEDS = 200, 30
 
 
-def value(config: dict[str, Any]) -> float:
+def value(config: Mapping[str, Any]) -> float:
     distance = (config["x"] - 0.9) ** 2 + (config["y"] - 0.9) ** 2
     return float(
         distance
@@ -97,16 +97,9 @@ def bench_wasted(folder: str, scale: float) -> list[Line]:
         peers = (
             f"{wasted['prune']:.0%} pruning, {wasted['set_constraint']:.0%} with set_constraint"
         )
-        lines.append(
-            Line(
-                f"{share} infeasible: trials wasted of {TRIALS}",
-                f"{wasted['space']:.0%}",
-                peers,
-                wasted["space"],
-                "0",
-                wasted["space"] == 0,
-            )
-        )
+        name = f"{share} infeasible: trials wasted of {TRIALS}"
+        share_wasted = wasted["space"]
+        lines.append(Line(name, f"{share_wasted:.0%}", peers, share_wasted, "0", not share_wasted))
         best_peer = min(best["prune"], best["set_constraint"])
         lines.append(
             Line(
@@ -169,42 +162,9 @@ def bench_draw(folder: str, scale: float) -> list[Line]:
     for name, make in makers.items():
         theirs = seconds_a_draw(space, make(), trials, n)
         ours = seconds_a_draw(space, sampler_for(space, make(), seed=0), trials, n)
-        ratio = ours / theirs
-        lines.append(
-            Line(
-                f"a draw of {len(space.parameters)} parameters at 1,000 trials: {name}",
-                f"{ours * 1e3:.1f} ms",
-                f"{theirs * 1e3:.1f} ms",
-                ratio,
-                "at most 1.2×",
-                ratio <= 1.2,
-            )
-        )
-    return lines + draws_a_trial(scale)
-
-
-def draws_a_trial(scale: float) -> list[Line]:
-    """Count the draws per trial in a space with constraints."""
-    lines = []
-    n = max(50, int(300 * scale))
-    for share, limit in WALLS.items():
-        space = walled(limit)
-        for name in ("tpe", "random"):
-            sampler = sampler_for(space, name, seed=0)
-            study = optuna.create_study(sampler=sampler)
-            study.optimize(lambda trial, space=space: value(space.sample(trial)), n_trials=n)
-            drawn = sorted(sampler.draws.elements())
-            mean = statistics.mean(drawn)
-            lines.append(
-                Line(
-                    f"draws per trial, {share} infeasible, {name}",
-                    f"mean {mean:.1f}, median {drawn[n // 2]}, maximum {drawn[-1]}",
-                    "–",
-                    mean,
-                    "(shown)",
-                    True,
-                )
-            )
+        title = f"a draw of {len(space.parameters)} parameters at 1,000 trials: {name}"
+        times = f"{ours * 1e3:.1f} ms", f"{theirs * 1e3:.1f} ms"
+        lines.append(at_most(title, *times, ours / theirs, 1.2))
     return lines
 
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -32,7 +31,7 @@ from speed_tasks import (
     corpus_of,
     validation_of,
 )
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import get_linear_schedule_with_warmup
 
 from supermax.training.prepare import max_input_length
@@ -40,7 +39,7 @@ from supermax.training.prepare import max_input_length
 PADDED_LENGTH = 384
 WARM_UP = 8
 """Steps of a worker before its first trial."""
-Batches = DataLoader[Any]
+Batches = DataLoader[Row]
 
 
 def open_study(storage: str | None, number: int = 0) -> optuna.Study:
@@ -59,26 +58,15 @@ def suggested(trial: optuna.Trial) -> Choice:
     return Choice(trial.suggest_float("rate", 0, 1), trial.suggest_float("dropout", 0, 1))
 
 
-class _Rows(Dataset[Row]):
-    def __init__(self, rows: list[Row]) -> None:
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: int) -> Row:
-        return self._rows[place]
-
-
 class BaselineLoop:
     """Training as in the module's docstring: the baseline, not a recommendation."""
 
     def __init__(self, peer: Peer, rows: list[Row], some: list[Row], tried: Choice) -> None:
         self._network = peer.network(tried.dropout).to(DEVICE)
         self._batches: Batches = DataLoader(
-            _Rows(rows), batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
+            rows, batch_size=peer.what.batch, shuffle=True, collate_fn=_collated
         )
-        self._some: Batches = DataLoader(_Rows(some), batch_size=EVALUATED, collate_fn=_collated)
+        self._some: Batches = DataLoader(some, batch_size=EVALUATED, collate_fn=_collated)
         parameters = self._network.parameters()
         self._optimizer = torch.optim.AdamW(parameters, lr=tried.rate, weight_decay=0.0)
         updates = len(self._batches) * EPOCHS
@@ -154,7 +142,7 @@ def work(task: str, storage: str, number: int, seconds: float, folder: Path) -> 
     what = TASKS[task]
     corpus = corpus_of(what)
     peer = Peer(what, corpus, folder)
-    padded: dict[str, Any] = {
+    padded: dict[str, object] = {
         "max_length": min(PADDED_LENGTH, max_input_length(peer.source)), "padding": "max_length"
     }  # fmt: skip
     rows, some = peer.rows(corpus, **padded), peer.rows(validation_of(corpus), **padded)

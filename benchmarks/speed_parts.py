@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
-from speed_kernels import (
-    ATTENTION,
-    CLIPPING,
-    MATRIX,
-    OPTIMIZER,
-    PARTS,
-    Operations,
-    busy,
-    counted,
-    part_of,
-    useful,
-)
 from speed_tasks import (
     TASKS,
     Keep,
@@ -36,14 +25,35 @@ from speed_tasks import (
     execution,
 )
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from supermax.training.loop import train_without_validation
+from supermax.training.models.assembly import Inputs
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
-from supermax.training.steps.batches import order
+from supermax.training.steps.base import Execution, batch_normalisers
+from supermax.training.steps.batches import Batch, Indices, collate, order
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
 from supermax.training.steps.executors import Epoch
 
+MATRIX, ATTENTION, OPTIMIZER = "matrix products", "attention", "optimizer"
+CLIPPING, COPIES, REDUCTIONS = "clipping", "casts and copies", "reductions (bias gradients)"
+ELEMENTS, EMBEDDING, REST = "norms, activations, dropout", "embedding", "rest"
+PARTS = (
+    MATRIX, ATTENTION, OPTIMIZER, CLIPPING, COPIES, REDUCTIONS, ELEMENTS, EMBEDDING, REST,
+)  # fmt: skip
+_NAMES = [
+    (COPIES, r"copyfunctor"),
+    (OPTIMIZER, r"adam|fusedoptimizer"),
+    (CLIPPING, r"multi_tensor|foreach|lpnorm|normtwoops|clip"),
+    (ATTENTION, r"fmha|flash|attention|sdpa|softmax"),
+    (MATRIX, r"gemm|gemv|cutlass|nvjet|xmma|splitk|cublas|triton_tem|_bmm|_addmm"),
+    (EMBEDDING, r"embedding|index|gather|scatter|segment|radix|sort|unique"),
+    (ELEMENTS, r"layer_?norm|gammabeta|gradinput|gelu|dropout|tanh|erf|philox"),
+    (REDUCTIONS, r"reduce|triton_(red|per)_|cunn_.*sum"),
+    (COPIES, r"copy|memcpy|memset|fill|catarray|transpose"),
+    (ELEMENTS, r"elementwise|triton_|_kernel_cuda"),
+]
+"""Kinds by pattern: the first that matches the lower-case name of a kernel."""
 STEPS = 20
 IDLE = "idle between kernels"
 _SIDE = 8192
@@ -83,7 +93,7 @@ def bandwidth() -> float:
     return 2 * _COPIED / _best_seconds(lambda: there.copy_(source))
 
 
-def _best_seconds(work: Callable[[], Any]) -> float:
+def _best_seconds(work: Callable[[], object]) -> float:
     """Return the seconds of one call, in the best of several rounds."""
     work()
     rounds = []
@@ -122,7 +132,6 @@ def _profiled(what: Task, folder: Path, how: Execution, best: dict[str, float]) 
         "step_ms": 1000 * seconds,
         "rows": [row | {"floor_ms": floors.get(str(row["part"]))} for row in rows]
         + [{"part": IDLE, "ms": 1000 * idle, "floor_ms": 0.0}],
-        "others": _others(kernels, steps),
         "kernels": len(kernels) / steps,
         "operations_done": done.all,
         "operations_useful": needed.all,
@@ -160,16 +169,6 @@ def _by_part(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, f
     for name, start, end in kernels:
         found[part_of(name)] += (end - start) / steps
     return found
-
-
-def _others(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, float]:
-    """Return the longest kernels other than matrix products, in ms per step."""
-    found: dict[str, float] = defaultdict(float)
-    for name, start, end in kernels:
-        if (part := part_of(name)) != MATRIX:
-            found[f"{part}: {name[:120]}"] += 1000 * (end - start) / steps
-    longest = sorted(found.items(), key=lambda item: -item[1])[:24]
-    return {name: round(ms, 4) for name, ms in longest}
 
 
 def _operations(
@@ -215,3 +214,78 @@ def _floors(prepared: Prepared, done: Operations, best: dict[str, float]) -> dic
     floors[MATRIX] = 1000 * done.products / best["matrix_rate"]
     floors[ATTENTION] = 1000 * done.attention / best["matrix_rate"]
     return floors
+
+
+# Kinds of kernels, and operations of a step.
+
+
+def part_of(kernel: str) -> str:
+    name = kernel.lower()
+    return next((part for part, found in _NAMES if re.search(found, name)), REST)
+
+
+def busy(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the time during which at least one of the spans is active."""
+    total, until = 0.0, -np.inf
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return float(total)
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Floating point operations of one step."""
+
+    products: float
+    attention: float
+
+    @property
+    def all(self) -> float:
+        return self.products + self.attention
+
+    def __add__(self, other: Operations) -> Operations:
+        return Operations(self.products + other.products, self.attention + other.attention)
+
+    def over(self, steps: int) -> Operations:
+        return Operations(self.products / steps, self.attention / steps)
+
+
+def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operations:
+    """Count the operations of one eager step on `rows` rows of the padded length."""
+    data = eager.train
+    batch = resized(collate(data.views, eager.pads, data.rows(indices)), rows, length)
+    normalisers = batch_normalisers(*data.targets(indices), eager.weights)
+    device = eager.execution.device
+    moved = Batch(
+        tuple(Inputs(*(t.to(device) for t in (o.ids, o.mask, o.types))) for o in batch.inputs),
+        *(t.to(device) for t in (batch.labels, batch.starts, batch.ends)),
+    )
+    eager.model.train()
+    with FlopCounterMode(display=False) as counter:
+        eager.step.micro(moved, normalisers)
+    eager.step.optimizer.zero_grad(set_to_none=True)
+    by_name = {str(op): n for op, n in counter.get_flop_counts()["Global"].items()}
+    attention = sum(n for op, n in by_name.items() if "attention" in op or "bmm" in op)
+    return Operations(sum(by_name.values()) - attention, attention)
+
+
+def resized(batch: Batch, size: int, length: int) -> Batch:
+    """Return a batch of the shape of a captured step; its contents do not matter."""
+
+    def padded(part: torch.Tensor) -> torch.Tensor:
+        rows = part[torch.arange(size) % len(part)]
+        return torch.nn.functional.pad(rows, (0, length - part.shape[1]), value=0)
+
+    inputs = tuple(Inputs(*map(padded, (one.ids, one.mask, one.types))) for one in batch.inputs)
+    places = torch.arange(size) % len(batch.labels)
+    return Batch(inputs, batch.labels[places], batch.starts[places], batch.ends[places])
+
+
+def useful(done: Operations, lengths: Sequence[int], size: int, length: int) -> Operations:
+    """Return operations without padding: products scale with tokens, attention with squares."""
+    tokens = np.asarray(lengths, dtype=np.float64)
+    return Operations(
+        done.products * float(tokens.sum()) / (size * length),
+        done.attention * float((tokens**2).sum()) / (size * length**2),
+    )

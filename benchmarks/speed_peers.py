@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.metrics import f1_score
+from numpy.typing import ArrayLike
 from speed_tasks import CLIP, DEVICE, MIXED, WARMUP, Task, config_of
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -54,13 +53,13 @@ class Peer:
         texts = [text for e in corpus.examples for text in (e.question, e.text) if text]
         self.tokenizer = tokenizer_for(self.source, texts, folder)
 
-    def network(self, dropout: float = 0.1) -> Network:
+    def network(self, dropout: float | None = 0.1) -> Network:
         """Return a new network with the same initial weights."""
         torch.manual_seed(1)
         made = prepared_config(self.source, dropout, dropout, **special_ids(self.tokenizer))
         return Network(Model(config_of(self.what), [load_encoder(self.source, made)], 2))
 
-    def rows(self, corpus: Corpus, **more: Any) -> list[Row]:
+    def rows(self, corpus: Corpus, **more: object) -> list[Row]:
         cut = {"truncation": True, "max_length": self.what.length, "return_token_type_ids": True}
         return [
             {**self.tokenizer(e.question, e.text, **(cut | more)), "label": e.label}
@@ -68,23 +67,23 @@ class Peer:
         ]
 
 
-def training_arguments(what: Task, folder: Path, **more: Any) -> TrainingArguments:
+def training_arguments(what: Task, folder: Path, **more: object) -> TrainingArguments:
     """Return arguments for bf16, dynamic padding and grouping by length."""
-    return TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=what.batch,
-        per_device_eval_batch_size=EVALUATED,
-        warmup_steps=WARMUP,
-        max_grad_norm=CLIP,
-        bf16=DEVICE == "cuda",
-        use_cpu=DEVICE == "cpu",
-        train_sampling_strategy="group_by_length",
-        report_to=[],
-        save_strategy="no",
-        logging_strategy="epoch",
-        disable_tqdm=True,
-        **more,
-    )
+    usual = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": what.batch,
+        "per_device_eval_batch_size": EVALUATED,
+        "warmup_steps": WARMUP,
+        "max_grad_norm": CLIP,
+        "bf16": DEVICE == "cuda",
+        "use_cpu": DEVICE == "cpu",
+        "train_sampling_strategy": "group_by_length",
+        "report_to": [],
+        "save_strategy": "no",
+        "logging_strategy": "epoch",
+        "disable_tqdm": True,
+    }
+    return TrainingArguments(**(usual | more))
 
 
 class BareLoop:
@@ -154,5 +153,7 @@ def on_device(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v.pin_memory().to(DEVICE, non_blocking=True) for k, v in batch.items()}
 
 
-def macro_f1(truth: Any, found: NDArray[Any]) -> float:
+def macro_f1(truth: ArrayLike, found: ArrayLike) -> float:
+    from sklearn.metrics import f1_score  # 100 MB that training.py must not count
+
     return float(f1_score(truth, found, average="macro"))

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -21,7 +20,7 @@ from speed_baseline import open_study, suggested
 from speed_peers import BareLoop, Peer, macro_f1, training_arguments
 from speed_tasks import EPOCHS, TASKS, Line, Task, choice, corpus_of, validation_of
 from speed_trials import BASELINE_SECONDS, BASELINE_WORKERS, Finished, finished_of, summarised
-from transformers import Trainer
+from transformers import EvalPrediction, Trainer
 
 
 def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
@@ -31,7 +30,7 @@ def trainer_search(what: Task, number: int, since: float, folder: Path) -> Line:
     ends: list[float] = []
     values: list[float] = []
 
-    def metrics(prediction: Any) -> dict[str, float]:
+    def metrics(prediction: EvalPrediction) -> dict[str, float]:
         return {"f1": macro_f1(prediction.label_ids, np.argmax(prediction.predictions, axis=-1))}
 
     def objective(found: dict[str, float]) -> float:

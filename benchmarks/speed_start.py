@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from speed_tasks import (
@@ -81,9 +81,11 @@ def first_step(prepared: Prepared) -> None:
     synchronize()
 
 
-def made(what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS, **more: Any) -> Prepared:
+def made(
+    what: Task, corpus: Corpus, folder: Path, epochs: int = EPOCHS, dropout: float = 0.1
+) -> Prepared:
     return prepare(
-        config_of(what, epochs, **more),
+        config_of(what, epochs, dropout=dropout),
         corpus,
         validation_of(corpus),
         cache=folder,

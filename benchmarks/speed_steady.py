@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import groupby, pairwise, product
 from pathlib import Path
-from typing import Any
 
 import torch
 from speed_cells import get_ready, several
@@ -87,7 +86,7 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+    def on_epoch_end(self, *_: object, **__: object) -> None:
         synchronize()
         self.ends.append(time.perf_counter())
 
@@ -183,7 +182,7 @@ def _shares(contender: str) -> bool:
     return cells is not None and cells.mps
 
 
-def _alike(contender: str) -> tuple[Any, ...]:
+def _alike(contender: str) -> tuple[object, ...]:
     """Return a key that is equal for cells that differ only in their number."""
     cells = cells_of(contender)
     return (cells.mps, cells.share, cells.compiled) if cells is not None else (contender,)

@@ -78,17 +78,13 @@ class Task:
         return f"{self.called or self.encoder.rpartition('/')[2]} {self.batch}"
 
 
-def task(encoder: str, batch: int, length: int = 128, **more: Any) -> Task:
-    return Task(f"untrained/{encoder}", batch, length, **more)
-
-
 TASKS = {
-    "base16": task("bert-base-uncased", 16, bar=6.0, best=10.0),
-    "base64": task("bert-base-uncased", 64, bar=3.0),
-    "large16": task("bert-large-uncased", 16, bar=4.0),
-    "deberta16": task("microsoft/deberta-v3-base", 16),
-    "roberta32": task("roberta-base", 32, 256, whole_posts=True),
-    "minilm16": task("sentence-transformers/all-MiniLM-L6-v2", 16),
+    "base16": Task("untrained/bert-base-uncased", 16, 128, bar=6.0, best=10.0),
+    "base64": Task("untrained/bert-base-uncased", 64, 128, bar=3.0),
+    "large16": Task("untrained/bert-large-uncased", 16, 128, bar=4.0),
+    "deberta16": Task("untrained/microsoft/deberta-v3-base", 16, 128),
+    "roberta32": Task("untrained/roberta-base", 32, 256, whole_posts=True),
+    "minilm16": Task("untrained/sentence-transformers/all-MiniLM-L6-v2", 16, 128),
     # A pretrained encoder, so that metrics can be compared. MINILM: its folder.
     "trained16": Task(os.environ.get("MINILM", "minilm"), 16, 128, called="MiniLM, pretrained"),
     "tiny": Task("tiny", 16, 128, pairs=200),
@@ -138,7 +134,7 @@ def config_of(
     *,
     rate: float = RATE,
     seed: int = 1,
-    dropout: float = 0.1,
+    dropout: float | None = 0.1,
 ) -> Config:
     dropouts = {"dropout": dropout, "attention_dropout": dropout}
     return read_config(

@@ -12,15 +12,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from optuna.study import Study
-from speed_tasks import HERE, REFERENCE, Cells, Keep, Line, cells_of
+from speed_tasks import HERE, REFERENCE, Keep, Line, cells_of
 
 BARE, BASELINE = "Optuna, bare loop", "fp32 baseline"
-NO_CUDNN = "Trainer without cuDNN"
-"""cuDNN builds its attention kernels per dropout, batch and length: a search builds many."""
-SHORT = {"Trainer": REFERENCE, "bare": BARE, "baseline": BASELINE, NO_CUDNN: NO_CUDNN}
+SHORT = {"Trainer": REFERENCE, "bare": BARE, "baseline": BASELINE}
 """Names of contenders on the command line."""
 BASELINE_WORKERS = 3
 BASELINE_SECONDS = 300.0
@@ -35,19 +32,6 @@ def trials(name: str, contenders: Sequence[str], numbers: dict[str, int], keep: 
     for contender in dict.fromkeys([REFERENCE, *contenders]):
         line = {"part": "trials", "run": run, "task": name, "contender": contender}
         keep(line | _searched(name, contender, numbers[contender]))
-
-
-def contenders_of(
-    words: Sequence[str], cells: Sequence[int], *, mps: bool, compiled: bool
-) -> list[str]:
-    """Return full names; "cells" stands for each number of cells, also with MPS and compiled."""
-    ours = [Cells(many) for many in cells]
-    ours += [Cells(many, mps=True) for many in cells if mps and many > 1]
-    ours += [Cells(many, mps and many > 1, compiled=True) for many in cells if compiled]
-    found: list[str] = []
-    for word in words:
-        found += [one.name for one in ours] if word == "cells" else [SHORT.get(word, word)]
-    return found
 
 
 def how_many(contender: str, trials: int, reference: int, baseline: int) -> int:
@@ -101,7 +85,7 @@ def summarised(
     since: float,
     together: int,
     per_trial: float | None = None,
-    **more: Any,
+    **more: object,
 ) -> Line:
     """Return the line of a search. `per_trial`: seconds; None: from the ends of trials."""
     ends = sorted(trial.at for trial in trials)

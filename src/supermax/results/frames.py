@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from supermax.errors import UserError
 from supermax.results.records import StudyRecord, TrialRecord
@@ -25,7 +25,7 @@ def frame(record: StudyRecord) -> pandas.DataFrame:
     return table.set_index("trial")
 
 
-def row(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
+def row(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     values = dict(zip(record.objectives, trial.values or (), strict=False))
     return {
         "trial": trial.number,
@@ -44,7 +44,7 @@ def row(record: StudyRecord, trial: TrialRecord) -> dict[str, Any]:
     }
 
 
-def columns(record: StudyRecord, rows: list[dict[str, Any]]) -> list[str]:
+def columns(record: StudyRecord, rows: list[dict[str, object]]) -> list[str]:
     """Return the columns in an order that does not depend on the trials."""
     first = ["trial", "state", *record.objectives, "seconds", "attempts", "faults"]
     first += ["peak_rss", "device_reserved", "started", "best_epoch", "steps"]

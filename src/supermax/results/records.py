@@ -193,7 +193,7 @@ class TrialRecord:
         """Faults in its ledger; if that is gone, the short ones in the study."""
         found = [a.fault for a in self.attempts if a.fault is not None] or _refusals(self)
         return found or [
-            FaultRecord(self.number, i, **_texts(short))
+            _short_fault(self.number, i, short)
             for i, short in enumerate(self.notes.get("faults", ()), 1)
             if isinstance(short, dict)
         ]
@@ -238,7 +238,7 @@ class StudyRecord:
         kept = self.study.user_attrs.get(NOTICES)
         return [str(line) for line in kept] if isinstance(kept, list) else []
 
-    def note(self, key: str) -> dict[str, Any]:
+    def note(self, key: str) -> Mapping[str, object]:
         """Return the dictionary in a user attribute of the study; {} if there is none."""
         kept = self.study.user_attrs.get(key)
         return kept if isinstance(kept, dict) else {}
@@ -432,8 +432,11 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _texts(short: dict[str, Any]) -> dict[str, Any]:
-    return {key: str(short.get(key, "")) for key in ("kind", "culprit", "message", "advice")}
+def _short_fault(trial: int, attempt: int, short: Mapping[str, object]) -> FaultRecord:
+    kind, culprit, message, advice = (
+        str(short.get(key, "")) for key in ("kind", "culprit", "message", "advice")
+    )
+    return FaultRecord(trial, attempt, kind, culprit, message, advice)
 
 
 def _unix_time(when: datetime | None) -> float | None:

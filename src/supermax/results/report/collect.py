@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 from supermax._util.attributes import SETTINGS
 from supermax._util.text import metric_title
@@ -59,7 +58,7 @@ class FaultGroup:
     """Trials beyond those."""
     decisions: list[str]
     example: FaultRecord
-    params: dict[str, Any]
+    params: dict[str, object]
     """Parameters of the example's trial."""
     log: str
 
@@ -246,7 +245,7 @@ def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tup
     return [(key, clean(value)) for key, value in rows]
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {inner}" for key, inner in value.items())
     return str(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeGuard
 
 from optuna.distributions import CategoricalDistribution
 
@@ -36,16 +36,16 @@ class Domain:
     def categorical(self) -> bool:
         return bool(self.choices)
 
-    def at(self, value: Any) -> float | None:
+    def at(self, value: object) -> float | None:
         """Return the position of a value on the axis; None if it has none."""
         if self.categorical:
             return self._index.get(_key(value))
-        return float(value) if math.isfinite(value) else None
+        return float(value) if _is_number(value) and math.isfinite(value) else None
 
 
 def domains(trials: Sequence[TrialRecord]) -> dict[str, Domain]:
     """Return the domain of each parameter with more than one value, by plain name."""
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, object]] = {}
     kinds: dict[str, set[str]] = {}
     for trial in trials:
         plain = under_plain_names(trial.trial)
@@ -64,31 +64,30 @@ def domains(trials: Sequence[TrialRecord]) -> dict[str, Domain]:
     }
 
 
-def _domain(name: str, seen: dict[str, Any], kinds: set[str]) -> Domain:
+def _domain(name: str, seen: dict[str, object], kinds: set[str]) -> Domain:
     numbers = all(_is_number(value) for value in seen.values())
+    whole = all(type(value) is int for value in seen.values())
     if numbers and "choice" not in kinds:
-        finite = [float(value) for value in seen.values() if math.isfinite(value)] or [0.0]
+        finite = [float(v) for v in seen.values() if _is_number(v) and math.isfinite(v)] or [0.0]
         low, high = min(finite), max(finite)
-        whole = all(isinstance(value, int) for value in seen.values())
         return Domain(name, log=kinds == {"log"} and low > 0, low=low, high=high, whole=whole)
     keys = sorted(seen, key=lambda key: _order(seen[key]))
     labels = tuple(shown(seen[key], 40) for key in keys)
-    return Domain(
-        name, high=len(keys) - 1.0, choices=labels, _index={key: i for i, key in enumerate(keys)}
-    )
+    index = {key: i for i, key in enumerate(keys)}
+    return Domain(name, high=len(keys) - 1.0, choices=labels, whole=whole, _index=index)
 
 
-def _key(value: Any) -> str:
+def _key(value: object) -> str:
     """Return a key that is equal for equal choices: unlike the values themselves, where nan is
     not equal to nan, and 1 is equal to True."""
     return f"{type(value).__name__} {value!r}"
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _order(value: object) -> tuple[int, float, str]:
     return (0, float(value), "") if _is_number(value) else (1, 0.0, str(value))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     return not math.isnan(value)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from supermax._util.attributes import BASELINES, DATA, REFIT
 from supermax.results.records import StudyRecord, TrialRecord
@@ -127,7 +126,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
     )
 
 
-def _cut(kept: Mapping[str, Any]) -> CutNote:
+def _cut(kept: Mapping[str, object]) -> CutNote:
     return CutNote(
         encoder=clean(str(kept.get("encoder"))),
         length=_whole(kept.get("length")),
@@ -137,7 +136,7 @@ def _cut(kept: Mapping[str, Any]) -> CutNote:
     )
 
 
-def baselines_of(kept: Mapping[str, Any]) -> Baselines:
+def baselines_of(kept: Mapping[str, object]) -> Baselines:
     tfidf = _dict(kept.get("tfidf"))
     return Baselines(
         _numbers(kept.get("trivial")),
@@ -162,7 +161,7 @@ def _labels(record: StudyRecord, known: list[str]) -> list[str]:
     return noted if len(noted) == len(known) else known
 
 
-def _counts(kept: Mapping[str, Any], labels: list[str]) -> Counts:
+def _counts(kept: Mapping[str, object], labels: list[str]) -> Counts:
     rows = [_list(row) for row in _list(kept.get("confusion"))]
     matrix = [[_whole(cell) for cell in row] for row in rows]
     square = all(len(row) == len(matrix) for row in matrix)
@@ -198,26 +197,26 @@ def refit_of(record: StudyRecord) -> RefitNote | None:
     )
 
 
-def _dict(value: Any) -> dict[str, Any]:
+def _dict(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def _or_none(values: list[Any], i: int) -> Any:
+def _or_none(values: list[object], i: int) -> object:
     return values[i] if i < len(values) else None
 
 
-def _at(values: list[Any], i: int) -> int:
+def _at(values: list[object], i: int) -> int:
     return _whole(_or_none(values, i))
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
-def _numbers(value: Any) -> dict[str, float]:
+def _numbers(value: object) -> dict[str, float]:
     found = {str(name): real(v) for name, v in _dict(value).items()}
     return {name: v for name, v in found.items() if v is not None}

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from socketserver import ThreadingMixIn
-from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -40,11 +39,11 @@ _MAX_WAIT = 2.0
 class CachedReport:
     """Cached report of a study. One thread at a time renders it again if the study has changed."""
 
-    make: Callable[[], tuple[Any, Callable[[], bytes]]]
+    make: Callable[[], tuple[object, Callable[[], bytes]]]
     """Function that returns a stamp of the study, which is equal as long as the report would be,
     and a function that renders the report."""
     clock: Callable[[], float] = time.monotonic
-    _stamp: Any = None
+    _stamp: object = None
     _content: bytes | None = None
     _error: Exception | None = None
     _checked: float = float("-inf")
@@ -133,7 +132,7 @@ class Site:
                 self._reports[study_id] = CachedReport(lambda: self._make_report(study_id))
             return self._reports[study_id]
 
-    def _make_report(self, study_id: int) -> tuple[Any, Callable[[], bytes]]:
+    def _make_report(self, study_id: int) -> tuple[object, Callable[[], bytes]]:
         name = self.storage.get_study_name_from_id(study_id)
         record = read_record(optuna.load_study(study_name=name, storage=self.storage))
         return (
@@ -142,7 +141,7 @@ class Site:
         )
 
 
-def stamp_of(record: StudyRecord) -> Any:
+def stamp_of(record: StudyRecord) -> object:
     """Return a value that changes with the study and with the ledgers of its running trials."""
     parts = []
     for trial in record.trials:
@@ -176,12 +175,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = HOST, self.server_address[1]
         self.setup_environ()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors, such as a browser that closed the connection."""
 
 
 class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a line per request would hide the addresses above."""
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime
-from typing import Any
 
 from supermax._util.text import masked, one_line, printable, size_text
 
 
-def shown(value: Any, most: int = 60) -> str:
+def shown(value: object, most: int = 60) -> str:
     """Return a value of a parameter or an objective in short form."""
     if value is None:
         return "null"
@@ -57,14 +56,14 @@ def plot_text(text: str, most: int = 48) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def real(value: Any) -> float | None:
+def real(value: object) -> float | None:
     """Return the value if it is a finite number, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
 
 
-def size(value: Any) -> str:
+def size(value: object) -> str:
     count = real(value)
     return "–" if count is None else size_text(count)
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from supermax._util.text import masked
 from supermax.results.records import FaultRecord, TrialRecord
 from supermax.results.tracking.names import digest, key, text
 
+K = TypeVar("K")
 PREFIX = "supermax."
 KEY = f"{PREFIX}key"
 """Tag by which a run is found again, whichever process created it."""
@@ -59,7 +60,7 @@ class About:
     identity: str
     name: str
     objectives: Sequence[str]
-    experiment: dict[str, Any]
+    experiment: Mapping[str, object]
     """Configuration of a study of an agent; {} for others."""
 
     @property
@@ -142,7 +143,7 @@ def _points(about: About, trial: TrialRecord, end: int) -> list[Point]:
     """Return the final values, an agent's metrics, and the resources that the trial used."""
     notes = trial.notes
     found = {
-        **_numbers(trial.result.get("metrics")),
+        **_numbers(trial.result.get("metrics", {})),
         **_numbers({name: trial.result.get(name) for name in ("best_epoch", "parameters")}),
         **dict(zip(about.objectives, trial.values or (), strict=False)),
         "run/seconds": trial.seconds,
@@ -163,10 +164,8 @@ def _losses(trial: TrialRecord, start: int) -> list[Point]:
     return [Point(name, value, start, epoch) for epoch, value in numbers.items()]
 
 
-def _numbers(found: Any) -> dict[Any, float]:
+def _numbers(found: Mapping[K, object]) -> dict[K, float]:
     """Return the items that are numbers, including infinities and NaN, which MLflow stores."""
-    if not isinstance(found, dict):
-        return {}
     return {
         name: float(value)
         for name, value in found.items()
@@ -203,19 +202,19 @@ def _files(about: About, trial: TrialRecord, faults: Sequence[FaultRecord]) -> d
     return files
 
 
-def _ledger(trial: TrialRecord) -> Iterator[dict[str, Any]]:
+def _ledger(trial: TrialRecord) -> Iterator[dict[str, object]]:
     """Yield launches, faults and stops, without output and tracebacks, which stay in the run
     folder."""
     for entry in trial.folder.records():
         line: dict[str, Any] = dict(entry)
         kept = {name: line[name] for name in _LEDGER_FIELDS if line.get(name) is not None}
         if isinstance(fault := line.get("fault"), dict):
-            kept["fault"] = {name: fault.get(name) for name in ("kind", "culprit")}
-            kept["fault"]["message"] = _message(str(fault.get("message", "")))
+            short = {name: fault.get(name) for name in ("kind", "culprit")}
+            kept["fault"] = short | {"message": _message(str(fault.get("message", "")))}
         yield kept
 
 
-def _json(data: Any) -> str:
+def _json(data: object) -> str:
     whole = json.dumps(data, indent=1, ensure_ascii=False, default=str)
     return whole.encode("utf-8", "backslashreplace").decode()
 

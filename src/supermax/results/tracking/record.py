@@ -17,10 +17,9 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from optuna.trial import FrozenTrial
 
@@ -66,11 +65,11 @@ class Record:
         """Forget everything: MLflow's database is another one, without the runs sent before."""
         self._note({"anew": True})
 
-    def _note(self, line: dict[str, Any]) -> None:
+    def _note(self, line: Mapping[str, object]) -> None:
         append_line(self.path, json.dumps(line), sync=False)
         self.apply(line)
 
-    def apply(self, line: Any) -> None:
+    def apply(self, line: object) -> None:
         """Update the contents by a line; an unknown line is ignored."""
         match line:
             case {"anew": True}:

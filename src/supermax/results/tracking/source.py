@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -94,7 +93,7 @@ def about(study: Study) -> About:
 
 def identity_of(study: Study) -> str:
     """Return the identity of a study; for one without a run yet, a digest of address and name."""
-    attributes: dict[str, Any] = study._storage.get_study_system_attrs(study._study_id)
+    attributes = study._storage.get_study_system_attrs(study._study_id)
     home = find_location(_bare(study))
     return str(attributes.get(IDENTITY) or digest(home.address, study.study_name))
 

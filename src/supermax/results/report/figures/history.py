@@ -19,7 +19,11 @@ MOST_STEPS = 150
 
 
 def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
-    """Return the value of every trial in order, with the best so far as a line."""
+    """Return the value of every trial in order, with the best so far as a line.
+
+    Unlike Optuna's history, it shows pruned trials at their last report, failed trials, and a
+    range in which a few bad values do not flatten the others.
+    """
     name = style.objective(record, objective)
     complete = [t for t in record.trials if value_of(t, objective) is not None]
     pruned = [] if len(record.directions) > 1 else _pruned(record)
@@ -30,16 +34,42 @@ def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
     improvements = {number for number, _ in line}
     by_number = {t.number: t for t in complete}
     points = sorted(improvements | {t.number for t in thinned(complete, MOST_POINTS)})
+    few = len(points) <= 500
     traces = [
-        _points(record, [by_number[n] for n in points], objective),
-        _pruned_points(record, thinned(pruned, MOST_POINTS)),
+        style.points(
+            (
+                _point(record, t, value_of(t, objective) or 0.0)
+                for t in (by_number[n] for n in points)
+            ),
+            "complete",
+            style.state_marker(
+                "COMPLETE",
+                opacity=0.6,
+                size=6 if few else 4,
+                symbol=["circle-open" if by_number[n].broken else "circle" for n in points],
+            ),
+        ),
+        style.points(
+            (
+                _point(record, t, value, f"<br>last report: {number(value)}")
+                for t, value in thinned(pruned, MOST_POINTS)
+            ),
+            "pruned, at its last report",
+            style.state_marker("PRUNED", size=6 if len(pruned) <= 500 else 4),
+        ),
         _line(line, record.trials[-1].number),
-        _failed_points(record, thinned(failed, MOST_POINTS)),
+        # Failed trials have no value: a lane of their own below the plot.
+        style.points(
+            (_point(record, t, 0.0) for t in thinned(failed, MOST_POINTS)),
+            "failed, or no finite value",
+            style.state_marker("FAIL", size=8, line={"width": 1.4}),
+            yaxis="y2",
+        ),
     ]
     values = [value for t in complete if (value := value_of(t, objective)) is not None]
     window = focus(values, maximizes(record, objective))
     return style.figure(
-        *(trace for trace in traces if trace is not None),
+        *traces,
         height=360,
         caption=_caption(complete, points, pruned, failed, window is not None),
         xaxis=style.count_axis(
@@ -89,44 +119,8 @@ def _best_so_far(
     return found
 
 
-def _points(record: StudyRecord, trials: list[TrialRecord], objective: int) -> go.Scatter | None:
-    if not trials:
-        return None
-    colour, symbol = style.STATES["COMPLETE"]
-    return go.Scatter(
-        x=[t.number for t in trials],
-        y=[style.rounded(value_of(t, objective) or 0.0) for t in trials],
-        mode="markers",
-        name="complete",
-        marker={
-            "color": colour,
-            "opacity": 0.6,
-            "size": 6 if len(trials) <= 500 else 4,
-            "symbol": ["circle-open" if t.broken else symbol for t in trials],
-        },
-        hovertext=[style.about(t, record.titles, 6) for t in trials],
-        hoverinfo="text",
-    )
-
-
-def _pruned_points(
-    record: StudyRecord, pruned: list[tuple[TrialRecord, float]]
-) -> go.Scatter | None:
-    if not pruned:
-        return None
-    colour, symbol = style.STATES["PRUNED"]
-    return go.Scatter(
-        x=[t.number for t, _ in pruned],
-        y=[style.rounded(value) for _, value in pruned],
-        mode="markers",
-        name="pruned, at its last report",
-        marker={"color": colour, "symbol": symbol, "size": 6 if len(pruned) <= 500 else 4},
-        hovertext=[
-            f"{style.about(t, record.titles, 6)}<br>last report: {number(value)}"
-            for t, value in pruned
-        ],
-        hoverinfo="text",
-    )
+def _point(record: StudyRecord, trial: TrialRecord, value: float, more: str = "") -> style.Point:
+    return style.Point(trial.number, value, style.about(trial, record.titles, 6) + more)
 
 
 def _line(line: list[tuple[int, float]], last: int) -> go.Scatter | None:
@@ -140,23 +134,6 @@ def _line(line: list[tuple[int, float]], last: int) -> go.Scatter | None:
         name="best so far",
         line={"shape": "hv", "color": style.BLACK, "width": 1.6},
         hoverinfo="skip",
-    )
-
-
-def _failed_points(record: StudyRecord, failed: list[TrialRecord]) -> go.Scatter | None:
-    """Return failed trials, which have no value, in a lane of their own below the plot."""
-    if not failed:
-        return None
-    colour, symbol = style.STATES["FAIL"]
-    return go.Scatter(
-        x=[t.number for t in failed],
-        y=[0] * len(failed),
-        yaxis="y2",
-        mode="markers",
-        name="failed, or no finite value",
-        marker={"color": colour, "symbol": symbol, "size": 8, "line": {"width": 1.4}},
-        hovertext=[style.about(t, record.titles, 6) for t in failed],
-        hoverinfo="text",
     )
 
 
@@ -184,8 +161,8 @@ def _caption(
 
 
 def curves(record: StudyRecord, top: int = MOST_CURVES) -> go.Figure | None:
-    """Return the reported values of the best trials by step, before those of the others in
-    grey."""
+    """Return the reported values of the best trials by step, before those of the others in grey.
+    Optuna's plot draws all trials alike."""
     if len(record.directions) > 1:
         return _losses(record, top)
     first = [t for t in best_first(record) if not t.broken and _finite(t)][:top]
@@ -243,23 +220,19 @@ def _finite(trial: TrialRecord) -> dict[int, float]:
     return {step: value for step, value in trial.curve.items() if math.isfinite(value)}
 
 
-def _curve(trial: TrialRecord, i: int, of: int, points: dict[int, float]) -> go.Scatter:
+def _curve(trial: TrialRecord, i: int, of: int, points: dict[int, float]) -> go.Scatter | None:
     thin = thinned(list(points.items()), MOST_STEPS)
     colour = style.ordered(i, of)
-    value = value_of(trial)
-    return go.Scatter(
-        x=[step for step, _ in thin],
-        y=[style.rounded(v) for _, v in thin],
+    encoder = f"<br>{plot_text(trial.encoder)}" if trial.encoder else ""
+    return style.points(
+        (
+            style.Point(at, v, f"trial {trial.number}, step {at}: {number(v)}{encoder}")
+            for at, v in thin
+        ),
+        f"{trial.number}: {number(value_of(trial))}",
+        {"symbol": style.SYMBOLS[i % len(style.SYMBOLS)], "color": colour},
         mode="lines+markers" if len(thin) <= 40 else "lines",
-        name=f"{trial.number}: {number(value)}",
         line={"color": colour, "dash": style.DASHES[i % len(style.DASHES)], "width": 1.8},
-        marker={"symbol": style.SYMBOLS[i % len(style.SYMBOLS)], "size": 6, "color": colour},
-        hovertext=[
-            f"trial {trial.number}, step {step}: {number(v)}"
-            + (f"<br>{plot_text(trial.encoder)}" if trial.encoder else "")
-            for step, v in thin
-        ],
-        hoverinfo="text",
         showlegend=True,
     )
 

@@ -25,7 +25,11 @@ MOST_IN_GROUP = 300
 
 
 def pareto(record: StudyRecord, first: int = 0, second: int = 1) -> go.Figure | None:
-    """Return two objectives against each other, with the Pareto front."""
+    """Return two objectives against each other, with the Pareto front.
+
+    Unlike Optuna's front, it shows the numbers of the best trials, any number of objectives, and a
+    range in which a few bad values do not flatten the others.
+    """
     if len(record.directions) < 2:
         return None
     trials = [t for t in record.trials if _pair(t, first, second) is not None]
@@ -37,11 +41,6 @@ def pareto(record: StudyRecord, first: int = 0, second: int = 1) -> go.Figure | 
     )
     rest = [t for t in trials if t.number not in front]
     drawn = thinned(rest, MOST_POINTS)
-    traces = []
-    if drawn:
-        traces.append(_others(record, drawn, first, second))
-    if best:
-        traces.append(_front(record, best, first, second))
     caption = (
         f"{counted(len(best), 'trial')} on the Pareto front: none is better than another in every "
         f"objective."
@@ -56,8 +55,24 @@ def pareto(record: StudyRecord, first: int = 0, second: int = 1) -> go.Figure | 
     ]
     if any(windows):
         caption += style.OUTSIDE
+    labels = [str(t.number) for t in best] if len(best) <= 25 else None
+    line = "lines+" if len(record.directions) == 2 else ""
     return style.figure(
-        *traces,
+        style.points(
+            _points(record, drawn, first, second, 6),
+            "others",
+            {"color": style.SKY, "symbol": "circle-open"},
+        ),
+        style.points(
+            _points(record, best, first, second, 12),
+            "Pareto front",
+            {"color": style.VERMILLION, "symbol": "diamond", "size": 9},
+            mode=f"{line}markers{'+text' if labels else ''}",
+            text=labels,
+            textposition="top center",
+            textfont={"size": 10},
+            line={"color": style.BLACK, "width": 1, "dash": "dot"},
+        ),
         height=400,
         caption=caption,
         xaxis=style.axis(_named(record, first), range=windows[0]),
@@ -76,36 +91,15 @@ def _pair(trial: TrialRecord, first: int, second: int) -> tuple[float, float] | 
     return None if x is None or y is None else (x, y)
 
 
-def _others(record: StudyRecord, trials: list[TrialRecord], first: int, second: int) -> go.Scatter:
-    pairs = [_pair(t, first, second) or (0.0, 0.0) for t in trials]
-    return go.Scatter(
-        x=[style.rounded(x) for x, _ in pairs],
-        y=[style.rounded(y) for _, y in pairs],
-        mode="markers",
-        name="others",
-        marker={"color": style.SKY, "symbol": "circle-open", "size": 6},
-        hovertext=[style.about(t, record.titles, 6) for t in trials],
-        hoverinfo="text",
-    )
-
-
-def _front(record: StudyRecord, trials: list[TrialRecord], first: int, second: int) -> go.Scatter:
-    pairs = [_pair(t, first, second) or (0.0, 0.0) for t in trials]
-    labelled = len(trials) <= 25
-    two = len(record.directions) == 2
-    return go.Scatter(
-        x=[style.rounded(x) for x, _ in pairs],
-        y=[style.rounded(y) for _, y in pairs],
-        mode=("lines+" if two else "") + "markers" + ("+text" if labelled else ""),
-        name="Pareto front",
-        text=[str(t.number) for t in trials] if labelled else None,
-        textposition="top center",
-        textfont={"size": 10},
-        line={"color": style.BLACK, "width": 1, "dash": "dot"},
-        marker={"color": style.VERMILLION, "symbol": "diamond", "size": 9},
-        hovertext=[style.about(t, record.titles) for t in trials],
-        hoverinfo="text",
-    )
+def _points(
+    record: StudyRecord, trials: list[TrialRecord], first: int, second: int, params: int
+) -> list[style.Point]:
+    """Return two objectives of each trial, with `params` parameters in its hover text."""
+    return [
+        style.Point(style.rounded(pair[0]), pair[1], style.about(t, record.titles, params))
+        for t in trials
+        if (pair := _pair(t, first, second)) is not None
+    ]
 
 
 def encoders(record: StudyRecord, objective: int = 0) -> go.Figure | None:
@@ -131,13 +125,10 @@ def encoders(record: StudyRecord, objective: int = 0) -> go.Figure | None:
         height=90 + 56 * len(names),
         caption=caption,
         xaxis=style.axis(style.objective(record, objective), range=window),
-        yaxis={
-            "tickvals": list(range(len(names))),
-            "ticktext": [f"{plot_text(n, 40)} ({len(groups[n])})" for n in names],
-            "range": [-0.6, len(names) - 0.4],
-            "showgrid": False,
-            "ticks": "",
-        },
+        yaxis=style.rows_axis(
+            [f"{plot_text(n, 40)} ({len(groups[n])})" for n in names],
+            range=[-0.6, len(names) - 0.4],
+        ),
     )
 
 

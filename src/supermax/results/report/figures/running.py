@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -18,7 +17,7 @@ from supermax.results.report.text import real, size
 
 MOST_POINTS = 2000
 BINS = 40
-_Get = Callable[[TrialRecord], Any]
+_Get = Callable[[TrialRecord], object]
 FEWEST = 10
 """Finished trials needed for a rate over time: fewer show chance alone."""
 
@@ -70,22 +69,16 @@ def durations(record: StudyRecord) -> go.Figure | None:
         return None
     drawn = thinned(timed, MOST_POINTS)
     traces = [
-        go.Scatter(
-            x=[t.number for t, _ in group],
-            y=[style.rounded(s) for _, s in group],
-            mode="markers",
-            name=state.lower(),
-            marker={
-                "color": style.STATES[state][0],
-                "symbol": style.STATES[state][1],
-                "size": 5,
-                "opacity": 0.7,
-            },
-            hovertext=[f"trial {t.number}: {took(s)}" for t, s in group],
-            hoverinfo="text",
+        style.points(
+            (
+                style.Point(t.number, s, f"trial {t.number}: {took(s)}")
+                for t, s in drawn
+                if t.state == state
+            ),
+            state.lower(),
+            style.state_marker(state, size=5, opacity=0.7),
         )
         for state in ("COMPLETE", "PRUNED", "FAIL")
-        if (group := [(t, s) for t, s in drawn if t.state == state])
     ]
     if len(timed) >= 10:
         traces.append(_running_median(timed))
@@ -127,13 +120,13 @@ def speed(record: StudyRecord) -> go.Figure | None:
         return None
     middle = median(rate for _, rate in found)
     return style.figure(
-        go.Scatter(
-            x=[t.number for t, _ in found],
-            y=[style.rounded(rate) for _, rate in found],
-            mode="markers",
-            marker={"color": style.GREEN, "symbol": "square", "size": 5},
-            hovertext=[f"trial {t.number}: {rate:.3g} samples per second" for t, rate in found],
-            hoverinfo="text",
+        style.points(
+            (
+                style.Point(t.number, rate, f"trial {t.number}: {rate:.3g} samples per second")
+                for t, rate in found
+            ),
+            "",
+            {"color": style.GREEN, "symbol": "square", "size": 5},
             showlegend=False,
         ),
         height=260,
@@ -147,9 +140,22 @@ def memory(record: StudyRecord) -> go.Figure | None:
     """Return the peak memory of each trial on host and device, measured and predicted."""
 
     def peaks(name: str, get: _Get, colour: str, symbol: str) -> list[go.Scatter]:
-        points = [(t, m) for t in record.trials if (m := real(get(t))) is not None]
-        return [_peaks(thinned(points, MOST_POINTS), name, colour, symbol)] if points else []
+        found = [(t, m) for t in record.trials if (m := real(get(t))) is not None]
+        trace = style.points(
+            (
+                style.Point(t.number, m / 2**30, f"trial {t.number}, {name}: {size(m)}")
+                for t, m in thinned(found, MOST_POINTS)
+            ),
+            name,
+            {"color": colour, "symbol": symbol, "opacity": 0.75},
+        )
+        return [] if trace is None else [trace]
 
+    on_host, on_device = partial(predicted_memory, "host"), partial(predicted_memory, "device")
+    predicted = [
+        *peaks("host, predicted", on_host, style.SKY, "circle-open"),
+        *peaks("device, predicted", on_device, style.ORANGE, "square-open"),
+    ]
     measured = [
         *peaks("host, measured", lambda t: t.notes.get("peak_rss"), style.BLUE, "circle"),
         *peaks(
@@ -157,12 +163,6 @@ def memory(record: StudyRecord) -> go.Figure | None:
             lambda t: t.notes.get("device_reserved"),
             style.VERMILLION,
             "square",
-        ),
-    ]
-    predicted = [
-        *peaks("host, predicted", partial(predicted_memory, "host"), style.SKY, "circle-open"),
-        *peaks(
-            "device, predicted", partial(predicted_memory, "device"), style.ORANGE, "square-open"
         ),
     ]
     traces = [*measured, *predicted]
@@ -186,17 +186,3 @@ def predicted_memory(where: str, trial: TrialRecord) -> float | None:
     if isinstance(reserved, dict):
         return real(reserved.get(where))
     return real(reserved) if where == "device" else None
-
-
-def _peaks(
-    points: Sequence[tuple[TrialRecord, float]], name: str, colour: str, symbol: str
-) -> go.Scatter:
-    return go.Scatter(
-        x=[t.number for t, _ in points],
-        y=[round(m / 2**30, 4) for _, m in points],
-        mode="markers",
-        name=name,
-        marker={"color": colour, "symbol": symbol, "size": 6, "opacity": 0.75},
-        hovertext=[f"trial {t.number}, {name}: {size(m)}" for t, m in points],
-        hoverinfo="text",
-    )

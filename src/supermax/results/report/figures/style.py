@@ -7,10 +7,11 @@ a template, in which Plotly would substitute anything that looks like a field.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import plotly.graph_objects as go
+from plotly.basedatatypes import BaseTraceType
 
 from supermax.results.records import StudyRecord, TrialRecord
 from supermax.results.report.domains import Domain
@@ -62,17 +63,22 @@ _TEMPLATE = go.layout.Template(
 )
 
 
-def figure(*traces: Any, height: int, caption: str, **layout: Any) -> go.Figure:
+Layout = dict[str, object]
+
+
+def figure(
+    *traces: BaseTraceType | None, height: int, caption: str, **layout: object
+) -> go.Figure:
     """Return a figure in the common style, with its caption as plain text in
-    `layout.meta["caption"]`."""
-    base: dict[str, Any] = {
+    `layout.meta["caption"]`. Traces that are None are left out."""
+    base: Layout = {
         "template": _TEMPLATE,
         "height": height,
         "margin": {"l": 56, "r": 16, "t": 12, "b": 44},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "yref": "paper"},
         "meta": {"caption": caption},
     }
-    made = go.Figure(list(traces), layout={**base, **layout})
+    made = go.Figure([trace for trace in traces if trace is not None], layout={**base, **layout})
     named = sum(trace.showlegend is not False for trace in made.data) > 1
     made.update_layout(showlegend=named)  # a legend of one entry is useless
     if named and "margin" not in layout:
@@ -80,7 +86,48 @@ def figure(*traces: Any, height: int, caption: str, **layout: Any) -> go.Figure:
     return made
 
 
-def axis(title: str, **more: Any) -> dict[str, Any]:
+class Point(NamedTuple):
+    x: float
+    y: float
+    text: str
+    """Hover text, escaped."""
+
+
+def points(
+    found: Iterable[Point], name: str, marker: Mapping[str, object], **more: object
+) -> go.Scatter | None:
+    """Return points as one trace; None without any."""
+    drawn = list(found)
+    if not drawn:
+        return None
+    return go.Scatter(
+        x=[point.x for point in drawn],
+        y=[rounded(point.y) for point in drawn],
+        name=name,
+        marker={"size": 6, **marker},
+        hovertext=[point.text for point in drawn],
+        hoverinfo="text",
+        **{"mode": "markers", **more},
+    )
+
+
+def state_marker(state: str, **more: object) -> Layout:
+    colour, symbol = STATES[state]
+    return {"color": colour, "symbol": symbol, **more}
+
+
+def rows_axis(labels: Sequence[str], **more: object) -> Layout:
+    """Return a vertical axis with a label for each row 0, 1, 2, …"""
+    return {
+        "tickvals": list(range(len(labels))),
+        "ticktext": list(labels),
+        "showgrid": False,
+        "ticks": "",
+        **more,
+    }
+
+
+def axis(title: str, **more: object) -> Layout:
     return {"title": {"text": plot_text(title)}, **more}
 
 
@@ -89,7 +136,7 @@ def objective(record: StudyRecord, which: int = 0) -> str:
     return record.titles[which] + (" (validation)" if record.on_validation(which) else "")
 
 
-def count_axis(title: str, numbers: Iterable[float], **more: Any) -> dict[str, Any]:
+def count_axis(title: str, numbers: Iterable[float], **more: object) -> Layout:
     """Return an axis of trials or epochs, with ticks at integers only."""
     found = list(numbers)
     few = not found or max(found) - min(found) <= MOST_TICKS
@@ -106,7 +153,7 @@ def ordered(i: int, of: int) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def domain_axis(domain: Domain, title: str | None = None) -> dict[str, Any]:
+def domain_axis(domain: Domain, title: str | None = None) -> Layout:
     """Return the axis of a parameter: linear, logarithmic, or with choices by name."""
     named = axis(domain.name if title is None else title)
     if not domain.categorical:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import plotly.graph_objects as go
 
@@ -35,7 +34,8 @@ class _Bar:
 
 
 def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
-    """Return cells as rows and attempts as bars, with retries and faults marked.
+    """Return cells as rows and attempts as bars, with retries and faults marked. Optuna's timeline
+    has a row per trial and knows neither.
 
     `now` is the Unix time at which bars of running attempts end. Default: the last known time.
     """
@@ -47,13 +47,24 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
     packed = not cells
     zero = min(bar.start for bar in drawn)
     unit, per = in_units(max(bar.end for bar in drawn) - zero)
-    traces: list[Any] = [
+    traces = [
         _bar_trace(how, [b for b in drawn if b.attempt.how == how], rows, zero, per)
         for how in _ENDS
         if any(b.attempt.how == how for b in drawn)
     ]
-    if faulty := [b for b in drawn if b.attempt.fault is not None]:
-        traces.append(_marks(faulty, rows, zero, per))
+    faulty = [b for b in drawn if b.attempt.fault is not None]
+    traces.append(
+        style.points(
+            [style.Point((b.end - zero) / per, rows[_key(b)], _bar_text(b)) for b in faulty],
+            "fault",
+            {
+                "symbol": "x",
+                "size": 8,
+                "color": style.BLACK,
+                "line": {"width": 1, "color": "#fff"},
+            },
+        )
+    )
     count = max(rows.values()) + 1
     retries = sum(bar.attempt.number > 1 for bar in drawn)
     caption = (
@@ -73,16 +84,11 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
         barmode="overlay",
         bargap=0.25,
         xaxis=style.axis(f"time ({unit})", rangemode="tozero"),
-        yaxis={
-            "tickvals": list(range(count)),
-            "ticktext": [str(i + 1) for i in range(count)]
-            if packed
-            else [str(cell) for cell in cells],
-            "range": [count - 0.4, -0.6],
-            "showgrid": False,
-            "ticks": "",
+        yaxis=style.rows_axis(
+            [str(row) for row in (cells or range(1, count + 1))],
+            range=[count - 0.4, -0.6],
             **style.axis("row" if packed else "cell"),
-        },
+        ),
     )
 
 
@@ -166,23 +172,6 @@ def _bar_text(bar: _Bar) -> str:
     if bar.attempt.fault is not None:
         lines.append(f"{bar.attempt.fault.kind}: {bar.attempt.fault.message}")
     return "<br>".join(plot_text(line, 100) for line in lines)
-
-
-def _marks(bars: Sequence[_Bar], rows: Mapping[int, int], zero: float, per: float) -> go.Scatter:
-    return go.Scatter(
-        x=[round((b.end - zero) / per, 4) for b in bars],
-        y=[rows[_key(b)] for b in bars],
-        mode="markers",
-        name="fault",
-        marker={
-            "symbol": "x",
-            "size": 8,
-            "color": style.BLACK,
-            "line": {"width": 1, "color": "#fff"},
-        },
-        hovertext=[_bar_text(b) for b in bars],
-        hoverinfo="text",
-    )
 
 
 def in_units(span: float) -> tuple[str, float]:
