@@ -206,7 +206,7 @@ def _ledger(trial: TrialRecord) -> Iterator[dict[str, object]]:
     """Yield launches, faults and stops, without output and tracebacks, which stay in the run
     folder."""
     for entry in trial.folder.records():
-        line: dict[str, Any] = dict(entry)
+        line: dict[str, object] = dict(entry)
         kept = {name: line[name] for name in _LEDGER_FIELDS if line.get(name) is not None}
         if isinstance(fault := line.get("fault"), dict):
             short = {name: fault.get(name) for name in ("kind", "culprit")}
