@@ -235,6 +235,7 @@ def test_a_plan_fits_the_terminal_and_is_whole_in_a_pipe(tmp_path: Path) -> None
     os.close(ours)
 
 
+@pytest.mark.usefixtures("quick", "preloaded")
 def test_a_timeout_that_is_over_before_the_first_trial_is_explained(tmp_path: Path) -> None:
     with inside(tmp_path):
         given = ("criteria", "--set", "data.posts=60", "--no-supervisor")
