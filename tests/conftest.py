@@ -22,7 +22,6 @@ import pytest
 from supermax.engine.processes import pool
 from supermax.engine.processes.prestart import TAG
 from supermax.engine.run import deadlines, policy
-from supermax.memory.budgets import ON_CPU
 from tests.preloading import Template, forked_from
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -92,8 +91,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def template() -> Iterator[Template]:
     """Process that has imported torch and transformers, as trials of the agents need them."""
-    modules = ("supermax.tasks.objective", "torch._dynamo", "sklearn.metrics")
-    one = Template(*modules, env=ON_CPU)
+    one = Template("supermax.tasks.objective", "torch._dynamo", "sklearn.metrics")
+    yield one
+    one.end()
+
+
+@pytest.fixture(scope="session")
+def engine_template() -> Iterator[Template]:
+    """Process that has imported what trials without torch need."""
+    one = Template("tests.conftest", "supermax.run", "supermax.space")
     yield one
     one.end()
 
@@ -104,6 +110,14 @@ def preloaded(request: pytest.FixtureRequest, template: Template) -> Iterator[No
     do."""
     slow = request.node.get_closest_marker("slow")
     with contextlib.nullcontext() if slow else forked_from(template):
+        yield
+
+
+@pytest.fixture
+def engine_preloaded(request: pytest.FixtureRequest, engine_template: Template) -> Iterator[None]:
+    """Do as `preloaded`, for objectives without torch."""
+    slow = request.node.get_closest_marker("slow")
+    with contextlib.nullcontext() if slow else forked_from(engine_template):
         yield
 
 
@@ -185,8 +199,17 @@ def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
     return True
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with Optuna's tables: creating them takes longer than most trials here."""
+    file = tmp_path_factory.mktemp("empty") / "study.db"
+    optuna.storages.RDBStorage(f"sqlite:///{file}").engine.dispose()
+    return file
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path: Path, empty_database: Path) -> str:
+    shutil.copy(empty_database, tmp_path / "study.db")
     return f"sqlite:///{tmp_path}/study.db"
 
 

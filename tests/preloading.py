@@ -30,6 +30,7 @@ from supermax._util import system
 from supermax.engine.processes import fork_server, prestart
 from supermax.engine.processes.prestart import _PLACEHOLDER, SEND_TIMEOUT, TAG, ForkServerProcess
 from supermax.engine.processes.protocol import Channel
+from supermax.memory.budgets import ON_CPU
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -74,12 +75,11 @@ class _Adopted:
 
 
 class Template:
-    """Process that has imported `modules` with `env` added to the environment, and forks fork
-    servers."""
+    """Process that has imported `modules`, and forks fork servers."""
 
-    def __init__(self, *modules: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, *modules: str) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._env = {**(env or {}), **os.environ, TAG: _PLACEHOLDER}
+        self._env = {**ON_CPU, **os.environ, TAG: _PLACEHOLDER}
         with theirs:
             arguments = [json.dumps(sys.path), str(theirs.fileno()), *modules]
             self._process = subprocess.Popen(
@@ -92,8 +92,8 @@ class Template:
 
     def suits(self, env: Mapping[str, str]) -> bool:
         """Return whether a process of the template's may have this environment: it must not differ
-        in what libraries read while they are imported."""
-        differing = {name for name, _ in env.items() ^ self._env.items()}
+        in what libraries read while they are imported. What every search sets does no harm."""
+        differing = {name for name, _ in env.items() ^ self._env.items()} - ON_CPU.keys()
         return not any(name.startswith(_READ_WHILE_IMPORTED) for name in differing)
 
     def start(

@@ -59,7 +59,11 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [(["tune", "criteria"], supervisor.ENVIRONMENT), (["doctor"], 1)]
+    ("command", "code"),
+    [
+        (["tune", "criteria"], supervisor.ENVIRONMENT),
+        pytest.param(["doctor"], 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_package_that_cannot_be_imported_is_named_at_once(
     command: list[str], code: int, tmp_path: Path
