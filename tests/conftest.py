@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import pytest
 from supermax.engine.processes import pool
 from supermax.engine.processes.prestart import TAG
 from supermax.engine.run import deadlines, policy
+from tests.preloading import Template, forked_from
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 hypothesis.settings.register_profile("any machine", deadline=None)  # some are slow now and then
@@ -47,12 +49,31 @@ def _start_children_with_default_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def _use_own_folder(worker: str) -> None:
+    """Have this run and its processes leave their files in one folder, except pytest's own.
+    Workers share it. pytest_unconfigure removes it."""
+    if _FOLDER not in os.environ:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        os.environ[_FOLDER] = tempfile.mkdtemp(prefix="smx-")  # short: paths of sockets
+        Path(os.environ[_FOLDER]).chmod(0o1777)  # tests become other users
+        os.environ[_OWNER] = str(os.getpid())
+    os.environ["TMPDIR"] = tempfile.tempdir = os.environ[_FOLDER]
+    os.environ["XDG_CACHE_HOME"] = str(Path(os.environ[_FOLDER]) / f"cache-{worker}")
+
+
+def pytest_unconfigure() -> None:
+    if os.environ[_OWNER] == str(os.getpid()):
+        shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
+
+
+_FOLDER, _OWNER = "SUPERMAX_TEST_FOLDER", "SUPERMAX_TEST_OWNER"
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this file as well
     os.environ["SUPERMAX_TEST_WORKER"] = _WORKER
-    _MEASURED = tempfile.TemporaryDirectory(prefix="supermax-tests-", ignore_cleanup_errors=True)
-    os.environ["XDG_CACHE_HOME"] = _MEASURED.name
+    _use_own_folder(_WORKER)
+    os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else /tmp/perf-PID.map on ARM
     os.environ["SUPERMAX_MODELS"] = "tiny"  # what `init` writes, whatever is installed here
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other
     os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs here are not ours
     _start_children_with_default_signals()
 
@@ -65,6 +86,39 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_EXIT_TIMEOUT", 1.0)
     monkeypatch.setattr(policy, "_BACK_OFF", 0.01)
     monkeypatch.setattr(policy, "_LONGEST_FREE_BACK_OFF", 0.01)
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """Process that has imported torch and transformers, as trials of the agents need them."""
+    one = Template("supermax.tasks.objective", "torch._dynamo", "sklearn.metrics")
+    yield one
+    one.end()
+
+
+@pytest.fixture(scope="session")
+def engine_template() -> Iterator[Template]:
+    """Process that has imported what trials without torch need."""
+    one = Template("tests.conftest", "supermax.run", "supermax.space")
+    yield one
+    one.end()
+
+
+@pytest.fixture
+def preloaded(request: pytest.FixtureRequest, template: Template) -> Iterator[None]:
+    """Fork the fork servers of a test's runs from the template. Slow tests start them as users
+    do."""
+    slow = request.node.get_closest_marker("slow")
+    with contextlib.nullcontext() if slow else forked_from(template):
+        yield
+
+
+@pytest.fixture
+def engine_preloaded(request: pytest.FixtureRequest, engine_template: Template) -> Iterator[None]:
+    """Do as `preloaded`, for objectives without torch."""
+    slow = request.node.get_closest_marker("slow")
+    with contextlib.nullcontext() if slow else forked_from(engine_template):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -145,8 +199,17 @@ def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
     return True
 
 
+@pytest.fixture(scope="session")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with Optuna's tables: creating them takes longer than most trials here."""
+    file = tmp_path_factory.mktemp("empty") / "study.db"
+    optuna.storages.RDBStorage(f"sqlite:///{file}").engine.dispose()
+    return file
+
+
 @pytest.fixture
-def url(tmp_path: Path) -> str:
+def url(tmp_path: Path, empty_database: Path) -> str:
+    shutil.copy(empty_database, tmp_path / "study.db")
     return f"sqlite:///{tmp_path}/study.db"
 
 

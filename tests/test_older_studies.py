@@ -43,6 +43,7 @@ def test_an_older_study_is_shown(tmp_path: Path) -> None:
     assert "0.4848" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("quick", "preloaded")
 def test_an_older_trial_goes_on_from_its_checkpoint(older: Path) -> None:
     before = trials()
     sm("tune", *SEARCH, "--trials", "3")

@@ -20,7 +20,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 @contextmanager
 def common_folder(mode: int = 0o1777) -> Iterator[Path]:
     """Yield a folder that every user can reach, unlike pytest's own."""
-    folder = Path(tempfile.mkdtemp(dir="/tmp", prefix="supermax-common-")).resolve()
+    folder = Path(tempfile.mkdtemp(prefix="supermax-common-")).resolve()
     folder.chmod(mode)
     yield folder
     shutil.rmtree(folder)

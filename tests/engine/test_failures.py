@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 import supermax
 from supermax.engine.trial.faults import Kind
 from supermax.testing import FAILURES, MOMENTS, failing_objective
-from tests.few import a_few
+from tests.few import a_few, quick_are
 
 pytestmark = pytest.mark.usefixtures("quick")
 BEFORE, BETWEEN, RETURNING, AFTER, CHILD = MOMENTS
@@ -61,7 +61,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("failure", "moment"), a_few(CASES), ids=lambda value: value)
+@pytest.mark.parametrize(
+    ("failure", "moment"), a_few(CASES, len(MOMENTS)), ids=lambda value: value
+)
 def test_failure_is_classified_and_affects_its_trial_alone(
     study: optuna.Study, failure: str, moment: str
 ) -> None:
@@ -85,7 +87,7 @@ def test_failure_is_classified_and_affects_its_trial_alone(
         assert not trial.constraints
 
 
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("reuse", quick_are([True], [False, True]))
 def test_other_trials_finish_beside_all_failures(study: optuna.Study, reuse: bool) -> None:
     """Every second trial fails; the others are not affected."""
     injected = [(v, BETWEEN) for v in IN_THE_OBJECTIVE if v != "SIGKILL"]

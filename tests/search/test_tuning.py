@@ -29,7 +29,7 @@ from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
 from tests.training.corpora import corpus
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 LIMITS = {"epochs": 3, "patience": None}
 
 

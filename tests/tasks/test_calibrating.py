@@ -24,7 +24,7 @@ from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.steps.base import Execution
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 CONFIG = read_config(
     {"agent": "criteria", "encoder": {"name": "tiny-bert"}, "train": {"effective_batch": 8}}
 )

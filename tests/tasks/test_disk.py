@@ -30,7 +30,7 @@ from supermax.training.steps.base import Execution
 from tests.search.test_tuning import small, tuning
 from tests.training.corpora import Quiet, config, ready
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 GIB, MIB = 1 << 30, 1 << 20
 Sized = Callable[[int], Path]
 

@@ -26,7 +26,7 @@ from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
 from supermax.training.steps.base import Execution
 
-pytestmark = pytest.mark.usefixtures("quick", "nothing_known")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded", "nothing_known")
 MIB = 1 << 20
 SPACE = """
 name: one

@@ -22,6 +22,7 @@ from supermax.search import refit
 from supermax.tasks.repeating import Repetition, split_of
 from supermax.training.deploy.refit import refit_splits
 from supermax.training.steps.base import Execution
+from tests.preloading import Template, forked_from
 from tests.tasks.test_memory import SPACE, long_posts
 
 pytestmark = pytest.mark.skipif(not system.LINUX, reason="the limit of data is Linux's")
@@ -129,9 +130,10 @@ def limited(folder: Path, what: str, budget: int = BUDGET, held_to: int = 0) -> 
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> supermax.Study:
+def split(tmp_path_factory: pytest.TempPathFactory, template: Template) -> supermax.Study:
     """Return a study whose trial was split into micro-batches under the budget."""
-    made = studied(tmp_path_factory.mktemp("split"), BUDGET)
+    with forked_from(template):
+        made = studied(tmp_path_factory.mktemp("split"), BUDGET)
     result = made.best().result
     assert result["micro_batch"] < 128
     return made

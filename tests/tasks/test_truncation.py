@@ -92,7 +92,7 @@ def written(folder: Path) -> None:
     (folder / "walks.csv").write_text("\n".join(["note,label", *lines, "more words,"]) + "\n")
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "preloaded")
 def test_a_search_reports_truncation_before_the_run_and_in_the_report(tmp_path: Path) -> None:
     told_: list[str] = []
     tuned = Search(

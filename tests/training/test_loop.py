@@ -226,8 +226,8 @@ import torch
 from supermax.training.loop import train
 from tests.training.corpora import Quiet, config, ready
 supported = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-wanted = config("share", encoder={"name": "tiny-modernbert"})
-train(ready(Path(sys.argv[1]), wanted, precision=sys.argv[2]), Quiet())
+wanted = config("share", encoder={"name": "tiny-modernbert"}, train={"epochs": 1})
+train(ready(Path(sys.argv[1]), wanted, n=6, precision=sys.argv[2]), Quiet())
 print(supported, torch.backends.mkldnn.enabled)
 """
 

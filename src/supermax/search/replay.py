@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,6 +33,9 @@ from supermax.results.records import TrialRecord
 Objective = Callable[[Any], Any]
 _PARENT = "SUPERMAX_REPLAY"
 """Environment variable with the parent's process number, set in the child alone."""
+_FOLDER = "SUPERMAX_REPLAY_FOLDER"
+"""Environment variable with a folder that the parent removes, however the child ends."""
+_PREFIX = "supermax-replay-"
 _CRASH_SIGNALS = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 """Signals on which faulthandler writes the Python stack."""
 
@@ -42,7 +45,12 @@ def run_child(command: Sequence[str], name: str) -> int:
 
     The signal is printed, unless this process forwarded it. The child shares the terminal, so that
     a debugger works in it."""
-    child = subprocess.Popen(list(command), env={**os.environ, _PARENT: str(os.getpid())})
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        return _run_child(command, name, {_PARENT: str(os.getpid()), _FOLDER: folder})
+
+
+def _run_child(command: Sequence[str], name: str, env: Mapping[str, str]) -> int:
+    child = subprocess.Popen(list(command), env={**os.environ, **env})
     forwarded: list[int] = []
 
     def forward(signum: int, _: FrameType | None) -> None:
@@ -117,7 +125,7 @@ def replay_trial(
 
     Any other exception is raised. The trial starts with an empty checkpoint folder, which is
     deleted afterwards. `on_report` is called with each step and value."""
-    with tempfile.TemporaryDirectory(prefix="supermax-replay-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=os.environ.get(_FOLDER)) as folder:
         checkpoint = Path(folder) / "checkpoint"
         checkpoint.mkdir()
         try:

@@ -241,7 +241,7 @@ def test_share_follows_the_number_of_cells() -> None:
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
 
 
-@pytest.mark.usefixtures("quick")
+@pytest.mark.usefixtures("quick", "preloaded")
 @pytest.mark.parametrize("by", ["settings", "run"])
 def test_share_follows_the_workers_of_the_run(
     service: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str

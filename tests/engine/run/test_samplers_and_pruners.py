@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import optuna
@@ -14,7 +15,7 @@ from optuna import pruners, samplers
 from optuna.trial import Trial, TrialState
 
 import supermax
-from tests.few import a_few
+from tests.few import a_few, quick_are
 
 pytestmark = [
     pytest.mark.usefixtures("quick"),
@@ -80,7 +81,7 @@ SAMPLERS: dict[str, tuple[Callable[[], Any], Any, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", a_few([*SAMPLERS]))
+@pytest.mark.parametrize("name", a_few([*SAMPLERS], 5))
 def test_every_sampler_runs(url: str, name: str) -> None:
     make, objective, directions = SAMPLERS[name]
     study = optuna.create_study(storage=url, sampler=make(), directions=["minimize"] * directions)
@@ -129,9 +130,7 @@ def curve(trial: Trial) -> float:
     return level
 
 
-@pytest.mark.parametrize(
-    ("name", "workers"), a_few([(name, workers) for name in PRUNERS for workers in (1, 2)])
-)
+@pytest.mark.parametrize(("name", "workers"), a_few([*product(PRUNERS, (1, 2))], 5))
 def test_every_pruner_runs(url: str, name: str, workers: int) -> None:
     study = optuna.create_study(
         storage=url,
@@ -156,8 +155,10 @@ def visited(study: optuna.Study) -> Counter[tuple[int, str]]:
     return Counter((trial.params["x"], trial.params["c"]) for trial in study.trials)
 
 
-@pytest.mark.parametrize("n_trials", [None, 50])
-@pytest.mark.parametrize("kind", ["Grid", "BruteForce"])
+@pytest.mark.parametrize(
+    ("kind", "n_trials"),
+    quick_are([("Grid", None), ("BruteForce", 50)], product(["Grid", "BruteForce"], [None, 50])),
+)
 def test_exhausted_grid_ends_the_run(url: str, kind: str, n_trials: int | None) -> None:
     make, objective, _ = SAMPLERS[kind]
     study = optuna.create_study(storage=url, sampler=make())
@@ -166,7 +167,7 @@ def test_exhausted_grid_ends_the_run(url: str, kind: str, n_trials: int | None) 
     assert visited(study) == Counter(POINTS)
 
 
-@pytest.mark.parametrize("kind", ["Grid", "BruteForce"])
+@pytest.mark.parametrize("kind", quick_are(["BruteForce"], ["Grid", "BruteForce"]))
 def test_a_grid_with_two_workers_misses_no_point(url: str, kind: str) -> None:
     make, objective, _ = SAMPLERS[kind]
     study = optuna.create_study(storage=url, sampler=make())
@@ -176,7 +177,7 @@ def test_a_grid_with_two_workers_misses_no_point(url: str, kind: str) -> None:
     assert summary.trials["RUNNING"] == 0
 
 
-@pytest.mark.parametrize("kind", ["Grid", "BruteForce"])
+@pytest.mark.parametrize("kind", quick_are(["Grid"], ["Grid", "BruteForce"]))
 def test_an_exhausted_grid_gets_no_more_trials(url: str, kind: str) -> None:
     make, objective, _ = SAMPLERS[kind]
     study = optuna.create_study(storage=url, study_name="grid", sampler=make())
@@ -232,7 +233,7 @@ def two_processes(url: str, kind: str, name: str) -> list[float]:
     return drawn(study)
 
 
-@pytest.mark.parametrize("kind", SEEDED)
+@pytest.mark.parametrize("kind", quick_are(["TPE"], SEEDED))
 def test_a_seeded_sampler_does_not_repeat_itself_after_a_restart(url: str, kind: str) -> None:
     one = two_processes(url, kind, "one")
     assert len(set(one)) == 6
@@ -252,7 +253,7 @@ def test_same_sampler_object_continues(url: str, kind: str) -> None:
     assert history("other") == one
 
 
-@pytest.mark.parametrize("kind", SEEDED)
+@pytest.mark.parametrize("kind", a_few([*SEEDED]))
 def test_single_worker_samples_as_optuna_does(url: str, kind: str) -> None:
     study = optuna.create_study(storage=url, sampler=SEEDED[kind]())
     run(study, numeric, 5)

@@ -256,8 +256,8 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
     """Return a model that was evaluated in bf16, and its evaluation."""
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("half")
-    wanted = config("evidence", no_answer={"policy": "calibrated"}, train={"epochs": 4})
-    prepared = ready(place / "cache", wanted, n=60, precision="bf16")
+    wanted = config("evidence", no_answer={"policy": "calibrated"}, train={"epochs": 1})
+    prepared = ready(place / "cache", wanted, n=12, precision="bf16")
     threshold = train(prepared, Quiet()).evaluation.threshold
     return put(place / "model", prepared, threshold), prepared
 
@@ -269,7 +269,7 @@ def test_the_precision_of_a_model_is_kept_and_used(
     loaded = load_exported(folder)
     assert loaded.precision == "bf16"
     assert "| precision | bf16 |" in (folder / "README.md").read_text()
-    examples = corpus(30, 2).spans  # it was judged on these
+    examples = corpus(6, 2).spans  # it was judged on these
     judged = prepared.evaluate()
     scores = {
         precision: [

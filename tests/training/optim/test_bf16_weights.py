@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from supermax.training.models.architectures import TINY
 from supermax.training.optim import bf16_weights as module
 from supermax.training.optim.bf16_weights import Bf16Copies, Bf16Linear
 from supermax.training.optim.optimizers import unavailable
-from tests.few import a_few
+from tests.few import a_few, quick_are
 from tests.training.corpora import Quiet, config, ready
 from tests.training.steps.test_cuda_graphs import OPTIMIZERS, SILENT, captured_steps
 
@@ -162,8 +163,13 @@ def test_new_weights_are_known_when_asked_for() -> None:
     assert found.item() != pytest.approx(loss_of(Net()).item(), rel=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "adamw_8bit"])
-@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize(
+    ("optimizer", "micro_batch"),
+    quick_are(
+        [("adamw", 3), ("adamw_8bit", None), ("adafactor", None)],
+        product([*OPTIMIZERS, "adamw_8bit"], [None, 3]),
+    ),
+)
 def test_captured_bf16_steps_train_as_eager_steps(
     tmp_path: Path, optimizer: str, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,8 +182,8 @@ def test_captured_bf16_steps_train_as_eager_steps(
     monkeypatch.setattr(
         module.Bf16Copies, "add_gradients", lambda copies: (used.append(1), add_gradients(copies))
     )
-    wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 3})
-    how = {"micro_batch": micro_batch, "precision": "bf16"}
+    wanted = config(**SILENT, optim={"name": optimizer}, train={"epochs": 2})
+    how = {"n": 14, "micro_batch": micro_batch, "precision": "bf16"}
     eager = train(ready(tmp_path, wanted, **how), Quiet())
     assert not used
     prepared = captured_steps(ready(tmp_path, wanted, **how))
@@ -190,7 +196,7 @@ def test_captured_bf16_steps_train_as_eager_steps(
 
 
 @pytest.mark.parametrize("family", a_few(FAMILIES, 2))
-@pytest.mark.parametrize("agent", ["share", pytest.param("joint", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("agent", quick_are(["criteria"], ["criteria", "share", "joint"]))
 def test_every_model_type_trains_the_same_with_bf16_copies(
     tmp_path: Path, family: str, agent: str
 ) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.preloading import Template, forked_from
 from tests.ui.cli.helping import make_playground
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str, template: Template) -> Path:
     base = tmp_path_factory.getbasetemp()
     root = base if worker_id == "master" else base.parent
     folder = root / "playground"
@@ -23,7 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
         if not (folder / "done").exists():
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir()
-            make_playground(folder)
+            with forked_from(template):
+                make_playground(folder)
             (folder / "done").touch()
     return folder
 

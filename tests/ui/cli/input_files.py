@@ -350,10 +350,10 @@ FILES = [
     File("table.xlsx", b"PK\x03\x04", ("neither CSV nor JSONL",)),
     File(
         "large.csv",
-        csv("text,label", *sorted(notes(200_000), key=lambda row: row.rsplit(",", 1)[1])),
+        csv("text,label", *sorted(notes(20_000), key=lambda row: row.rsplit(",", 1)[1])),
         (),
         TEXT,
         ("no", "yes"),
-        200_000,
+        20_000,
     ),
 ]

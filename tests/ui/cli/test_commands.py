@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -32,13 +34,14 @@ from supermax.ui.cli.tune import resolved
 from tests.conftest import eventually
 from tests.ui.cli.helping import commands, examples, inside, sm, started
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 LONG = (
     "supermax tune all",
     "supermax tune criteria --trials 2",
     "supermax tune notes.yaml --workers 2",
     "supermax track criteria",
     "supermax dashboard",  # tests/report has it served
+    "supermax replay 0",  # test_replay_reproduces_the_values_of_a_trial runs it
 )
 LINES = [(name, line) for name, command in commands().items() for line in examples(command)]
 EXAMPLES = [
@@ -180,35 +183,44 @@ def test_the_best_are_exported_as_json_and_csv(playground: Path) -> None:
     assert "cannot be written" in sm("export", "-o", "nowhere/best.csv", code=3)
 
 
-def test_replay_reproduces_the_values_of_a_trial(playground: Path) -> None:
-    said = started("replay", "0")
+@pytest.fixture
+def replayed(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return a function that replays a trial, and returns the output of its child as well."""
+
+    def replay(*args: str, code: int = 0) -> str:
+        said = sm("replay", *args, code=code)
+        return f"{said}{''.join(capfd.readouterr())}"
+
+    return replay
+
+
+def test_replay_reproduces_the_values_of_a_trial(
+    playground: Path, replayed: Callable[..., str]
+) -> None:
+    said = replayed("0")
     now, was = re.findall(r"\[(.*?)\]", said)
     assert now == was
-    failed = started(
-        "replay", "1", "--storage", "study.db", "--objective", "program.py:objective", code=1
-    )
+    failed = replayed("1", "--storage", "study.db", "--objective", "program.py:objective", code=1)
     assert "program.py" in failed
     assert "line 9" in failed
     assert "never works" in failed
-    unknown = started("replay", "1", "--storage", "study.db", code=2)
+    unknown = replayed("1", "--storage", "study.db", code=2)
     assert "was not made by `supermax tune`" in unknown
-    wrong = started(
-        "replay", "1", "--storage", "study.db", "--objective", "program.py:objectiv", code=2
-    )
+    wrong = replayed("1", "--storage", "study.db", "--objective", "program.py:objectiv", code=2)
     assert "did you mean 'objective'" in wrong
 
 
 def test_replay_shows_the_stack_and_the_signal_of_a_trial_that_dies(
-    playground: Path,
+    playground: Path, replayed: Callable[..., str]
 ) -> None:
     where = ("--storage", "study.db", "--objective", "program:objective")
-    said = started("replay", "2", *where, code=128 + signal.SIGSEGV)
+    said = replayed("2", *where, code=128 + signal.SIGSEGV)
     assert "Fatal Python error: Segmentation fault" in said
     assert 'program.py", line 12 in objective' in said
     assert "Trial 2 died of SIGSEGV (signal 11). Its Python stack is above" in said
     program = playground / "program.py"
     program.write_text(program.read_text().replace("signal.SIGSEGV", "signal.SIGKILL"))
-    killed = started("replay", "2", *where, code=128 + signal.SIGKILL)
+    killed = replayed("2", *where, code=128 + signal.SIGKILL)
     assert "Trial 2 was ended by SIGKILL (signal 9), which came from outside" in killed
 
 
@@ -222,10 +234,13 @@ def test_ending_a_replay_ends_its_trial(playground: Path) -> None:
         "        signal.pause()\n"
     )
     where = ("--storage", "study.db", "--objective", "waits.py:objective")
-    with subprocess.Popen([sys.executable, "-m", "supermax", "replay", "0", *where]) as parent:
+    command = [sys.executable, "-m", "supermax", "replay", "0", *where]
+    (playground / "tmp").mkdir()
+    with subprocess.Popen(command, env={**os.environ, "TMPDIR": "tmp"}) as parent:
         assert eventually((playground / "pid").exists, within=60)
         parent.send_signal(signal.SIGTERM)
         assert parent.wait(60) == 128 + signal.SIGTERM
+    assert list((playground / "tmp").iterdir()) == []
     assert not psutil.pid_exists(int((playground / "pid").read_text()))
 
 
@@ -383,14 +398,14 @@ def test_tune_respects_the_memory_budget(playground: Path) -> None:
 
 
 def test_a_program_that_searches_when_it_is_run_does_not_search_when_it_is_replayed(
-    playground: Path,
+    playground: Path, replayed: Callable[..., str]
 ) -> None:
     program = (playground / "program.py").read_text()
     (playground / "program.py").write_text(
         "import optuna, supermax\n" + program + "\nstudy = optuna.load_study(study_name='plain', "
         "storage='sqlite:///study.db')\nsupermax.optimize(study, objective, n_trials=9)\n"
     )
-    said = started("replay", "0", "--storage", "study.db", "--objective", "program.py:objective")
+    said = replayed("0", "--storage", "study.db", "--objective", "program.py:objective")
     assert "Values: " in said
     assert (
         json.loads(sm("study", "show", "plain", "--storage", "study.db", "--json"))["finished"]

@@ -17,6 +17,7 @@ from supermax.ui.cli.early import started_early
 from tests.ui.cli.helping import sm
 
 
+@pytest.mark.usefixtures("quick", "preloaded")
 @pytest.mark.parametrize("workers", ["1", "auto"])
 def test_a_search_uses_the_fork_server_that_was_started_early(
     workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,6 +24,8 @@ from tests.ui.cli.input_files import (
     notes,
 )
 
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
+
 
 def write(folder: Path, file: File) -> None:
     data = file.data if isinstance(file.data, bytes) else file.data.encode()

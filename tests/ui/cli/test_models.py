@@ -18,7 +18,7 @@ from supermax.ui.cli.models import _Stages
 from supermax.ui.cli.progress import EVERY, Progress
 from tests.ui.cli.helping import QUESTION, sm
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 EARLY = """
 import sys
 from supermax.ui.cli import main

@@ -59,7 +59,11 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [(["tune", "criteria"], supervisor.ENVIRONMENT), (["doctor"], 1)]
+    ("command", "code"),
+    [
+        (["tune", "criteria"], supervisor.ENVIRONMENT),
+        pytest.param(["doctor"], 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_package_that_cannot_be_imported_is_named_at_once(
     command: list[str], code: int, tmp_path: Path
@@ -236,6 +240,7 @@ def test_a_plan_fits_the_terminal_and_is_whole_in_a_pipe(tmp_path: Path) -> None
     os.close(ours)
 
 
+@pytest.mark.usefixtures("quick", "preloaded")
 def test_a_timeout_that_is_over_before_the_first_trial_is_explained(tmp_path: Path) -> None:
     with inside(tmp_path):
         given = ("criteria", "--set", "data.posts=60", "--no-supervisor")

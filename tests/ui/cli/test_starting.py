@@ -57,8 +57,15 @@ def test_children_start_with_default_signals() -> None:
     assert said == "['SIGPIPE', 'SIGXFSZ']\n[]\n"  # which Python itself ignores
 
 
-@pytest.mark.parametrize("blocked", [False, True], ids=["ignored", "blocked"])
-@pytest.mark.parametrize("workers", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    ("blocked", "workers"),
+    [
+        pytest.param(False, (), id="ignored-alone"),
+        pytest.param(True, ("-n", "1"), id="blocked-xdist"),
+        pytest.param(True, (), id="blocked-alone", marks=pytest.mark.slow),
+        pytest.param(False, ("-n", "1"), id="ignored-xdist", marks=pytest.mark.slow),
+    ],
+)
 def test_children_of_a_run_without_default_signals_start_with_them(
     blocked: bool, workers: tuple[str, ...]
 ) -> None:

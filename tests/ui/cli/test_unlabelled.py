@@ -9,10 +9,10 @@ import pytest
 
 from tests.ui.cli.helping import inside, sm, table
 
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 QUICK = ("--trials", "1", "--set", "epochs=1", "--no-supervisor")
 
 
-@pytest.mark.usefixtures("quick")
 def test_rows_to_predict_may_stand_beside_those_to_learn_from(tmp_path: Path) -> None:
     with inside(tmp_path):
         table(tmp_path / "notes.csv", rows=90)

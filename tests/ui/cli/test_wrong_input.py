@@ -22,7 +22,7 @@ from supermax.search.prepare import check_cache
 from tests.ui.cli.helping import inside, sm
 from tests.users import SOMEBODY, as_somebody, common_folder, needs_root
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 SMALL = ("--set", "data.posts=60", "--set", "epochs=2", "--set", "seed=1", "--no-supervisor")
 
 
