@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from supermax.memory.devices import gpus, named
+from supermax.memory.devices import find_gpu, gpus
 from supermax.search.search import Search
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
@@ -30,7 +30,7 @@ def measured(workers: int) -> dict[str, object]:
 
     def sample_memory() -> None:
         while not ended.wait(0.2):
-            if (gpu := named(gpus(), None)) is not None:
+            if (gpu := find_gpu(gpus(), None)) is not None:
                 peak[0] = max(peak[0], gpu.used)
 
     with tempfile.TemporaryDirectory() as folder:

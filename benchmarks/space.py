@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax._util.attributes import ORIGIN
 from supermax.space import Space, load, open_version, sampler_for
-from supermax.space.feasible import draw as prior_draw
+from supermax.space.feasible import draw_from_prior as prior_draw
 from supermax.space.migration.bulk_write import add_trials
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

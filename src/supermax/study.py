@@ -114,9 +114,9 @@ class Study:
 
     def figures(self) -> dict[str, Figure]:
         """Return the figures of the report that apply to this study, by name."""
-        from supermax.results.report.page import draw
+        from supermax.results.report.page import draw_figures
 
-        drawn = draw(self.record)
+        drawn = draw_figures(self.record)
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def report(self, path: str | Path) -> Path:

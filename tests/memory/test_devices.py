@@ -12,7 +12,7 @@ import pytest
 
 from supermax.memory import devices
 from supermax.memory.budgets import GpuBudget, HostBudget, host_budget
-from supermax.memory.devices import Gpu, Nvml, from_nvidia_smi, machine_memory, named
+from supermax.memory.devices import Gpu, Nvml, find_gpu, from_nvidia_smi, machine_memory
 from supermax.search import doctor
 from tests.memory.specs import GIB, MIB
 
@@ -40,13 +40,13 @@ def test_without_memory_by_process_the_reserved_memory_counts_as_ours() -> None:
 
 def test_cards_are_found_by_number_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Gpu(1, "another", 0, 40 * GIB, uuid="GPU-def")
-    assert named((CARD, other), "1") is other
-    assert named((CARD, other), "GPU-def") is other
-    assert named((CARD, other), "7") is None
+    assert find_gpu((CARD, other), "1") is other
+    assert find_gpu((CARD, other), "GPU-def") is other
+    assert find_gpu((CARD, other), "7") is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-    assert named((CARD, other), None) is other
+    assert find_gpu((CARD, other), None) is other
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert named((CARD, other), None) is CARD
+    assert find_gpu((CARD, other), None) is CARD
     assert budget(CARD, other).whole == 80 * GIB - 256 * MIB
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -420,6 +419,5 @@ def test_the_space_is_imported_on_first_use() -> None:
         "import sys, supermax; print('pydantic' in sys.modules);"
         "supermax.Space; print('pydantic' in sys.modules, 'torch' in sys.modules)"
     )
-    env = {**os.environ, "PYTHONPATH": "src"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["False", "True", "False"], done.stderr

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 from supermax import Space, UserError
 from supermax._util.attributes import ORIGIN, plain_params
 from supermax.space import enqueue_defaults, open_version, warm_start
-from supermax.space.feasible import draw
+from supermax.space.feasible import draw_from_prior
 from tests.space.versions import (
     BASE,
     ENCODERS,
@@ -64,5 +64,5 @@ def test_prior_draws_are_valid() -> None:
 
     rng = np.random.RandomState(0)
     for _ in range(200):
-        values = draw(Space(**BASE), rng)
+        values = draw_from_prior(Space(**BASE), rng)
         assert [m for m in Space(**BASE).mistakes(values) if "breaks" not in m] == []

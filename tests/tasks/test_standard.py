@@ -52,7 +52,7 @@ def test_a_pretrained_encoder_gets_the_standard_preset() -> None:
 def test_names_that_are_known_before_torch_is_loaded_are_all_there() -> None:
     assert set(COSTS) == set(measures.COSTS)
     assert set(TINY) == set(architectures.TINY)
-    assert all(map(is_untrained, architectures.names()))
+    assert all(map(is_untrained, architectures.architecture_names()))
     assert not any(map(is_untrained, ["minilm", "./tiny", "roberta-base", *architectures.FULL]))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 import psutil
 
-from supermax.memory.devices import Gpu, Nvml, gpus, machine_memory, named
+from supermax.memory.devices import Gpu, Nvml, find_gpu, gpus, machine_memory
 
 _GPU_MARGIN = 256 << 20
 """Bytes of a GPU that are left free, since the driver's own use varies."""
@@ -81,7 +81,7 @@ class GpuBudget:
     def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
         """Return the bytes of the device for all trials of this run together. `pids` are the run's
         own processes, which use up to `ours` bytes together."""
-        gpu = named(self._gpus(), device)
+        gpu = find_gpu(self._gpus(), device)
         if gpu is None:
             return self.whole
         if not ours:

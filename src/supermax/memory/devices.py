@@ -132,7 +132,7 @@ def gpus(nvml: Nvml | None = None) -> tuple[Gpu, ...]:
     return (nvml or Nvml()).read() or from_nvidia_smi()
 
 
-def named(found: Collection[Gpu], device: str | None) -> Gpu | None:
+def find_gpu(found: Collection[Gpu], device: str | None) -> Gpu | None:
     """Return the GPU that `device` names as CUDA_VISIBLE_DEVICES does, by number or UUID; for None
     the first visible one. None where there is no such GPU."""
     wanted = device if device is not None else os.environ.get("CUDA_VISIBLE_DEVICES", "0")

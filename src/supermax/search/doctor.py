@@ -257,7 +257,7 @@ def models(names: list[str]) -> Iterator[Finding]:
         )
 
 
-def installed() -> Iterator[Finding]:
+def installed_encoder_findings() -> Iterator[Finding]:
     """Yield the pretrained encoders of this machine, whether or not a search uses them."""
     if find_spec("torch") is None:
         return
@@ -275,6 +275,6 @@ def installed() -> Iterator[Finding]:
         )
 
 
-def exit_code(found: list[Finding]) -> int:
+def doctor_exit_code(found: list[Finding]) -> int:
     """Return 0 if a run can start, else 1."""
     return int(any(finding.state == BAD for finding in found))

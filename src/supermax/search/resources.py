@@ -14,7 +14,7 @@ import torch
 from supermax._util import system
 from supermax.errors import UserError
 from supermax.memory.budgets import ON_CPU, GpuBudget, HostBudget
-from supermax.memory.devices import gpus, named
+from supermax.memory.devices import find_gpu, gpus
 from supermax.memory.disk import Allowance, Demand
 from supermax.memory.measurements import MeasurementLog, default_folder
 from supermax.memory.sharing import resolve_workers
@@ -61,7 +61,7 @@ class Resources:
         """Return the log of memory and speed measured on this device with the installed
         versions."""
         device: str = self.device
-        if self.has_cuda and (found := named(gpus(), None)) is not None:
+        if self.has_cuda and (found := find_gpu(gpus(), None)) is not None:
             device = found.name
         versions = f"torch {version('torch')} transformers {version('transformers')}"
         return MeasurementLog(default_folder(), device, versions)

@@ -312,7 +312,7 @@ def _unquoted(text: str, good: Placed) -> str:
 
 
 def _cycles(good: Placed) -> Iterable[Problem]:
-    needs = {name: needed_by(b for _, b in placed) for name, placed in good.items()}
+    needs = {name: parameters_needed_by(b for _, b in placed) for name, placed in good.items()}
     while True:
         try:
             graphlib.TopologicalSorter(needs).prepare()
@@ -326,7 +326,7 @@ def _cycles(good: Placed) -> Iterable[Problem]:
             return
 
 
-def needed_by(branches: Iterable[Branch]) -> set[str]:
+def parameters_needed_by(branches: Iterable[Branch]) -> set[str]:
     """Return the parameters that the conditions of the branches depend on."""
     needed: set[str] = set()
     for branch in branches:

@@ -17,7 +17,7 @@ import numpy as np
 from supermax._util.attributes import ParamValue
 from supermax._util.text import listed
 from supermax.errors import UserError
-from supermax.space.checking import needed_by
+from supermax.space.checking import parameters_needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Float
 from supermax.space.model import Flat, Space, nest
 
@@ -53,7 +53,7 @@ def prior(branch: Branch, rng: np.random.RandomState) -> ParamValue:
     )
 
 
-def draw(
+def draw_from_prior(
     space: Space, rng: np.random.RandomState, fixed: Mapping[str, ParamValue] | None = None
 ) -> Flat:
     """Draw a configuration from the prior; values in `fixed` are used where they are in the
@@ -71,7 +71,7 @@ def varying(space: Space) -> int:
     """Return the number of parameters that vary among samples of the prior. Parameters with a
     single value, or with a condition that never holds, do not."""
     rng = np.random.RandomState(0)
-    drawn = [draw(space, rng) for _ in range(_VARYING_DRAWS)]
+    drawn = [draw_from_prior(space, rng) for _ in range(_VARYING_DRAWS)]
     return sum(len({repr(p[name]) for p in drawn if name in p}) > 1 for name in space.parameters)
 
 
@@ -85,7 +85,7 @@ def witness(space: Space, seed: int = 0) -> Flat:
     rng = np.random.RandomState(seed)
     drawn: list[set[str]] = []  # the constraints each draw broke
     for _ in range(DRAWS // 10):
-        values = draw(space, rng)
+        values = draw_from_prior(space, rng)
         if not (broken := space.broken(values)):
             return values
         drawn.append({constraint.name for constraint in broken})
@@ -94,7 +94,7 @@ def witness(space: Space, seed: int = 0) -> Flat:
     except TooLarge:
         return _witness_by_sampling(space, rng, drawn)
     if found is not None:
-        return draw(space, rng, fixed=found)
+        return draw_from_prior(space, rng, fixed=found)
     core = _core(space.constraints, lambda some: possible(space, some))
     raise UserError(_conflict(core, "This is certain: all combinations were tried."))
 
@@ -104,7 +104,7 @@ def _check_functions(space: Space, rng: np.random.RandomState) -> None:
     exclude the configuration silently."""
     functions = [constraint for constraint in space.constraints if constraint.python is not None]
     for _ in range(_FUNCTION_CHECKS if functions else 0):
-        values = draw(space, rng)
+        values = draw_from_prior(space, rng)
         for constraint in functions:
             if all(name in values for name in constraint.over or ()):
                 seen = (
@@ -123,7 +123,7 @@ def _check_functions(space: Space, rng: np.random.RandomState) -> None:
 
 def _witness_by_sampling(space: Space, rng: np.random.RandomState, drawn: list[set[str]]) -> Flat:
     while len(drawn) < DRAWS:
-        values = draw(space, rng)
+        values = draw_from_prior(space, rng)
         if not (broken := space.broken(values)):
             return values
         drawn.append({constraint.name for constraint in broken})
@@ -177,7 +177,7 @@ def relevant(space: Space, constraints: Iterable[Constraint]) -> set[str]:
             names |= set(space.parameters) if constraint.over is None else set(constraint.over)
     waiting = list(names)
     while waiting:
-        for needed in needed_by(space.parameters[waiting.pop()].branches) - names:
+        for needed in parameters_needed_by(space.parameters[waiting.pop()].branches) - names:
             names.add(needed)
             waiting.append(needed)
     return names

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, model_serializer, model_validator
 from supermax._util.attributes import ParamValue, domain_name
 from supermax._util.text import listed, mistakes, nearest
 from supermax.errors import UserError
-from supermax.space.checking import examined, needed_by
+from supermax.space.checking import examined, parameters_needed_by
 from supermax.space.domains import Branch, Categorical, Constraint, Float, Parameter
 
 Flat = dict[str, ParamValue]
@@ -74,7 +74,7 @@ class Space(BaseModel):
     @cached_property
     def order(self) -> tuple[str, ...]:
         """Parameters, each after those that its conditions depend on."""
-        needs = {n: needed_by(p.branches) for n, p in self.parameters.items()}
+        needs = {n: parameters_needed_by(p.branches) for n, p in self.parameters.items()}
         return tuple(graphlib.TopologicalSorter(needs).static_order())
 
     @cached_property

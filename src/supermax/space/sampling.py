@@ -45,7 +45,15 @@ from supermax._util.attributes import DRAWN, ParamValue, plain_name
 from supermax._util.text import ended, nearest
 from supermax.errors import UserError
 from supermax.space.domains import Branch
-from supermax.space.feasible import DRAWS, TooLarge, all_values, draw, relevant, search, witness
+from supermax.space.feasible import (
+    DRAWS,
+    TooLarge,
+    all_values,
+    draw_from_prior,
+    relevant,
+    search,
+    witness,
+)
 from supermax.space.model import Flat, Space
 
 if TYPE_CHECKING:
@@ -149,7 +157,7 @@ class SpaceSampler(BaseSampler):
             free = relevant(self.space, self.space.broken(values)) - set(fixed)
             kept = {n: v for n, v in values.items() if n not in free} | dict(fixed)
             for repair in range(1, _REPAIRS + 1):
-                repaired = draw(self.space, self._rng.rng, kept)
+                repaired = draw_from_prior(self.space, self._rng.rng, kept)
                 if not self.space.broken(repaired):
                     return repaired, count + repair, "repair"
             count += _REPAIRS
@@ -158,16 +166,16 @@ class SpaceSampler(BaseSampler):
     def _fallback(self, fixed: Mapping[str, ParamValue], count: int) -> tuple[Flat, int, str]:
         rng = self._rng.rng
         for attempt in range(1, _REPAIRS + 1):
-            drawn = draw(self.space, rng, fixed)
+            drawn = draw_from_prior(self.space, rng, fixed)
             if not self.space.broken(drawn):
                 return drawn, count + attempt, "prior"
         count += _REPAIRS + 1
         found = self._search(fixed)
         if found is not None:
-            return draw(self.space, rng, {**found, **fixed}), count, "search"
+            return draw_from_prior(self.space, rng, {**found, **fixed}), count, "search"
         # Enqueued values that contradict the feasible point are kept: Space.sample raises an error
         # that names the broken constraints.
-        drawn = draw(self.space, rng, {**self._relevant_witness(), **fixed})
+        drawn = draw_from_prior(self.space, rng, {**self._relevant_witness(), **fixed})
         return drawn, count, "witness"
 
     def _search(self, fixed: Mapping[str, ParamValue]) -> Flat | None:

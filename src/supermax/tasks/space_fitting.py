@@ -15,7 +15,7 @@ from supermax.space.presets import ENCODERS, encoders_in
 from supermax.tasks.shapes import why_unusable
 from supermax.tasks.text_length import with_length
 from supermax.training.data.splits import Splits
-from supermax.training.models.sources import Source, find_all, installed
+from supermax.training.models.sources import Source, find_all, installed_models
 from supermax.training.optim.optimizers import unavailable
 
 
@@ -57,7 +57,7 @@ def usable(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
 
 def installed_encoders() -> list[str]:
     """Return the pretrained encoders on this machine that agents can use."""
-    return list(usable(installed())[0])
+    return list(usable(installed_models())[0])
 
 
 def fitted(space: Space, device_type: str) -> Fitted:

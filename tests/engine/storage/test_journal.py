@@ -24,7 +24,7 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import Lock
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.report.serving import make_site, server
-from supermax.results.tracking.source import open_study, source_of
+from supermax.results.tracking.source import open_tracked_study, source_of
 from supermax.studies import all_studies, existing, file_of, make_storage, refuse_while_running
 from tests.few import a_few
 from tests.ui.cli.helping import sm
@@ -62,7 +62,7 @@ def test_a_storage_named_as_a_journal_is_one(name: str, here: Path) -> None:
     assert (file.parent / f"{file.name}.supermax" / "plain" / "run.json").is_file()
     assert len(searched(name, 3).trials) == 3
     assert len(searched(str(file), 3).trials) == 3  # by what is in it, whatever it is called
-    assert open_study(source_of(study)).trials == study.trials
+    assert open_tracked_study(source_of(study)).trials == study.trials
     assert searched(f"journal:///{file}", 3).trials[0].params == study.trials[0].params
 
 

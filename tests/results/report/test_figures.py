@@ -16,7 +16,7 @@ from supermax.results.records import StudyRecord, read_record
 from supermax.results.report import figures
 from supermax.results.report.choosing import focus, thinned
 from supermax.results.report.domains import domains
-from supermax.results.report.page import draw
+from supermax.results.report.page import draw_figures
 
 
 def named(figure: go.Figure, name: str) -> Any:
@@ -220,7 +220,7 @@ ODD = (
 @pytest.mark.parametrize("fill", ODD)
 def test_every_figure_handles_every_study(fill: Any, empty: optuna.Study) -> None:
     fill(empty)
-    for figure in draw(read_record(empty)).values():
+    for figure in draw_figures(read_record(empty)).values():
         if figure is not None:
             text = figure.to_json(engine="json")
             assert "NaN" not in text
@@ -233,14 +233,14 @@ def test_three_objectives() -> None:
         lambda trial: (trial.suggest_float("x", 0, 1), trial.number, math.sin(trial.number)),
         n_trials=12,
     )
-    drawn = draw(read_record(study))
+    drawn = draw_figures(read_record(study))
     assert drawn["pareto-1"] is not None
     assert drawn["pareto-2"] is not None
     assert drawn["history-2"] is not None
 
 
 def test_hostile_texts_are_escaped_in_every_figure(hostile: StudyRecord) -> None:
-    for figure in draw(hostile).values():
+    for figure in draw_figures(hostile).values():
         if figure is not None:
             text = figure.to_json(engine="json").replace("\\u003c", "<")
             for tag in ("<script", "<img", "<a ", "<b>", "</"):

@@ -19,7 +19,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import StudyRecord, read_record
 from supermax.results.report import page as page_module
 from supermax.results.report.page import page
-from supermax.results.report.text import clean, plot_text, size
+from supermax.results.report.text import clean_text, plot_text, size_cell
 from supermax.results.report.writing import write_report
 from supermax.space import Space, open_version
 from tests.results.report import studies
@@ -242,7 +242,7 @@ def test_without_plotly_the_error_names_the_package_to_install(
 
 def test_texts() -> None:
     assert plot_text("<b>&amp;") == "&lt;b&gt;&amp;amp;"
-    assert clean("a\x00b\ud800\x1b[31mred") == "a\ufffdb\ufffdred"
-    assert clean("mysql://u:p@w@host/x") == "mysql://u:***@host/x"
-    assert clean("see https://host/a:b@c") == "see https://host/a:b@c"
-    assert size(1_500_000) == "1.4 MiB"
+    assert clean_text("a\x00b\ud800\x1b[31mred") == "a\ufffdb\ufffdred"
+    assert clean_text("mysql://u:p@w@host/x") == "mysql://u:***@host/x"
+    assert clean_text("see https://host/a:b@c") == "see https://host/a:b@c"
+    assert size_cell(1_500_000) == "1.4 MiB"

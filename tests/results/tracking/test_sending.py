@@ -13,7 +13,7 @@ from optuna.trial import TrialState, create_trial
 
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.results.records import TrialRecord
-from supermax.results.tracking.content import KEY, About, Point, content
+from supermax.results.tracking.content import KEY, About, MetricPoint, content
 from supermax.results.tracking.record import Record, TrackingFolder
 from supermax.results.tracking.sending import Sender
 from supermax.results.tracking.server import Missing, MlflowRun, RequestRefused, Unreachable
@@ -84,7 +84,7 @@ class FakeServer:
         return {point.step: point.value for point in self.runs[run]["points"] if point.key == key}
 
     def log(
-        self, run: str, params: dict[str, str], points: list[Point], tags: dict[str, str]
+        self, run: str, params: dict[str, str], points: list[MetricPoint], tags: dict[str, str]
     ) -> None:
         if run not in self.runs:
             raise Missing(run)

@@ -36,7 +36,7 @@ from supermax.results.tracking.source import (
     StudySource,
     ensure_identity,
     identity_of,
-    open_study,
+    open_tracked_study,
     source_of,
 )
 
@@ -73,7 +73,7 @@ def test_path_traversal_is_replaced(name: str) -> None:
 @given(some.text(max_size=2000))
 @settings(max_examples=100, deadline=None)
 def test_values_are_short_and_printable(value: str) -> None:
-    text = names.text(value)
+    text = names.stored_text(value)
     assert len(text) <= names.MOST_VALUE
     assert "\0" not in text
     text.encode()
@@ -222,17 +222,17 @@ def test_another_process_can_open_the_study(tmp_path: Path) -> None:
         study = optuna.create_study(storage=storage, study_name="s")
         study.add_trial(create_trial(value=1.0))
         source = source_of(study)
-        assert [t.value for t in open_study(source).trials] == [1.0]
-        assert identity_of(open_study(source)) == identity_of(study)
+        assert [t.value for t in open_tracked_study(source).trials] == [1.0]
+        assert identity_of(open_tracked_study(source)) == identity_of(study)
         ensure_identity(study)
         known = identity_of(study)
         ensure_identity(study)
-        assert identity_of(open_study(source)) == known == identity_of(study)
+        assert identity_of(open_tracked_study(source)) == known == identity_of(study)
         with pytest.raises(UserError, match="not in its storage any more"):
-            open_study(replace(source, study="t"))
+            open_tracked_study(replace(source, study="t"))
     Path(file).unlink()
     with pytest.raises(EnvironmentFault, match="There is no file"):
-        open_study(replace(source, storage=f"journal:///{file}"))
+        open_tracked_study(replace(source, storage=f"journal:///{file}"))
     assert not Path(file).exists()
 
 

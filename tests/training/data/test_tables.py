@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from supermax import UserError
 from supermax.tasks.data_notices import weaknesses
 from supermax.training.data.answers import evidence
-from supermax.training.data.spans import locate, merged
+from supermax.training.data.spans import find_span, merged
 from supermax.training.data.splits import read_splits
 from supermax.training.data.tables import Columns, read_table
 
@@ -296,7 +296,7 @@ def test_a_span_is_its_answer(answer: str, before: str, after: str) -> None:
 @given(st.lists(st.sampled_from(["a", "b.", "(c)"]), min_size=1), st.text(), st.text())
 def test_all_white_space_is_equal(words: list[str], before: str, after: str) -> None:
     text = before + "\n\t ".join(words) + after
-    span = locate(text, " ".join(words))
+    span = find_span(text, " ".join(words))
     assert span is not None
     assert text[slice(*span)].split() == words
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from supermax.training.data.examples import Example
-from supermax.training.eval.counts import MOST_CLASSES, counts_of, outcome
+from supermax.training.eval.counts import MOST_CLASSES, counts_of, span_outcome
 from supermax.training.eval.evaluate import Evaluation
 
 
@@ -41,6 +41,6 @@ def test_nothing_is_counted_of_a_model_that_diverged_or_has_many_classes() -> No
 def test_outcomes_of_span_examples(
     given: list[tuple[int, int]], true: list[tuple[int, int]], expected: str
 ) -> None:
-    assert outcome(given, true) == expected
+    assert span_outcome(given, true) == expected
     example = Example("0", "g", "some text", spans=tuple(true))
     assert counts_of([example], Evaluation({}, {}, {"0": given})) == {"spans": {expected: 1}}

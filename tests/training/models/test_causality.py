@@ -12,7 +12,7 @@ from supermax.training.models import architectures
 from supermax.training.models.causality import is_causal
 
 
-@pytest.mark.parametrize("name", architectures.names())
+@pytest.mark.parametrize("name", architectures.architecture_names())
 def test_built_in_encoders_are_not_causal(name: str) -> None:
     assert not is_causal(architectures.configuration(name))
 

@@ -24,8 +24,8 @@ from supermax.ui.display import display_for
 from supermax.ui.display.live import LiveDisplay
 from supermax.ui.display.plain import PlainDisplay
 from supermax.ui.display.state import RunState
-from supermax.ui.display.status import restore, snapshot
-from supermax.ui.display.view import draw
+from supermax.ui.display.status import restore, status_json
+from supermax.ui.display.view import draw_view
 
 HOSTILE = ["[bold]x[/]", "[/]", "[link=x]", "a\x1b[2Jb\r\nc", "名前" * 60, "\ud800", ""]
 
@@ -146,7 +146,7 @@ class TestState:
             state.update(ev.TrialNoted(1, {"epoch": tenth / 10, "epochs": 1}))
             found.append(state.eta())
         assert found == pytest.approx([10.0 * left for left in range(9, 0, -1)])
-        again = restore(json.loads(json.dumps(snapshot(state))), clock=clock)
+        again = restore(json.loads(json.dumps(status_json(state))), clock=clock)
         assert again.eta() == pytest.approx(10.0)
 
     def test_eta_counts_work_of_earlier_attempts_in_this_run(self) -> None:
@@ -218,9 +218,9 @@ class TestState:
 
 def picture(state: RunState, width: int, height: int = 24) -> str:
     """Return the view as text; check that colours can be drawn and every line fits."""
-    Console(file=io.StringIO(), width=width, force_terminal=True).print(draw(state, height))
+    Console(file=io.StringIO(), width=width, force_terminal=True).print(draw_view(state, height))
     stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None).print(draw(state, height))
+    Console(file=stream, width=width, color_system=None).print(draw_view(state, height))
     assert max(map(cell_len, stream.getvalue().splitlines())) <= width
     return stream.getvalue()
 

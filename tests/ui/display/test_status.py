@@ -28,7 +28,7 @@ from supermax.ui.cli import app
 from supermax.ui.display import status
 from supermax.ui.display.gauges import Gauges
 from supermax.ui.display.state import RunState
-from supermax.ui.display.status import StatusFile, read, restore, snapshot, standing, write
+from supermax.ui.display.status import StatusFile, read, restore, standing, status_json, write
 from tests import ROOT
 from tests.conftest import eventually
 from tests.ui.display.test_display import Clock, ended, finish, started, state_after
@@ -46,7 +46,7 @@ class TestSnapshot:
         clock = Clock()
         state = search(clock=clock)
         state.wall = lambda: clock.now + 1_700_000_000.0
-        fields = through_json(snapshot(state))
+        fields = through_json(status_json(state))
         again = restore(fields, clock=lambda: clock.now + 1_700_000_000.0)
         drawn, redrawn = lines(state, width), lines(again, width)
         # Of events the order and the time of day are those of this test's own clock.
@@ -55,7 +55,7 @@ class TestSnapshot:
         assert len(drawn) == len(redrawn)
 
     def test_numbers_for_scripts(self) -> None:
-        fields = snapshot(search())
+        fields = status_json(search())
         assert (fields["finished"], fields["target"], fields["state"]) == (7, 40, "running")
         assert fields["best"] == {"trial": 6, "value": 0.56}
         assert fields["eta"] == pytest.approx(251, abs=1)
@@ -71,13 +71,13 @@ class TestSnapshot:
         begun = ev.TrialStarted(3, 1, 0, 100.0)
         reports = [ev.TrialReported(3, i, v) for i, v in enumerate([math.nan, -math.inf, 1.0])]
         state = state_after(started(best=(1, math.inf)), begun, *reports)
-        again = restore(through_json(snapshot(state)))
+        again = restore(through_json(status_json(state)))
         assert again.best == (1, math.inf)
         assert again.running[3].curve.points[1:] == [-math.inf, 1.0]
         assert math.isnan(again.running[3].curve.points[0])
 
     def test_the_end_is_in_it(self) -> None:
-        fields = snapshot(state_after(started(), finish(0, 1.0), ended("timeout")))
+        fields = status_json(state_after(started(), finish(0, 1.0), ended("timeout")))
         assert (fields["state"], fields["stopped_by"]) == ("ended", "timeout")
         assert restore(through_json(fields)).ending == "stopped by timeout"
 
@@ -92,7 +92,7 @@ class TestReading:
         assert read(tmp_path / "nowhere") is None
 
     def test_damaged_fields_are_none_too(self, tmp_path: Path) -> None:
-        good = snapshot(search())
+        good = status_json(search())
         newer = {"metrics", "evaluated_on", "recent", "head_starts"}
         for key in set(good) - {"elapsed", "eta", "state", "stopped_by"} - newer:
             damaged = {k: v for k, v in good.items() if k != key}
@@ -102,7 +102,7 @@ class TestReading:
         assert read(tmp_path) is None
 
     def test_a_run_is_alive_while_it_holds_the_lock(self, tmp_path: Path) -> None:
-        fields, lock = snapshot(search()), tmp_path / "lock"
+        fields, lock = status_json(search()), tmp_path / "lock"
         assert standing(fields, lock) == status.KILLED
         held = Lock(lock, "s")
         assert holder(lock) == os.getpid()
@@ -115,7 +115,7 @@ class TestReading:
         assert holder(lock) is None
 
     def test_a_run_on_another_machine_is_judged_by_age(self, tmp_path: Path) -> None:
-        fields = {**snapshot(search()), "host": "elsewhere", "updated": 1000.0}
+        fields = {**status_json(search()), "host": "elsewhere", "updated": 1000.0}
         assert standing(fields, tmp_path / "lock", now=1010.0) == status.ELSEWHERE
         assert standing(fields, tmp_path / "lock", now=2000.0) == status.SILENT
         silent = restore(fields, status.SILENT)
@@ -299,4 +299,4 @@ class TestCommand:
         assert "There is no file" in command("--storage", "nowhere.db", code=2)
 
     def test_an_empty_state_can_be_drawn(self) -> None:
-        assert snapshot(RunState())["state"] == "running"
+        assert status_json(RunState())["state"] == "running"

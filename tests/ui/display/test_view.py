@@ -20,7 +20,7 @@ from supermax.ui.display.curve import Curve
 from supermax.ui.display.gauges import Readings
 from supermax.ui.display.live import _Console, _Live
 from supermax.ui.display.state import RunState
-from supermax.ui.display.view import draw
+from supermax.ui.display.view import draw_view
 from tests.ui.display.screen import Screen
 from tests.ui.display.test_display import (
     HOSTILE,
@@ -77,7 +77,7 @@ def search(
 
 def lines(state: RunState, width: int, height: int = 24, ascii: bool = False) -> list[str]:
     """Return the drawn lines, after checking that each one fits."""
-    drawn = [line.plain for line in draw(state, height).lines(width, ascii)]
+    drawn = [line.plain for line in draw_view(state, height).lines(width, ascii)]
     assert max(map(cell_len, drawn)) <= width
     return drawn
 
@@ -180,7 +180,7 @@ class TestColumns:
         state = search(1)
         for used, colour in [(1, "green"), (3.2, "yellow"), (3.9, "red"), (9, "red")]:
             state.readings = Readings({107: int(used * GIB)}, {}, (), None)
-            (line,) = [x for x in draw(state).lines(80) if "/4.0G" in x.plain]
+            (line,) = [x for x in draw_view(state).lines(80) if "/4.0G" in x.plain]
             assert colour in {str(span.style) for span in line.spans}
 
     @pytest.mark.parametrize("value", HOSTILE)
@@ -260,7 +260,7 @@ class TestFit:
 
     def test_a_console_that_cannot_encode_blocks_gets_ascii(self) -> None:
         with io.TextIOWrapper(io.BytesIO(), "latin-1") as stream:
-            Console(file=stream, width=80).print(draw(search()))
+            Console(file=stream, width=80).print(draw_view(search()))
             stream.seek(0)
             assert "1.0/4.0G" in stream.read()
 
@@ -281,7 +281,7 @@ class TestNarrower:
         stream = io.StringIO()
         console = _Console(file=stream, width=80, height=40, force_terminal=True)
         screen, state = Screen(80, 40), search()
-        live = _Live(console, lambda: draw(state, 40))
+        live = _Live(console, lambda: draw_view(state, 40))
         live.auto_refresh = False
         screen.feed("a line before the view\r\n")
 
@@ -297,7 +297,7 @@ class TestNarrower:
             screen.resize(size, 40)
             console.width = size
             refresh()
-            expected = [line.plain.rstrip() for line in draw(state, 40).lines(size)]
+            expected = [line.plain.rstrip() for line in draw_view(state, 40).lines(size)]
             rows = screen.text.split("\n")[: screen.row + 1]
             assert rows == ["a line before the view", *expected]
             assert not any(screen.rows[screen.row + 1 :])

@@ -52,7 +52,7 @@ from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
-from supermax.engine.run.requests import RequestHandler, snapshot
+from supermax.engine.run.requests import RequestHandler, trial_for_attempt
 from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
@@ -220,7 +220,7 @@ class Coordinator:
             study_name=self.study.study_name,
             study_id=self.study._study_id,
             directions=[int(direction) for direction in self.study.directions],
-            trial=snapshot(job),
+            trial=trial_for_attempt(job),
             env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
             volatile=self.volatile,
             plan=job.provision.plan if job.provision is not None else None,

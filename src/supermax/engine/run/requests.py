@@ -164,7 +164,7 @@ def _equal(one: float | None, other: float | None) -> bool:
     return one == other or (isnan(one) and isnan(other))
 
 
-def snapshot(job: Job) -> FrozenTrial:
+def trial_for_attempt(job: Job) -> FrozenTrial:
     """Return the trial for its next attempt: plain parameter names, and no intermediate values or
     constraints of earlier attempts."""
     trial = copy.copy(under_plain_names(job.trial._cached_frozen_trial))

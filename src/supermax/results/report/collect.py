@@ -17,15 +17,15 @@ from supermax.results.records import FaultRecord, StudyRecord, TrialRecord
 from supermax.results.report.choosing import value_of
 from supermax.results.report.noted import (
     Baselines,
-    Counts,
     DataNote,
+    PredictionCounts,
     RefitNote,
     counts_note_of,
     data_note_of,
     refit_of,
     validation_baselines,
 )
-from supermax.results.report.text import clean, real
+from supermax.results.report.text import clean_text, real
 from supermax.search.settings.writing import reproducing
 from supermax.space import Space, flatten, nest, space_of
 from supermax.space.migration.versions import base_name
@@ -64,7 +64,7 @@ class FaultGroup:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportFacts:
     """Texts and tables of a report, as data."""
 
     name: str
@@ -97,7 +97,7 @@ class Facts:
     baselines: Baselines
     """Baselines on the validation split."""
     refit: RefitNote | None
-    counts: Counts
+    counts: PredictionCounts
     """Counts of the best trial's predictions on the validation split."""
     labels: list[str]
     about: list[tuple[str, str]]
@@ -117,7 +117,7 @@ class Facts:
         return metric_title(metric, self.labels)
 
 
-def collect(record: StudyRecord, storage: str | None = None) -> Facts:
+def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
     """Return the facts of a study. `storage` is its displayed address, without a password."""
     own = [trial for trial in record.trials if trial.origin is None]
     started = min((t.started for t in own if t.started is not None), default=None)
@@ -127,9 +127,9 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
     faults = record.faults()
     groups = fault_groups(record, faults)
     ranking, front = record.ranking(), record.front()
-    place = clean(storage or _address(record))
+    place = clean_text(storage or _address(record))
     first = next(((t, v) for t in record.trials if (v := value_of(t)) is not None), None)
-    return Facts(
+    return ReportFacts(
         name=record.name,
         objectives=list(zip(record.titles, record.directions, strict=True)),
         states=dict(Counter(trial.state for trial in record.trials)),
@@ -146,7 +146,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
         front=front,
         improvement=first,
         space=_space(record),
-        notices=[clean(line) for line in record.notices],
+        notices=[clean_text(line) for line in record.notices],
         data=data_note_of(record),
         columns=[
             name + " (validation)" * record.on_validation(i)
@@ -155,7 +155,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> Facts:
         metric=record.objectives[0] if record.on_validation() else "",
         baselines=validation_baselines(record),
         refit=refit_of(record),
-        counts=counts_note_of(record, ranking[0]) if ranking else Counts(),
+        counts=counts_note_of(record, ranking[0]) if ranking else PredictionCounts(),
         labels=next((trial.labels for trial in record.trials if trial.labels), []),
         about=_about(record, place, ranking[:1]),
         commands=_commands(record.name, place),
@@ -242,7 +242,7 @@ def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tup
         ),
         ("seed", "not recorded" if seed is None else str(seed)),
     ]
-    return [(key, clean(value)) for key, value in rows]
+    return [(key, clean_text(value)) for key, value in rows]
 
 
 def _as_text(value: object) -> str:
@@ -254,7 +254,7 @@ def _as_text(value: object) -> str:
 def _commands(name: str, place: str) -> list[str]:
     # A storage without a URL or file, such as one in memory, cannot be opened by a command.
     where = f" --storage {shlex.quote(place)}" if " " not in place and place != "memory" else ""
-    named = shlex.quote(clean(name))
+    named = shlex.quote(clean_text(name))
     return [
         f"supermax study show {named}{where}",
         f"supermax report {named} -o report.html{where}",
@@ -266,7 +266,7 @@ def _settings(record: StudyRecord) -> str:
     kept = record.note(SETTINGS)
     if space is None or not kept:
         return ""
-    return clean(reproducing(kept, base_name(record.name), space.data()))
+    return clean_text(reproducing(kept, base_name(record.name), space.data()))
 
 
 def _config(trial: TrialRecord) -> str:
@@ -275,7 +275,7 @@ def _config(trial: TrialRecord) -> str:
     with contextlib.suppress(AttributeError, TypeError):
         if set(flatten(nest(trial.params))) == set(trial.params):
             nested = nest(trial.params)
-    return clean(json.dumps(nested, indent=1, ensure_ascii=False, default=str))
+    return clean_text(json.dumps(nested, indent=1, ensure_ascii=False, default=str))
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from supermax.results.report.text import clean
+from supermax.results.report.text import clean_text
 
 
 class Html(str):
@@ -19,7 +19,7 @@ VOID = frozenset({"br", "hr", "link", "meta", "wbr"})
 def tag(element: str, /, *children: str | None, **attributes: str | None) -> Html:
     """Return an element. `class_` and `data_x` become class and data-x; None omits it."""
     pairs = [
-        f' {key.rstrip("_").replace("_", "-")}="{text(value)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
         for key, value in attributes.items()
         if value is not None
     ]
@@ -30,8 +30,8 @@ def tag(element: str, /, *children: str | None, **attributes: str | None) -> Htm
 
 
 def join(*children: str | None) -> Html:
-    return Html("".join(text(child) for child in children if child is not None))
+    return Html("".join(escaped(child) for child in children if child is not None))
 
 
-def text(value: str) -> Html:
-    return value if isinstance(value, Html) else Html(html.escape(clean(value)))
+def escaped(value: str) -> Html:
+    return value if isinstance(value, Html) else Html(html.escape(clean_text(value)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from supermax._util.attributes import BASELINES, DATA, REFIT
 from supermax.results.records import StudyRecord, TrialRecord
-from supermax.results.report.text import clean, real
+from supermax.results.report.text import clean_text, real
 
 PARTS = ("train", "validation", "test")
 OUTCOMES = {
@@ -56,7 +56,7 @@ class DataNote:
 
 
 @dataclass(frozen=True)
-class Counts:
+class PredictionCounts:
     """Counts of predictions by true and predicted value."""
 
     labels: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class RefitNote:
     rows: int
     metrics: dict[str, tuple[float, float | None, float | None]]
     """Mean over seeds and the bounds of its confidence interval, by plain name."""
-    counts: Counts
+    counts: PredictionCounts
     cautions: list[str]
     baselines: Baselines
     folder: str = ""
@@ -100,7 +100,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
     splits = {part: _dict(_dict(kept.get("splits")).get(part)) for part in PARTS}
     if not any(_whole(split.get("rows")) for split in splits.values()):
         return None
-    names = [clean(str(name)) for name in _list(kept.get("labels"))]
+    names = [clean_text(str(name)) for name in _list(kept.get("labels"))]
     classes = [
         (name, [_at(_list(splits[part].get("classes")), i) for part in PARTS])
         for i, name in enumerate(names)
@@ -128,7 +128,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
 
 def _cut(kept: Mapping[str, object]) -> CutNote:
     return CutNote(
-        encoder=clean(str(kept.get("encoder"))),
+        encoder=clean_text(str(kept.get("encoder"))),
         length=_whole(kept.get("length")),
         texts=_whole(kept.get("texts")),
         of=_whole(kept.get("of")),
@@ -149,7 +149,7 @@ def validation_baselines(record: StudyRecord) -> Baselines:
     return baselines_of(record.note(BASELINES))
 
 
-def counts_note_of(record: StudyRecord, trial: TrialRecord) -> Counts:
+def counts_note_of(record: StudyRecord, trial: TrialRecord) -> PredictionCounts:
     """Return the counts on the validation split, at the best epoch of a trial."""
     return _counts(trial.result, _labels(record, trial.labels))
 
@@ -157,11 +157,11 @@ def counts_note_of(record: StudyRecord, trial: TrialRecord) -> Counts:
 def _labels(record: StudyRecord, known: list[str]) -> list[str]:
     """Return the classes as the note on the data names them: by number where a name could be a
     text of the data."""
-    noted = [clean(str(name)) for name in _list(record.note(DATA).get("labels"))]
+    noted = [clean_text(str(name)) for name in _list(record.note(DATA).get("labels"))]
     return noted if len(noted) == len(known) else known
 
 
-def _counts(kept: Mapping[str, object], labels: list[str]) -> Counts:
+def _counts(kept: Mapping[str, object], labels: list[str]) -> PredictionCounts:
     rows = [_list(row) for row in _list(kept.get("confusion"))]
     matrix = [[_whole(cell) for cell in row] for row in rows]
     square = all(len(row) == len(matrix) for row in matrix)
@@ -169,7 +169,7 @@ def _counts(kept: Mapping[str, object], labels: list[str]) -> Counts:
         matrix = []
     spans = _dict(kept.get("spans"))
     outcomes = [(title, _whole(spans.get(key))) for key, title in OUTCOMES.items()]
-    return Counts(labels, matrix, outcomes if any(n for _, n in outcomes) else [])
+    return PredictionCounts(labels, matrix, outcomes if any(n for _, n in outcomes) else [])
 
 
 def refit_of(record: StudyRecord) -> RefitNote | None:
@@ -189,9 +189,9 @@ def refit_of(record: StudyRecord) -> RefitNote | None:
         rows=_whole(kept.get("rows")),
         metrics=metrics,
         counts=_counts(_dict(kept.get("counts")), _labels(record, labels)),
-        cautions=[clean(str(line)) for line in _list(kept.get("cautions"))],
+        cautions=[clean_text(str(line)) for line in _list(kept.get("cautions"))],
         baselines=baselines_of(kept),
-        folder=clean(str(kept.get("folder") or "")),
+        folder=clean_text(str(kept.get("folder") or "")),
         epochs=_whole(kept.get("epochs")),
         learnt_from=_whole(kept.get("learnt_from")),
     )

@@ -18,7 +18,7 @@ from supermax.errors import UserError
 from supermax.results.records import StudyRecord
 from supermax.results.report import quality, sections
 from supermax.results.report.choosing import FEWEST_DRAWN, FEWEST_RANKED
-from supermax.results.report.collect import Facts, collect
+from supermax.results.report.collect import ReportFacts, collect
 from supermax.results.report.html import Html, join, tag
 from supermax.results.report.sections import Section
 from supermax.results.report.text import moment
@@ -34,7 +34,7 @@ GENERATOR = "Supermax report"
 def page(record: StudyRecord, storage: str | None = None, made: float | None = None) -> str:
     """Return the report. `storage` is its displayed address, without a password; `made` the Unix
     time of the report."""
-    drawn = draw(record, made)
+    drawn = draw_figures(record, made)
     facts = collect(record, storage)
     parts = [part for part in _sections(facts, drawn) if part.body]
     body = join(
@@ -54,7 +54,7 @@ def page(record: StudyRecord, storage: str | None = None, made: float | None = N
     return _document(facts.name, body, drawn)
 
 
-def draw(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure | None]:
+def draw_figures(record: StudyRecord, now: float | None = None) -> dict[str, go.Figure | None]:
     """Return every figure of the page by its id; None for one without data."""
     require_plotly()
     from supermax.results.report import figures as f
@@ -93,7 +93,7 @@ def require_plotly() -> None:
         ) from None
 
 
-def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]:
+def _sections(facts: ReportFacts, drawn: dict[str, go.Figure | None]) -> list[Section]:
     def some(*prefixes: str, layout: str = "figures") -> Html:
         keys = [key for key in drawn if key.startswith(prefixes)]
         return sections.figures(*((key, drawn[key]) for key in keys), layout=layout) or Html("")
@@ -115,14 +115,14 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
         Section("data", "Data", quality.data(facts)),
         Section("front", "Front", some("pareto-")),
         Section("history", "History", some("history-", layout="halves" if several else "figures")),
-        Section("best", "Best configuration", sections.best(facts)),
+        Section("best", "Best configuration", sections.best_configuration(facts)),
         Section("top", "Best trials", top or Html("")),
         Section("importances", "Importances", some("importances") or _too_few(facts)),
         Section("slices", "Slices", join(note, slices) if slices else Html("")),
         Section("parallel", "Parallel coordinates", some("parallel")),
         Section("curves", "Learning curves", some("curves")),
         Section("encoders", "Encoders", some("encoders")),
-        Section("faults", "Faults", sections.faults(facts)),
+        Section("faults", "Faults", sections.fault_sections(facts)),
         Section("timeline", "Cells over time", some("timeline")),
         Section("speed", "Speed", some("throughput", "durations", "speed", layout="halves")),
         Section("memory", "Memory", some("memory")),
@@ -130,7 +130,7 @@ def _sections(facts: Facts, drawn: dict[str, go.Figure | None]) -> list[Section]
     ]
 
 
-def _too_few(facts: Facts) -> Html:
+def _too_few(facts: ReportFacts) -> Html:
     """Return a note on which figures need more trials, and how many."""
     complete = facts.states.get("COMPLETE", 0)
     if not complete or complete >= FEWEST_RANKED:

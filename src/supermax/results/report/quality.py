@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supermax._util.text import counted
-from supermax.results.report.collect import Facts
+from supermax.results.report.collect import ReportFacts
 from supermax.results.report.html import Html, join, tag
-from supermax.results.report.noted import PARTS, Baselines, Counts, DataNote, RefitNote
+from supermax.results.report.noted import PARTS, Baselines, DataNote, PredictionCounts, RefitNote
 from supermax.results.report.resampling import interval
-from supermax.results.report.sections import pairs, table
+from supermax.results.report.sections import html_table, pairs
 from supermax.results.report.text import fixed
 
 SHADES = 5
@@ -25,7 +25,7 @@ Compared = tuple[str, str, str, Estimate | None]
 """Model, split, value, and its confidence interval (None if unknown)."""
 
 
-def comparison(facts: Facts) -> Html:
+def comparison(facts: ReportFacts) -> Html:
     """Return the best value beside the baselines, on the validation split and, after a refit, on
     the test split."""
     if not facts.top or not facts.metric:
@@ -68,7 +68,7 @@ def comparison(facts: Facts) -> Html:
     head = ["model", "split", facts.objectives[0][0]]
     known = any(bounds for *_, bounds in rows)
     return join(
-        table(
+        html_table(
             [*head, "95% interval"] if known else head,
             [_row((*row[:3], *([_interval(row[3])] if known else ())), wraps=2) for row in rows],
         ),
@@ -87,7 +87,7 @@ def _spaced(parts: Sequence[str | None]) -> list[str]:
     return [piece for sentence in sentences for piece in (sentence, " ")][:-1]
 
 
-def _refitted(facts: Facts, refit: RefitNote) -> list[Compared]:
+def _refitted(facts: ReportFacts, refit: RefitNote) -> list[Compared]:
     split = f"test, n={refit.rows:,}" if refit.rows else "test"
     found = refit.metrics.get(facts.metric)
     rows: list[Compared] = []
@@ -110,7 +110,7 @@ def _rows(data: DataNote | None, part: str) -> str:
     return f", n={data.rows[part]:,}" if data is not None and data.rows[part] else ""
 
 
-def _named(facts: Facts, known: Baselines) -> list[tuple[str, float]]:
+def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     """Return name and value of each baseline that has one."""
     spans = facts.data is not None and bool(facts.data.spans)
     classes = facts.data is None or bool(facts.data.classes)
@@ -120,11 +120,11 @@ def _named(facts: Facts, known: Baselines) -> list[tuple[str, float]]:
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
 
 
-def _compared(split: str, facts: Facts, known: Baselines) -> list[Compared]:
+def _compared(split: str, facts: ReportFacts, known: Baselines) -> list[Compared]:
     return [(name, split, fixed(value), None) for name, value in _named(facts, known)]
 
 
-def _baseline_warning(facts: Facts, value: float | None) -> list[str]:
+def _baseline_warning(facts: ReportFacts, value: float | None) -> list[str]:
     """Return a sentence if a baseline is at least as good as the best trial."""
     sign = 1 if facts.objectives[0][1] == "maximize" else -1
     above = [
@@ -157,7 +157,7 @@ def _row(cells: Sequence[str], wraps: int = 1) -> Html:
     )
 
 
-def refit_metrics(facts: Facts) -> Html | None:
+def refit_metrics(facts: ReportFacts) -> Html | None:
     """Return a table of every metric of the refit; None without one."""
     if facts.refit is None:
         return None
@@ -168,7 +168,7 @@ def refit_metrics(facts: Facts) -> Html | None:
     return tag(
         "details",
         tag("summary", "All metrics of the refit on the test split"),
-        table(["metric", "mean", "95% interval"], rows),
+        html_table(["metric", "mean", "95% interval"], rows),
         _explained(facts.refit.metrics),
     )
 
@@ -178,7 +178,7 @@ def _explained(metrics: Iterable[str]) -> Html | None:
     return tag("p", " ".join(sentences), class_="quiet note") if sentences else None
 
 
-def predictions(facts: Facts) -> Html:
+def predictions(facts: ReportFacts) -> Html:
     """Return the confusion matrix and the outcomes of span examples: of the refit, else of the
     best trial."""
     refit: RefitNote | None = facts.refit
@@ -191,7 +191,7 @@ def predictions(facts: Facts) -> Html:
     return _predictions(facts.counts, f"trial {facts.top[0].number} on the validation split")
 
 
-def _predictions(counts: Counts, which: str) -> Html:
+def _predictions(counts: PredictionCounts, which: str) -> Html:
     parts = []
     if counts.confusion:
         parts.append(
@@ -215,7 +215,7 @@ def _predictions(counts: Counts, which: str) -> Html:
     return join(*parts) if parts else Html("")
 
 
-def _matrix(counts: Counts) -> Html:
+def _matrix(counts: PredictionCounts) -> Html:
     head = ["true ↓ predicted →", *counts.labels, "all", "recall"]
     rows = []
     for i, (label, row) in enumerate(zip(counts.labels, counts.confusion, strict=True)):
@@ -230,14 +230,14 @@ def _matrix(counts: Counts) -> Html:
     shares = [_share(counts.confusion[i][i], n) for i, n in enumerate(predicted)]
     cells = [tag("td", cell, class_="n") for cell in (*shares, "", "")]
     rows.append(tag("tr", tag("th", "precision", scope="row"), *cells))
-    return table(head, rows, class_="matrix")
+    return html_table(head, rows, class_="matrix")
 
 
 def _share(part: int, of: int) -> str:
     return f"{part / of:.0%}" if of else "–"
 
 
-def data(facts: Facts) -> Html:
+def data(facts: ReportFacts) -> Html:
     """Return sizes, classes and lengths of the data, and the notices of the search about it."""
     notices = tag("ul", *(tag("li", line) for line in facts.notices)) if facts.notices else None
     note = facts.data
@@ -258,13 +258,13 @@ def _sizes(note: DataNote) -> Html:
         _row((name, *(f"{n:,} ({n / total[p]:.0%})" for n, p in zip(counts, PARTS, strict=True))))
         for name, counts in (*note.classes, *note.spans)
     ]
-    return table(["", *PARTS], rows)
+    return html_table(["", *PARTS], rows)
 
 
 def _lengths(note: DataNote) -> Html:
     rows = [_row((unit, *(f"{n:,}" for n in values))) for unit, values in note.lengths]
     return join(
-        table([f"{counted(note.texts, 'text')}, in", "median", "95%", "longest"], rows),
+        html_table([f"{counted(note.texts, 'text')}, in", "median", "95%", "longest"], rows),
         tag("p", _truncation(note), class_="quiet note"),
         _truncation_table(note),
     )
@@ -280,7 +280,7 @@ def _truncation_table(note: DataNote) -> Html | None:
     return tag(
         "details",
         tag("summary", "Truncated texts by encoder and length"),
-        table(["encoder", "tokens", f"texts of {note.cuts[0].of:,}"], rows),
+        html_table(["encoder", "tokens", f"texts of {note.cuts[0].of:,}"], rows),
     )
 
 

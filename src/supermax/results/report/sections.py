@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from supermax._util.text import counted, took
 from supermax.results.records import FaultRecord, TrialRecord
 from supermax.results.report.choosing import value_of
-from supermax.results.report.collect import Facts, FaultGroup
+from supermax.results.report.collect import FaultGroup, ReportFacts
 from supermax.results.report.html import Html, join, tag
 from supermax.results.report.text import (
-    clean,
+    clean_text,
     clipped,
     fixed,
     moment,
@@ -20,7 +20,7 @@ from supermax.results.report.text import (
     rate,
     real,
     shown,
-    size,
+    size_cell,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Section:
     body: Html
 
 
-def header(facts: Facts, made: str) -> Html:
+def header(facts: ReportFacts, made: str) -> Html:
     return tag(
         "header",
         tag("p", "Supermax report", class_="kicker"),
@@ -51,7 +51,7 @@ def header(facts: Facts, made: str) -> Html:
     )
 
 
-def lead(facts: Facts) -> str:
+def lead(facts: ReportFacts) -> str:
     """Return a summary of the study in one or two sentences."""
     if not sum(facts.states.values()):
         return "There are no trials yet."
@@ -77,7 +77,7 @@ def lead(facts: Facts) -> str:
     return f"{text}.{_refitted(facts)}"
 
 
-def _refitted(facts: Facts) -> str:
+def _refitted(facts: ReportFacts) -> str:
     found = facts.refit.metrics.get(facts.metric) if facts.refit is not None else None
     if facts.refit is None or found is None:
         return ""
@@ -88,7 +88,7 @@ def _refitted(facts: Facts) -> str:
     return f" A refit of trial {facts.refit.trial} has {fixed(mean)}{bounds} on the test split."
 
 
-def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
+def key_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
     """Return the key figures, each as name, value and a note below it."""
     states = facts.states
     rows = []
@@ -96,7 +96,13 @@ def key_figures(facts: Facts) -> list[tuple[str, str, str]]:
         best = facts.top[0]
         where = ", validation" if facts.metric else ""
         name = f"Best {facts.objectives[0][0]}"
-        rows.append((name, number(value_of(best)), f"trial {best.number}{where}"))
+        rows.append(
+            (
+                name,
+                number(value_of(best)),
+                f"trial {best.number}{where}",
+            )
+        )
         if facts.refit is not None and (found := facts.refit.metrics.get(facts.metric)):
             seeds = counted(facts.refit.seeds, "seed")
             mean = "mean of " if facts.refit.seeds > 1 else ""
@@ -129,14 +135,14 @@ def _figure_of(key: str, value: str, note: str) -> Html:
     return tag("div", tag("dt", key), tag("dd", value, tag("small", note) if note else None))
 
 
-def _dates(facts: Facts) -> str:
+def _dates(facts: ReportFacts) -> str:
     if facts.started is None:
         return "It has not started."
     until = f", last trial finished {moment(facts.ended)}" if facts.ended else ""
     return f"Started {moment(facts.started)}{until}."
 
 
-def best(facts: Facts) -> Html:
+def best_configuration(facts: ReportFacts) -> Html:
     """Return the configuration of the best trial, and all that it measured."""
     if not facts.top:
         return tag("p", "There is no configuration to show yet.", class_="quiet")
@@ -198,7 +204,7 @@ def pairs(rows: Iterable[tuple[str, str]]) -> Html:
     )
 
 
-def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
+def trials_table(facts: ReportFacts, trials: Sequence[TrialRecord]) -> Html:
     encoders = any(trial.encoder for trial in trials)
     head = ["trial", *facts.columns]
     head += ["encoder"] if encoders else []
@@ -214,11 +220,11 @@ def trials_table(facts: Facts, trials: Sequence[TrialRecord]) -> Html:
         ]
         cells.append(tag("td", tag("details", tag("summary", _gist(trial)), parameters(trial))))
         rows.append(tag("tr", *cells))
-    return table(head, rows)
+    return html_table(head, rows)
 
 
 def _peak(trial: TrialRecord) -> str:
-    return size(trial.notes.get("device_reserved") or trial.notes.get("peak_rss"))
+    return size_cell(trial.notes.get("device_reserved") or trial.notes.get("peak_rss"))
 
 
 def _gist(trial: TrialRecord) -> str:
@@ -227,7 +233,7 @@ def _gist(trial: TrialRecord) -> str:
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Html], class_: str | None = None) -> Html:
+def html_table(head: Sequence[str], rows: Sequence[Html], class_: str | None = None) -> Html:
     made = tag(
         "table",
         tag("thead", tag("tr", *(tag("th", name, scope="col") for name in head))),
@@ -237,7 +243,7 @@ def table(head: Sequence[str], rows: Sequence[Html], class_: str | None = None) 
     return tag("div", made, class_="wide")
 
 
-def faults(facts: Facts) -> Html:
+def fault_sections(facts: ReportFacts) -> Html:
     if not facts.groups:
         return tag("p", "There were no faults.", class_="quiet")
     parts = [
@@ -299,11 +305,11 @@ def _details(fault: FaultRecord) -> Iterable[str]:
     if fault.last_step is not None:
         yield f"last step {fault.last_step}"
     if fault.peak_rss is not None:
-        yield f"peak memory {size(fault.peak_rss)}"
+        yield f"peak memory {size_cell(fault.peak_rss)}"
 
 
 def _evidence(title: str, content: str) -> Html | None:
-    content = clean(content).strip("\n")
+    content = clean_text(content).strip("\n")
     if not content.strip():
         return None
     if len(content) > MOST_EVIDENCE:
@@ -312,7 +318,7 @@ def _evidence(title: str, content: str) -> Html | None:
     return tag("details", tag("summary", title), tag("pre", content))
 
 
-def reproduce(facts: Facts) -> Html:
+def reproduce(facts: ReportFacts) -> Html:
     versions = ", ".join(f"{name} {number}" for name, number in facts.versions)
     parts = [
         tag("div", pairs(facts.about), class_="about"),
@@ -338,14 +344,14 @@ def reproduce(facts: Facts) -> Html:
     ]
     parts += [
         tag("h3", f"Space “{space.name}”, version {space.version}"),
-        table(["parameter", "drawn from", "when"], rows),
+        html_table(["parameter", "drawn from", "when"], rows),
     ]
     if space.constraints:
         parts.append(tag("ul", *(tag("li", f"must hold: {c}") for c in space.constraints)))
     return join(*parts)
 
 
-def _search_again(facts: Facts) -> Html | None:
+def _search_again(facts: ReportFacts) -> Html | None:
     """Return the settings of the search as a file, and the command that runs it."""
     if not facts.settings:
         return None

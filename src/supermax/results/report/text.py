@@ -42,10 +42,10 @@ def rate(value: float | None) -> str:
 def clipped(text: str, most: int) -> str:
     """Return one line of at most `most` characters. Passwords are masked before it is cut off,
     because a part of one would no longer be recognised."""
-    return one_line(clean(text), most)
+    return one_line(clean_text(text), most)
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return the text without terminal colours, control characters and passwords."""
     return masked(printable(text))
 
@@ -63,7 +63,7 @@ def real(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def size(value: object) -> str:
+def size_cell(value: object) -> str:
     count = real(value)
     return "–" if count is None else size_text(count)
 

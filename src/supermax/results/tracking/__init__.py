@@ -25,7 +25,7 @@ from supermax.results.tracking.destination import Destination, destination
 from supermax.results.tracking.following import Follower, send_all
 from supermax.results.tracking.process import Tracker
 from supermax.results.tracking.record import Standing, TrackingFolder
-from supermax.results.tracking.source import about, ensure_identity, source_of
+from supermax.results.tracking.source import describe_study, ensure_identity, source_of
 
 __all__ = ["Standing", "Tracker", "send_missing", "tracked"]
 
@@ -60,7 +60,7 @@ def tracked(
     tracker = Tracker(
         source,
         target,
-        study_key=about(study).key,
+        study_key=describe_study(study).key,
         trials=lambda: study.get_trials(deepcopy=False),
     )
     tracker.start()

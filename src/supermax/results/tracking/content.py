@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from supermax._util.text import masked
 from supermax.results.records import FaultRecord, TrialRecord
-from supermax.results.tracking.names import digest, key, text
+from supermax.results.tracking.names import digest, key, stored_text
 
 K = TypeVar("K")
 PREFIX = "supermax."
@@ -44,7 +44,7 @@ _LEDGER_FIELDS = (
 )
 
 
-class Point(NamedTuple):
+class MetricPoint(NamedTuple):
     """Value of a metric. `time` is in milliseconds."""
 
     key: str
@@ -78,7 +78,7 @@ class Content:
     status: str
     params: dict[str, str]
     curve: dict[int, float]
-    points: list[Point]
+    points: list[MetricPoint]
     tags: dict[str, str]
     files: dict[str, str]
 
@@ -117,7 +117,7 @@ def started(about: About, trial: TrialRecord) -> dict[str, str]:
     }
     if (origin := trial.origin) is not None:
         tags[f"{PREFIX}origin"] = f"trial {origin.get('number')} of {origin.get('study')}"
-    return {name: text(value) for name, value in tags.items()}
+    return {name: stored_text(value) for name, value in tags.items()}
 
 
 def content(about: About, trial: TrialRecord) -> Content:
@@ -131,7 +131,7 @@ def content(about: About, trial: TrialRecord) -> Content:
         start=start,
         end=end,
         status=_STATUS.get(trial.state, RUNNING),
-        params={key(name): text(value) for name, value in trial.params.items()},
+        params={key(name): stored_text(value) for name, value in trial.params.items()},
         curve=curve_of(trial),
         points=[] if end is None else [*_points(about, trial, end), *_losses(trial, start)],
         tags={} if not done else {**started(about, trial), **_fault_tags(faults)},
@@ -139,7 +139,7 @@ def content(about: About, trial: TrialRecord) -> Content:
     )
 
 
-def _points(about: About, trial: TrialRecord, end: int) -> list[Point]:
+def _points(about: About, trial: TrialRecord, end: int) -> list[MetricPoint]:
     """Return the final values, an agent's metrics, and the resources that the trial used."""
     notes = trial.notes
     found = {
@@ -151,17 +151,17 @@ def _points(about: About, trial: TrialRecord, end: int) -> list[Point]:
         "run/peak_host_bytes": notes.get("peak_rss"),
         "run/peak_device_bytes": notes.get("device_allocated"),
     }
-    return [Point(key(name), value, end, 0) for name, value in _numbers(found).items()]
+    return [MetricPoint(key(name), value, end, 0) for name, value in _numbers(found).items()]
 
 
-def _losses(trial: TrialRecord, start: int) -> list[Point]:
+def _losses(trial: TrialRecord, start: int) -> list[MetricPoint]:
     """Return the training loss of an agent's trial by epoch."""
     losses = trial.result.get("train_loss")
     if not isinstance(losses, list):
         return []
     name = f"{CURVE}train_loss"
     numbers = _numbers(dict(enumerate(losses, 1)))
-    return [Point(name, value, start, epoch) for epoch, value in numbers.items()]
+    return [MetricPoint(name, value, start, epoch) for epoch, value in numbers.items()]
 
 
 def _numbers(found: Mapping[K, object]) -> dict[K, float]:
@@ -179,14 +179,14 @@ def _fault_tags(faults: Sequence[FaultRecord]) -> dict[str, str]:
     last = faults[-1]
     return {
         f"{PREFIX}faults": str(len(faults)),
-        f"{PREFIX}fault.kind": text(last.kind),
-        f"{PREFIX}fault.culprit": text(last.culprit),
+        f"{PREFIX}fault.kind": stored_text(last.kind),
+        f"{PREFIX}fault.culprit": stored_text(last.culprit),
         f"{PREFIX}fault.message": _message(last.message),
     }
 
 
 def _message(message: str) -> str:
-    return text(masked(message, users=False), _MOST_MESSAGE)
+    return stored_text(masked(message, users=False), _MOST_MESSAGE)
 
 
 def _files(about: About, trial: TrialRecord, faults: Sequence[FaultRecord]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from supermax.results.records import StudyRecord, TrialRecord
 from supermax.results.tracking import source
 from supermax.results.tracking.content import FINISHED, KILLED, PREFIX, milliseconds
 from supermax.results.tracking.destination import Destination
-from supermax.results.tracking.names import text
+from supermax.results.tracking.names import stored_text
 from supermax.results.tracking.record import Record, Standing, TrackingFolder, unsent
 from supermax.results.tracking.sending import Sender
 from supermax.results.tracking.server import Missing, RequestRefused, Server, Unreachable
@@ -151,10 +151,10 @@ class Follower:
         """Read the trials. Optuna caches finished ones."""
         try:
             if self._study is None:
-                self._study = source.open_study(self._source)
+                self._study = source.open_tracked_study(self._source)
             self._trials = self._study.get_trials(deepcopy=False)
             if self._sender is None:
-                about = source.about(self._study)
+                about = source.describe_study(self._study)
                 self._sender = Sender(self._server, self._folder.record(about.key), about)
         except SupermaxError:
             raise
@@ -213,7 +213,7 @@ def _study_tags(record: StudyRecord) -> dict[str, str]:
     if (best := record.front()) and len(record.directions) == 1:
         tags[f"{PREFIX}best.trial"] = str(best[0].number)
         tags[f"{PREFIX}best.value"] = repr((best[0].values or [0.0])[0])
-    return {name: text(value) for name, value in tags.items()}
+    return {name: stored_text(value) for name, value in tags.items()}
 
 
 def send_all(follower: Follower, patience: float) -> None:

@@ -36,7 +36,7 @@ def _is_valid(name: str) -> bool:
     )
 
 
-def text(value: object, most: int = MOST_VALUE) -> str:
+def stored_text(value: object, most: int = MOST_VALUE) -> str:
     """Return a value as text for any database: no control characters, at most `most` long."""
     whole = value if isinstance(value, str) else repr(value)
     clean = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in whole)

@@ -16,7 +16,7 @@ from supermax.results.tracking.content import (
     PREFIX,
     About,
     Content,
-    Point,
+    MetricPoint,
     content,
     curve_key,
     curve_of,
@@ -24,7 +24,7 @@ from supermax.results.tracking.content import (
     started,
     trial_key,
 )
-from supermax.results.tracking.names import text
+from supermax.results.tracking.names import stored_text
 from supermax.results.tracking.record import Record
 from supermax.results.tracking.server import RequestRefused, Server, Unreachable
 
@@ -64,16 +64,16 @@ class Sender:
         if record.parent is not None and self.server.get(record.parent) is None:
             record.reset()
         if record.parent is None:
-            experiment = self.server.experiment(text(self.about.name) or "study")
+            experiment = self.server.experiment(stored_text(self.about.name) or "study")
             found = self.server.find(experiment, self.about.key)
             parent = found[0].id if found else self._make_parent(experiment, start)
             record.note_parent(experiment, parent)
         self._is_open = True
 
     def _make_parent(self, experiment: str, start: int) -> str:
-        tags = {KEY: self.about.key, f"{PREFIX}study": text(self.about.name)}
-        tags[f"{PREFIX}objectives"] = text(", ".join(self.about.objectives))
-        return self.server.create(experiment, text(self.about.name, 250), start, tags).id
+        tags = {KEY: self.about.key, f"{PREFIX}study": stored_text(self.about.name)}
+        tags[f"{PREFIX}objectives"] = stored_text(", ".join(self.about.objectives))
+        return self.server.create(experiment, stored_text(self.about.name, 250), start, tags).id
 
     def forget_state(self) -> None:
         """Query MLflow about everything again, because it has lost a run that it had created."""
@@ -120,10 +120,10 @@ class Sender:
         if wanted.ended:
             self._end(trial, wanted, live)
 
-    def _curve(self, steps: dict[int, float], wanted: Content) -> Iterator[Point]:
+    def _curve(self, steps: dict[int, float], wanted: Content) -> Iterator[MetricPoint]:
         name = curve_key(self.about)
         for step, value in steps.items():
-            yield Point(name, value, wanted.start, step)
+            yield MetricPoint(name, value, wanted.start, step)
 
     def _find(self, trial: TrialRecord) -> Live | None:
         """Return the run of a trial with the curve that MLflow has; None if there is none."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from supermax._util.text import masked
-from supermax.results.tracking.content import KEY, RUNNING, Point
+from supermax.results.tracking.content import KEY, RUNNING, MetricPoint
 from supermax.results.tracking.destination import Destination
 from supermax.results.tracking.names import digest
 
@@ -141,7 +141,7 @@ class Server:
         return {point.step: point.value for point in found}
 
     def log(
-        self, run: str, params: dict[str, str], points: Iterable[Point], tags: dict[str, str]
+        self, run: str, params: dict[str, str], points: Iterable[MetricPoint], tags: dict[str, str]
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 

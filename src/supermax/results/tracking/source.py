@@ -73,7 +73,7 @@ def _address(storage: BaseStorage, home: Location) -> str:
     )
 
 
-def open_study(source: StudySource) -> Study:
+def open_tracked_study(source: StudySource) -> Study:
     """Return the study for reading. Raises EnvironmentFault if its file is gone, instead of
     creating a new one."""
     for kind in (JOURNAL, "sqlite:///"):
@@ -86,7 +86,7 @@ def open_study(source: StudySource) -> Study:
         raise UserError(f"The study '{source.study}' is not in its storage any more.") from None
 
 
-def about(study: Study) -> About:
+def describe_study(study: Study) -> About:
     record = StudyRecord(study, Path(), [])
     return About(identity_of(study), study.study_name, record.objectives, record.experiment)
 

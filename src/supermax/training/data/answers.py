@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from supermax.training.data.rows import plain
-from supermax.training.data.spans import Span, locate
+from supermax.training.data.spans import Span, find_span
 
 
 def evidence(text: str, answers: object, starts: object) -> tuple[tuple[Span, ...], list[str]]:
@@ -43,7 +43,7 @@ def _span(text: str, piece: str, start: object) -> tuple[Span | None, str]:
     """Return the span of an answer, or None and the mistake."""
     number = (plain(start) or "").strip()
     if not number:
-        return locate(text, piece), "the answer is not in the text"
+        return find_span(text, piece), "the answer is not in the text"
     if not is_whole(number):
         return None, "the answer's start is not a whole number"
     first = int(float(number))

@@ -20,7 +20,7 @@ def why_no_classes(cells: Iterable[str]) -> str:
     """Return why these cells cannot be classes, and what to do; "" if they can."""
     filled = [cell.strip() for cell in cells if cell.strip()]
     kinds = set(filled)
-    numbers = all(is_number(kind.replace(",", ".")) for kind in kinds)
+    numbers = all(is_numeric_label(kind.replace(",", ".")) for kind in kinds)
     codes = all(map(is_whole, kinds)) and len(filled) >= _OFTEN * len(kinds)
     if numbers and len(kinds) > MOST_NUMBERS and not codes:
         return (
@@ -58,7 +58,7 @@ def _several(filled: list[str], kinds: set[str], mark: str) -> int:
     return sum(cell in split for cell in filled) if shared and alone else 0
 
 
-def is_number(label: str) -> bool:
+def is_numeric_label(label: str) -> bool:
     try:
         return not math.isnan(float(label))
     except ValueError:

@@ -15,7 +15,7 @@ _PARAGRAPH = 0.15  # probability of a paragraph break
 
 
 @dataclass(frozen=True)
-class Task:
+class SentenceLabel:
     symptom: str
     shown: bool
     """True: the sentence shows the symptom."""
@@ -23,7 +23,9 @@ class Task:
     """Label of the sentence, which may be wrong."""
 
 
-def generate_sentences(tasks: Sequence[Task], difficulty: float, rng: random.Random) -> list[str]:
+def generate_sentences(
+    tasks: Sequence[SentenceLabel], difficulty: float, rng: random.Random
+) -> list[str]:
     """Return a sentence for each task, then distractors. None of them contains another."""
     symptoms = {task.symptom for task in tasks}
     sentences: list[str] = []
@@ -71,7 +73,7 @@ def _new(sentences: Sequence[str], candidates: Iterator[str]) -> str:
 
 
 def _sentences(
-    task: Task, symptoms: Collection[str], difficulty: float, rng: random.Random
+    task: SentenceLabel, symptoms: Collection[str], difficulty: float, rng: random.Random
 ) -> Iterator[str]:
     while True:
         if rng.random() < _VAGUE * difficulty:

@@ -14,7 +14,7 @@ from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.names import is_name, nearest_column
 from supermax.training.data.rows import Row, Rows, read_rows, require
-from supermax.training.data.spans import Span, locate, merged
+from supermax.training.data.spans import Span, find_span, merged
 
 POSTS, ANNOTATIONS = "redsm5_posts.csv", "redsm5_annotations.csv"
 POST_COLUMNS = ("post_id", "text")
@@ -199,7 +199,7 @@ def _span(post: str, text: str, reading: _Reading, mistakes: list[str]) -> Span 
     if not post or not text:
         return None
     whole = reading.texts.get(post)
-    span = locate(whole, text) if whole else None
+    span = find_span(whole, text) if whole else None
     if span is None and reading.located:
         missing = f"its post is not in {POSTS}" if whole is None else "its post has no text"
         mistakes.append(_NOT_THERE if whole else missing)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 Span = tuple[int, int]
 
 
-def locate(text: str, piece: str) -> Span | None:
+def find_span(text: str, piece: str) -> Span | None:
     """Return the first span of a piece in a text, with any white space equal; None: not found."""
     if (start := text.find(piece)) >= 0 and piece.strip():
         return start, start + len(piece)

@@ -14,7 +14,7 @@ from statistics import NormalDist
 
 from supermax.errors import UserError
 from supermax.training.data.examples import Corpus
-from supermax.training.data.messages import Task, generate_sentences, post_of
+from supermax.training.data.messages import SentenceLabel, generate_sentences, post_of
 from supermax.training.data.redsm5 import Annotation, assemble
 from supermax.training.data.sentences import WORDINGS
 
@@ -60,18 +60,18 @@ def _check(posts: int, difficulty: float, max_words: int | None) -> None:
         raise UserError("\n  - ".join(["Synthetic data cannot be generated like this:", *wrong]))
 
 
-def _plan(posts: int, difficulty: float, rng: random.Random) -> list[list[Task]]:
+def _plan(posts: int, difficulty: float, rng: random.Random) -> list[list[SentenceLabel]]:
     """Return the annotated sentences of every post, at least one for each."""
     count = max(posts, round(posts * _ANNOTATIONS / _POSTS))
     owners = [*range(posts), *rng.choices(range(posts), k=count - posts)]
     rng.shuffle(owners)
     weights = [wording.weight for wording in WORDINGS.values()]
     symptoms = rng.choices(list(WORDINGS), weights, k=count)
-    tasks: list[list[Task]] = [[] for _ in range(posts)]
+    tasks: list[list[SentenceLabel]] = [[] for _ in range(posts)]
     for owner, symptom, (shown, status) in zip(
         owners, symptoms, _labels(count, difficulty), strict=True
     ):
-        tasks[owner].append(Task(symptom, shown, status))
+        tasks[owner].append(SentenceLabel(symptom, shown, status))
     for own in tasks:
         rng.shuffle(own)
     return tasks

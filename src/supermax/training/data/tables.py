@@ -15,7 +15,7 @@ from pathlib import Path
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
-from supermax.training.data.classes import is_number, why_no_classes
+from supermax.training.data.classes import is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.files import UTF8, stem_of
@@ -212,7 +212,7 @@ def _check_labels(
 
 def _by_number(label: str) -> tuple[float, str]:
     """Return a key that sorts numbers first, in numerical order."""
-    return (float(label) if is_number(label) else math.inf), label
+    return (float(label) if is_numeric_label(label) else math.inf), label
 
 
 def _digest(text: str) -> str:

@@ -35,12 +35,12 @@ def counts_of(examples: Sequence[Example], evaluation: Evaluation) -> Counts:
         counts["confusion"] = confusion_matrix(labels, probabilities).tolist()
     with_spans = [e for e in examples if e.spans is not None and e.id in evaluation.spans]
     if with_spans and not np.isnan(evaluation.metrics.get("token_f1", 0.0)):
-        outcomes = Counter(outcome(evaluation.spans[e.id], e.spans or ()) for e in with_spans)
+        outcomes = Counter(span_outcome(evaluation.spans[e.id], e.spans or ()) for e in with_spans)
         counts["spans"] = dict(sorted(outcomes.items()))
     return counts
 
 
-def outcome(predicted: Sequence[Span], true: Sequence[Span]) -> str:
+def span_outcome(predicted: Sequence[Span], true: Sequence[Span]) -> str:
     """Return the outcome of a span example.
 
     exact; partial: characters in common; wrong: no characters in common; missed: answer not

@@ -220,11 +220,11 @@ def _scores(guesses: Sequence[Span], truths: Sequence[Span], text: str) -> dict[
     words, *gold_words = map(squad.tokens, pieces)
     letters, *gold_letters = map(squad.characters, pieces)
     positions, *gold_positions = (_positions(spans, text) for spans in (guesses, *golds))
-    span_f1 = squad.best(partial(_position_f1, text), positions, gold_positions)
+    span_f1 = squad.best_score(partial(_position_f1, text), positions, gold_positions)
     return {
-        "exact_match": squad.best(squad.exact, words, gold_words),
-        "token_f1": squad.best(squad.f1, words, gold_words),
-        "char_f1": squad.best(squad.f1, letters, gold_letters),
+        "exact_match": squad.best_score(squad.exact, words, gold_words),
+        "token_f1": squad.best_score(squad.f1, words, gold_words),
+        "char_f1": squad.best_score(squad.f1, letters, gold_letters),
         "span_exact": float(span_f1 == 1),  # F1 is 1 for the same characters alone
         "span_f1": span_f1,
     }
@@ -235,7 +235,9 @@ def token_f1(
 ) -> Floats:
     """Return the token F1 of each example; 1 for one that rightly has no answer."""
     values = [
-        squad.best(squad.f1, _words(guesses, text), [_words([span], text) for span in truths])
+        squad.best_score(
+            squad.f1, _words(guesses, text), [_words([span], text) for span in truths]
+        )
         for guesses, truths, text in zip(predicted, true, texts, strict=True)
     ]
     return np.array(values, dtype=np.float64)

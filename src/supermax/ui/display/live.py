@@ -27,7 +27,7 @@ from supermax.engine import events as ev
 from supermax.ui.display import text
 from supermax.ui.display.gauges import Gauges
 from supermax.ui.display.state import RunState
-from supermax.ui.display.view import draw
+from supermax.ui.display.view import draw_view
 
 REFRESH_PER_SECOND = 4
 
@@ -143,7 +143,7 @@ class LiveDisplay(AbstractContextManager["LiveDisplay"]):
         with self._lock:
             if self._gauges is not None:
                 self.state.readings = self._gauges.last
-            picture = draw(self.state, console.height)
+            picture = draw_view(self.state, console.height)
             return Group(*picture.lines(options.max_width, options.ascii_only))
 
 

@@ -126,7 +126,7 @@ def _opening(state: RunState) -> str:
     workers = counted(state.workers, "worker")
     goal = "; ".join(filter(None, [text.goal(state), text.evaluated(state)]))
     resumed = f", {counted(state.resumed, 'trial')} resumed" if state.resumed else ""
-    best = f", best {text.best(state)}" if state.best is not None else ""
+    best = f", best {text.best_text(state)}" if state.best is not None else ""
     where = f", run files in {state.run_dir}" if state.run_dir else ""
     return (
         f"Study {state.study_name!r} ({goal}): {text.finished_of(state)}{best}{resumed}, "
@@ -148,13 +148,13 @@ def _finished(event: ev.TrialFinished, state: RunState) -> str:
     values = ""
     if event.values is not None:
         on = f" ({data})" if (data := text.evaluated(state)) else ""
-        values = f": {text.named(state, event.values)}{on}"
+        values = f": {text.values_text(state, event.values)}{on}"
     parts = [
         f"Trial {event.number} {text.state_text(event.state)}{values} in {took(event.seconds)}",
         text.finished_of(state),
     ]
     if state.best is not None:
-        parts.append(f"best {text.best(state)}")
+        parts.append(f"best {text.best_text(state)}")
     if state.faults:
         parts.append(counted(state.faults.total(), "fault"))
     if (eta := state.eta()) is not None and state.finished < (state.target or 0):

@@ -51,7 +51,7 @@ _DISK_TIMEOUT = 5.0  # seconds that the end of a run waits for a disk that hangs
 RUNNING, ENDED, KILLED, ELSEWHERE, SILENT = "running", "ended", "killed", "elsewhere", "silent"
 
 
-def snapshot(state: RunState) -> dict[str, object]:
+def status_json(state: RunState) -> dict[str, object]:
     """Return the state as JSON values. Times become Unix times, infinities and NaN text."""
     to_unix = state.wall() - state.clock()
 
@@ -332,7 +332,7 @@ class StatusFile(AbstractContextManager["StatusFile"]):
             return
         try:
             with self._lock:
-                fields = snapshot(self.state)
+                fields = status_json(self.state)
             write(self._path, fields)
         except Exception:  # a failed write must not end the run
             pass

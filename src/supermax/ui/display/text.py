@@ -53,18 +53,18 @@ def state_text(state: str) -> str:
     return {"FAIL": "failed"}.get(state, state.lower())
 
 
-def names(state: RunState) -> list[str]:
+def objective_names(state: RunState) -> list[str]:
     """Return names of the objectives: their metrics, else `value`, or `value 0`, `value 1`."""
     if state.metrics or not state.several_objectives:
         return list(map(one_line, state.metrics or ("value",)))
     return [f"value {i}" for i, _ in enumerate(state.directions)]
 
 
-def named(state: RunState, values: Sequence[float]) -> str:
+def values_text(state: RunState, values: Sequence[float]) -> str:
     """Return values with their names: macro_f1 0.454, latency 3.2."""
     if state.several_objectives and not state.metrics:
         return f"values {', '.join(map(number_text, values))}"
-    pairs = zip(names(state), values, strict=False)
+    pairs = zip(objective_names(state), values, strict=False)
     return ", ".join(f"{name} {number_text(value)}" for name, value in pairs)
 
 
@@ -83,12 +83,12 @@ def goal(state: RunState) -> str:
     return " and ".join(f"{direction} {name}".rstrip() for direction, name in pairs)
 
 
-def best(state: RunState) -> str:
+def best_text(state: RunState) -> str:
     """Return the best value and its trial."""
     if state.best is None:
         return "none yet"
     trial, value = state.best
-    return f"{named(state, [value])} in trial {trial}"
+    return f"{values_text(state, [value])} in trial {trial}"
 
 
 def best_so_far(state: RunState) -> str:
@@ -100,9 +100,9 @@ def best_so_far(state: RunState) -> str:
         which = about if state.metrics else f"{len(state.directions)} objectives"
         return f"{complete} in this run, {which}"
     if state.best is None:
-        return best(state)
+        return best_text(state)
     direction = "; ".join(filter(None, [*state.directions, evaluated(state)]))
-    return f"{best(state)} ({direction})"
+    return f"{best_text(state)} ({direction})"
 
 
 def fault_counts(state: RunState) -> str:

@@ -43,7 +43,7 @@ class Column(Generic[Trial]):
     width: int = 0
 
 
-def table(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
+def trial_lines(state: RunState, width: int, rows: int, ascii: bool) -> list[Text]:
     """Return a header, at most `rows` lines of running trials, and how many more there are."""
     trials = sorted(state.running.values(), key=lambda trial: trial.number)
     shown = trials if len(trials) <= rows else trials[: max(1, rows - 1)]
@@ -185,7 +185,7 @@ def _columns_of_finished(
                 8, _CURVE_WIDTH, style=lambda _: "cyan", right=False,
             )
         )  # fmt: skip
-    for place, name in enumerate(text.names(state)):
+    for place, name in enumerate(text.objective_names(state)):
         size = min(max(9, cell_len(name)), 14)
         columns.append(Column(name, 1 + 5 * bool(place), _value_at(place), size, max(size, 12)))
     columns.append(Column("took", 3, lambda trial, _: took(trial.seconds), 8, 8))

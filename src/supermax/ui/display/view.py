@@ -21,7 +21,7 @@ from supermax.memory.devices import Gpu
 from supermax.ui.display import text
 from supermax.ui.display.charts import bar, cut, fold
 from supermax.ui.display.state import REACHED, LogEntry, RunState
-from supermax.ui.display.trial_table import finished_table, table
+from supermax.ui.display.trial_table import finished_table, trial_lines
 
 LABEL = 8  # terminal cells for the names of facts
 MOST_GPUS = 4
@@ -51,7 +51,7 @@ class Picture:
         yield from self.lines(options.max_width, options.ascii_only)
 
 
-def draw(state: RunState, height: int = 24) -> Picture:
+def draw_view(state: RunState, height: int = 24) -> Picture:
     """Return the view for a screen with `height` rows."""
     return Picture(state, height)
 
@@ -73,7 +73,7 @@ def _lines(state: RunState, width: int, height: int, ascii: bool) -> list[Text]:
     if state.running:
         # The other rows: two blank lines and the header of the table.
         rows = max(1, room - 2 - (for_events + 1 if for_events else 0))
-        trials = _apart(table(state, width, rows, ascii))
+        trials = _apart(trial_lines(state, width, rows, ascii))
     elif state.starting:
         trials = _apart([Text(cut(text.STARTING, width, ascii), style="dim")])
     left = room - len(trials) - 1

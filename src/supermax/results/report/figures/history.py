@@ -16,6 +16,16 @@ MOST_POINTS = 2000
 MOST_CURVES = 8
 MOST_BACKGROUND = 60
 MOST_STEPS = 150
+_LANE = {
+    "domain": [0, 0.08],
+    "showgrid": False,
+    "showline": False,
+    "showticklabels": False,
+    "ticks": "",
+    "fixedrange": True,
+    "range": [-1, 1],
+}
+"""Axis of failed trials, which have no value: a lane of their own below the plot."""
 
 
 def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
@@ -58,7 +68,6 @@ def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
             style.state_marker("PRUNED", size=6 if len(pruned) <= 500 else 4),
         ),
         _line(line, record.trials[-1].number),
-        # Failed trials have no value: a lane of their own below the plot.
         style.points(
             (_point(record, t, 0.0) for t in thinned(failed, MOST_POINTS)),
             "failed, or no finite value",
@@ -76,16 +85,7 @@ def history(record: StudyRecord, objective: int = 0) -> go.Figure | None:
             "trial", (t.number for t in record.trials), anchor="y2" if failed else "y"
         ),
         yaxis=style.axis(name, range=window, domain=[0.12 if failed else 0, 1]),
-        yaxis2={
-            "domain": [0, 0.08],
-            "showgrid": False,
-            "showline": False,
-            "showticklabels": False,
-            "ticks": "",
-            "fixedrange": True,
-            "range": [-1, 1],
-            "visible": bool(failed),
-        },
+        yaxis2=_LANE | {"visible": bool(failed)},
     )
 
 
@@ -120,7 +120,7 @@ def _best_so_far(
 
 
 def _point(record: StudyRecord, trial: TrialRecord, value: float, more: str = "") -> style.Point:
-    return style.Point(trial.number, value, style.about(trial, record.titles, 6) + more)
+    return style.Point(trial.number, value, style.hover_text(trial, record.titles, 6) + more)
 
 
 def _line(line: list[tuple[int, float]], last: int) -> go.Scatter | None:

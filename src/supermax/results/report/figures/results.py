@@ -96,7 +96,7 @@ def _points(
 ) -> list[style.Point]:
     """Return two objectives of each trial, with `params` parameters in its hover text."""
     return [
-        style.Point(style.rounded(pair[0]), pair[1], style.about(t, record.titles, params))
+        style.Point(style.rounded(pair[0]), pair[1], style.hover_text(t, record.titles, params))
         for t in trials
         if (pair := _pair(t, first, second)) is not None
     ]
@@ -151,7 +151,7 @@ def _box(record: StudyRecord, trials: list[TrialRecord], row: int, objective: in
             "opacity": 0.55,
             "symbol": style.SYMBOLS[row % len(style.SYMBOLS)],
         },
-        hovertext=[style.about(t, record.titles, 0) for t in drawn],
+        hovertext=[style.hover_text(t, record.titles, 0) for t in drawn],
         hoverinfo="text",
         hoveron="points",
         showlegend=False,

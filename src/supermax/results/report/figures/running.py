@@ -13,7 +13,7 @@ from supermax.results.records import StudyRecord, TrialRecord
 from supermax.results.report.choosing import thinned
 from supermax.results.report.figures import style
 from supermax.results.report.figures.timeline import in_units
-from supermax.results.report.text import real, size
+from supermax.results.report.text import real, size_cell
 
 MOST_POINTS = 2000
 BINS = 40
@@ -143,7 +143,7 @@ def memory(record: StudyRecord) -> go.Figure | None:
         found = [(t, m) for t in record.trials if (m := real(get(t))) is not None]
         trace = style.points(
             (
-                style.Point(t.number, m / 2**30, f"trial {t.number}, {name}: {size(m)}")
+                style.Point(t.number, m / 2**30, f"trial {t.number}, {name}: {size_cell(m)}")
                 for t, m in thinned(found, MOST_POINTS)
             ),
             name,

@@ -182,7 +182,7 @@ def domain_axis(domain: Domain, title: str | None = None) -> Layout:
     }
 
 
-def about(trial: TrialRecord, names: Sequence[str], most: int = 12) -> str:
+def hover_text(trial: TrialRecord, names: Sequence[str], most: int = 12) -> str:
     """Return the hover text of a trial, with at most `most` parameters."""
     lines = [f"trial {trial.number}, {trial.state.lower()}"]
     for name, value in zip(names, trial.values or (), strict=False):
