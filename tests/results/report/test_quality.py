@@ -17,8 +17,8 @@ from supermax._util.attributes import BASELINES, DATA, NOTICES, REFIT, SETTINGS
 from supermax.results.records import StudyRecord, read_record
 from supermax.results.report import figures
 from supermax.results.report.collect import collect
+from supermax.results.report.intervals import interval
 from supermax.results.report.page import page
-from supermax.results.report.resampling import interval
 from supermax.results.report.text import rate
 from supermax.search.settings.model import Settings
 from supermax.space import Space, load, open_version

@@ -17,7 +17,13 @@ from safetensors.torch import load_file, save_file
 from supermax.errors import UserError
 from supermax.training.models import architectures, sources
 from supermax.training.models.assembly import Model
-from supermax.training.models.encoders import depth_of, layer_list, load_encoder, prepared_config
+from supermax.training.models.encoders import (
+    depth_of,
+    layer_list,
+    load_encoder,
+    prepared_config,
+    untrained,
+)
 from supermax.training.models.sources import find, find_all
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.steps.base import batch_normalisers, loss_of
@@ -230,6 +236,12 @@ def test_an_encoder_without_weights_is_an_error(saved: Path) -> None:
         (saved / "model.safetensors").write_bytes(garbage)
         with pytest.raises(UserError, match="cannot be used"):
             find(str(saved))
+
+
+def test_an_untrained_encoder_has_fp32_weights_whatever_its_configuration_says() -> None:
+    config = architectures.configuration("tiny-bert")
+    config.dtype = torch.bfloat16
+    assert {weight.dtype for weight in untrained(config).parameters()} == {torch.float32}
 
 
 def test_code_of_a_tokenizer_is_not_run(

@@ -112,7 +112,7 @@ def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> No
 def untrained(config: PretrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights from its configuration."""
     with _no_deprecation_warnings():
-        return transformers.AutoModel.from_config(config)
+        return transformers.AutoModel.from_config(config, dtype=torch.float32)
 
 
 def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
