@@ -95,7 +95,7 @@ def optimize(
         retries=retries,
         devices=devices if devices is not None else (),
         run_dir=run_dir,
-        callbacks=_as_list(callbacks),
+        callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,
     )
@@ -124,7 +124,7 @@ def run_study(study: optuna.Study, objective: Objective, options: RunOptions) ->
         raise KeyboardInterrupt("The run was ended at once. Call again to go on.") from None
 
 
-def _as_list(callbacks: Any) -> Any:
+def callback_list(callbacks: Any) -> Any:
     """Return callbacks as a list, since a generator can be read only once. Return a value that is
     not iterable as it is: the options are checked later."""
     if callbacks is None:

@@ -63,6 +63,8 @@ def test_the_former_name_of_a_plan_works() -> None:
     with pytest.warns(DeprecationWarning, match="how is now plan"):
         former = Provision(1, how={"micro_batch": 2})
     assert former == Provision(1, {"micro_batch": 2})
+    with pytest.warns(DeprecationWarning, match="how is now plan"):
+        assert former.how == {"micro_batch": 2}
     with pytest.warns(DeprecationWarning, match="Refused is now Refusal"):
         from supermax.engine.run.provision import Refused
     assert Refused is Refusal

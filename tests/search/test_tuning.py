@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ import pytest
 from optuna.storages import get_storage
 
 import supermax
+from supermax._util import system
 from supermax._util.attributes import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_params
+from supermax.engine.run.options import RunOptions
+from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.writing import write_report
@@ -410,3 +414,38 @@ def test_the_metric_of_a_missing_class_is_no_objective() -> None:
     assert check_objectives("criteria", ["f1_2"], classes=3) == (["f1_2"], ["maximize"])
     with pytest.raises(UserError, match="f1_0 to f1_2"):
         check_objectives("criteria", ["f1_3"], classes=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_dir": 5}, "run_dir must be the path of a folder, but is 5"),
+        ({"retires": 1}, "run() has no option 'retires'; did you mean 'retries'?"),
+        ({"workers": "many"}, "workers of run(): 'many' is no number of workers"),
+        ({"callbacks": 3}, "callbacks must be a list of functions"),
+    ],
+)
+def test_wrong_options_of_a_run_are_user_errors(
+    tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        tuning(tmp_path, trials=1).run(**options)
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_options_of_a_run_replace_those_of_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[RunOptions] = []
+    monkeypatch.setattr(
+        "supermax.search.search.run_study",
+        lambda _study, _objective, options: seen.append(options) or Summary({}, {}),
+    )
+    search = replace(tuning(tmp_path, trials=3), workers=2)
+    search.run()
+    search.run(planner=None, n_trials=7, workers="auto", callbacks=None)
+    first, second = seen
+    assert (first.n_trials, first.workers, first.reuse_cells) == (3, 2, True)
+    assert first.planner is not None
+    assert (second.n_trials, second.planner) == (7, None)
+    assert second.workers == min(system.cores(), second.workers) >= 1

@@ -339,3 +339,15 @@ def test_dates_values_and_constraints_survive_a_database(tmp_path: Path) -> None
     assert trial.system_attrs["constraints:supermax:oom"] == 0.5
     assert "supermax:claim" not in trial.system_attrs
     assert start < trial.datetime_complete
+
+
+def test_a_wrong_argument_creates_no_database(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/new.db"
+    with pytest.raises(UserError, match="sampler"):
+        open_version(Space(name="s", parameters=ONE), storage=url, sampler="nonsense")
+    with pytest.raises(TypeError, match="direction"):
+        open_version(Space(name="s", parameters=ONE), storage=url, direction="maximize")  # type: ignore[call-arg]
+    assert not list(tmp_path.iterdir())
+
+
+ONE: Any = {"x": {"type": "float", "low": 0, "high": 1}}

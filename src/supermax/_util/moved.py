@@ -24,6 +24,7 @@ MOVED = {
     "supermax.training.export": "supermax.training.deploy.export",
     "supermax.training.predict": "supermax.training.deploy.predict",
     "supermax.training.refit": "supermax.training.deploy.refit",
+    "supermax.search.tuning": "supermax.search.search",
     "supermax.tuning": "supermax.search.search",
 }
 

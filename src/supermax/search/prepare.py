@@ -23,7 +23,6 @@ from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.results.tracking import tracked
 from supermax.search.data import data_of, join_splits, with_columns
-from supermax.search.resources import Resources
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.spaces import fits_length, space_for
@@ -63,9 +62,9 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         budget=settings.keep,
         execution=execution,
         memory=settings.gpu_memory,
+        workers=settings.workers,
         resolved=resolved,
         options=RunOptions(
-            workers=Resources(execution).workers(settings.workers, settings.gpus),
             reuse_cells=True,
             timeout=settings.timeout,
             trial_timeout=settings.trial_timeout,

@@ -50,7 +50,7 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     assert resolved is not None
     settings, fit, cuda = resolved.settings, search.fit, search.resources.has_cuda
     # The run prints the notice.
-    allowed, _ = search.allowance(_run_dir(settings), search.options)
+    allowed, _ = search.allowance(_run_dir(settings), search.run_options())
     workers = allowed.workers
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)

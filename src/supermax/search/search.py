@@ -9,10 +9,10 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
@@ -30,14 +30,15 @@ from supermax._util.attributes import (
     metric_names,
     plain_params,
 )
-from supermax._util.text import metric_title
+from supermax._util.text import ended, metric_title, nearest
 from supermax.engine.ranking import ranked
+from supermax.engine.run.checks import check_options
 from supermax.engine.run.options import RunOptions
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance
-from supermax.run import run_study
+from supermax.run import callback_list, run_study
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset
@@ -168,11 +169,14 @@ class Search:
     memory: int | None = None
     """Bytes of a GPU, or of the host's memory without one, that trials may take; None: all that is
     available."""
+    workers: int | Literal["auto"] = 1
+    """Number of parallel trials; "auto": by the GPUs of the run and the cores."""
     resolved: Resolved | None = None
     """Settings to store on the study, for later commands such as refit, with the source of each;
     None: store none."""
     options: RunOptions = field(default_factory=lambda: RunOptions(reuse_cells=True))
-    """Options of the run. `n_trials`, if given, counts instead of `trials`."""
+    """Options of the run. `n_trials`, if given, counts instead of `trials`; `workers` is set from
+    the field of that name."""
     around: Callable[[Study, int, int], AbstractContextManager[object]] | None = None
     """Function that returns a context for the duration of the run (a tracker, say), called with
     the study, the number of parallel trials and the number of devices."""
@@ -213,7 +217,8 @@ class Search:
     def run(self, **changes: Any) -> Tuned:
         """Run the search. `changes` are arguments of supermax.optimize that replace those of
         `options` (workers, timeout, progress, …); `workers` may be "auto"."""
-        options, size = self._options(changes), self._size
+        options, size = self.run_options(**changes), self._size
+        planned = "planner" not in changes  # None turns the planning of memory off
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
         objectives, directions = self._checked(limits)
         splits = self.data
@@ -251,7 +256,7 @@ class Search:
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
-        summary = self._optimized(study, objective, options)
+        summary = self._optimized(study, objective, options, planned)
         self._note_baselines(study, splits, wait=summary.stopped_by is None)
         return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits)
 
@@ -285,17 +290,29 @@ class Search:
             if space.defaults() is not None:
                 enqueue_defaults(study, space)
 
-    def _options(self, changes: dict[str, Any]) -> RunOptions:
-        options = replace(self.options, **changes)
+    def run_options(self, **changes: Any) -> RunOptions:
+        """Return the options of a run, with the number of parallel trials resolved. Raises
+        UserError."""
+        known = [each.name for each in fields(RunOptions)]
+        for name in changes:
+            if name not in known:
+                raise UserError(ended(f"run() has no option {name!r}{nearest(name, known)}"))
         try:
-            wanted = units.workers(options.workers)
+            wanted = units.workers(changes.pop("workers", self.workers))
         except ValueError as error:
             raise UserError(f"workers of run(): {error}.") from None
-        devices = options.devices or ()
-        workers = self.resources.workers(wanted, devices)
-        return replace(options, workers=workers, devices=devices)
+        options = replace(self.options, **changes)
+        options = replace(
+            options,
+            devices=options.devices or (),
+            callbacks=callback_list(options.callbacks),
+        )
+        check_options(options)
+        return replace(options, workers=self.resources.workers(wanted, options.devices))
 
-    def _optimized(self, study: Study, objective: AgentObjective, options: RunOptions) -> Summary:
+    def _optimized(
+        self, study: Study, objective: AgentObjective, options: RunOptions, planned: bool
+    ) -> Summary:
         """Run the study within the memory and the disk space there is."""
         run_dir = Path(options.run_dir or find_location(study).run_dir)
         planner = self.resources.planner(objective, self.tell)
@@ -308,8 +325,8 @@ class Search:
         options = replace(
             options,
             workers=allowed.workers,
-            callbacks=[retention, *(options.callbacks or ())],
-            planner=options.planner or planner,
+            callbacks=[retention, *options.callbacks],
+            planner=planner if planned else options.planner,
         )
         around: AbstractContextManager[object] = nullcontext()
         if self.around is not None:

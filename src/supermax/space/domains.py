@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-import pkgutil
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Annotated, Any, Literal, Self, TypeGuard
 
 from optuna.distributions import (
@@ -265,7 +265,9 @@ class Constraint(_Plain):
         if callable(self.python):
             return self.python
         assert self.python is not None
-        found: object = pkgutil.resolve_name(self.python)
+        # Not pkgutil.resolve_name: the name of a module need not be an identifier (my-rules).
+        module, _, path = self.python.partition(":")
+        found: object = reduce(getattr, path.split("."), importlib.import_module(module))
         if not callable(found):
             raise TypeError(f"{self.python} is not a function")
         return found

@@ -18,7 +18,7 @@ from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Example
 from supermax.training.deploy import predict as module
 from supermax.training.deploy.export import LoadedModel, export, load_exported
-from supermax.training.deploy.exported import Description, FileOptions
+from supermax.training.deploy.exported import Description
 from supermax.training.deploy.predict import predict_examples, predict_file
 from supermax.training.deploy.predictions import Prediction, as_jsonl
 from supermax.training.eval.evaluate import evaluate_model
@@ -177,7 +177,7 @@ def test_a_file_gets_ids_and_predictions_and_no_text(
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_texts_are_written_when_asked_for(shared: Path, tmp_path: Path, kind: str) -> None:
     out = tmp_path / f"out.{kind}"
-    predict_file(shared, table(tmp_path), COLUMNS, out, FileOptions(with_text=True))
+    predict_file(shared, table(tmp_path), COLUMNS, out, with_text=True)
     assert all(row["text"].startswith("zorbified ") and row["question"] for row in read(out))
 
 
@@ -217,7 +217,7 @@ def test_bad_rows_stop_it_or_are_skipped(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the text is missing"):
         predict_file(shared, path, COLUMNS, out)
     assert not out.exists()
-    done = predict_file(shared, path, COLUMNS, out, FileOptions(on_bad="skip"))
+    done = predict_file(shared, path, COLUMNS, out, on_bad="skip")
     assert (done.rows, done.skipped) == (5, 1)
 
 

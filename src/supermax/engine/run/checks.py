@@ -18,27 +18,11 @@ from supermax.errors import UserError
 
 def check_arguments(study: Study, objective: object, options: RunOptions) -> None:
     """Raise UserError that lists all invalid arguments, or names a call that cannot work."""
-    wrong = [
-        f"{name} must be {wanted}, but is {_shown(value)}"
-        for name, value, fits, wanted in (
-            ("study", study, _is_study, "an optuna.Study"),
-            ("objective", objective, callable, "a function that takes a trial"),
-            ("n_trials", options.n_trials, _or_none(_integer_from(0)), "an integer >= 0"),
-            ("workers", options.workers, _integer_from(1), "an integer >= 1"),
-            ("retries", options.retries, _integer_from(0), "an integer >= 0"),
-            ("timeout", options.timeout, _or_none(_seconds), _SECONDS),
-            ("deadline", options.deadline, _or_none(_moment), "a moment of time.monotonic()"),
-            ("trial_timeout", options.trial_timeout, _or_none(_seconds), _SECONDS),
-            ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
-            ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
-            ("callbacks", options.callbacks, _are_functions, "a list of functions"),
-            ("planner", options.planner, _or_none(_is_planner), _PLANNER),
-            ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
-        )
-        if not fits(value)
-    ]
-    if wrong:
-        raise UserError(f"{'; '.join(wrong)}.")
+    _refuse(
+        ("study", study, _is_study, "an optuna.Study"),
+        ("objective", objective, callable, "a function that takes a trial"),
+        *_rows(options),
+    )
     _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
         raise UserError(
@@ -54,6 +38,41 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
         raise UserError(
             "This study is being optimized already. Wait for that call to return, then call again."
         )
+
+
+def check_options(options: RunOptions) -> None:
+    """Raise UserError that lists all invalid options."""
+    _refuse(*_rows(options))
+
+
+_Row = tuple[str, object, Callable[[object], bool], str]
+"""Name and value of an argument, its check, and what it must be."""
+
+
+def _refuse(*rows: _Row) -> None:
+    wrong = [
+        f"{name} must be {wanted}, but is {_shown(value)}"
+        for name, value, fits, wanted in rows
+        if not fits(value)
+    ]
+    if wrong:
+        raise UserError(f"{'; '.join(wrong)}.")
+
+
+def _rows(options: RunOptions) -> list[_Row]:
+    return [
+        ("n_trials", options.n_trials, _or_none(_integer_from(0)), "an integer >= 0"),
+        ("workers", options.workers, _integer_from(1), "an integer >= 1"),
+        ("retries", options.retries, _integer_from(0), "an integer >= 0"),
+        ("timeout", options.timeout, _or_none(_seconds), _SECONDS),
+        ("deadline", options.deadline, _or_none(_moment), "a moment of time.monotonic()"),
+        ("trial_timeout", options.trial_timeout, _or_none(_seconds), _SECONDS),
+        ("stall_timeout", options.stall_timeout, _or_none(_seconds), _SECONDS),
+        ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
+        ("callbacks", options.callbacks, _are_functions, "a list of functions"),
+        ("planner", options.planner, _or_none(_is_planner), _PLANNER),
+        ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
+    ]
 
 
 def _check_gpus(devices: Sequence[int | str]) -> None:

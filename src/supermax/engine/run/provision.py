@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Protocol, TypeGuard
 
@@ -14,27 +14,42 @@ from optuna.trial import Trial
 from supermax.errors import Infeasible
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Provision:
     """Memory reserved for a trial, and its execution plan."""
 
     reserve: int
     """Bytes to reserve."""
-    plan: dict[str, object] = field(default_factory=dict)
+    plan: dict[str, object]
     """Execution plan for the objective (`trial.plan`); must be JSON."""
     where: str = "device"
     """Memory that is reserved: device or host."""
     why: str = ""
     """Explanation for the user; not part of the plan."""
-    how: InitVar[dict[str, object] | None] = None
-    """Former name of `plan`, for one release."""
 
-    def __post_init__(self, how: dict[str, object] | None) -> None:
+    def __init__(
+        self,
+        reserve: int,
+        plan: dict[str, object] | None = None,
+        where: str = "device",
+        why: str = "",
+        *,
+        how: dict[str, object] | None = None,
+    ) -> None:
+        """`how` is the former name of `plan`, for one release."""
         if how is not None:
-            warnings.warn(
-                "how is now plan; the former name will be removed.", DeprecationWarning, 3
-            )
-            object.__setattr__(self, "plan", how)
+            warnings.warn(_HOW, DeprecationWarning, stacklevel=2)
+        found = plan if plan is not None else how if how is not None else {}
+        vars(self).update(reserve=reserve, plan=found, where=where, why=why)
+
+    @property
+    def how(self) -> dict[str, object]:
+        """Former name of `plan`, for one release."""
+        warnings.warn(_HOW, DeprecationWarning, stacklevel=2)
+        return self.plan
+
+
+_HOW = "how is now plan; the former name will be removed."
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict, Unpack
+from typing import TypedDict
 
 import optuna
 from optuna.pruners import BasePruner
@@ -92,7 +92,7 @@ def _counted(names: Counter[str]) -> str:
 
 
 class OpenOptions(TypedDict, total=False):
-    """Options of a study that is opened; those of `supermax.open_study`."""
+    """Options of `open_version` that `supermax.studies.open_locked` passes on."""
 
     name: str | None
     sampler: BaseSampler | str | None
@@ -106,9 +106,14 @@ def open_version(
     space: Space,
     *,
     storage: str | BaseStorage | None,
+    name: str | None = None,
+    sampler: BaseSampler | str | None = None,
+    pruner: BasePruner | None = None,
+    directions: Sequence[str | StudyDirection] | str = "minimize",
+    on_change: str = "migrate",
+    seed: int | None = None,
     progress: Progress | None = None,
     before_carrying: Callable[[Study], None] = lambda _: None,
-    **options: Unpack[OpenOptions],
 ) -> Opened:
     """Open the study of this name and space, new or resumed, or its next version if the space has
     changed. Its sampler samples feasible configurations only; get them with space.sample().
@@ -118,27 +123,21 @@ def open_version(
     differences. `before_carrying` is called with the newest version before a new one is made, and
     may raise.
     """
-    on_change = options.get("on_change", "migrate")
     if on_change not in ON_CHANGE:
         raise UserError(ended(f"on_change cannot be {on_change!r}{nearest(on_change, ON_CHANGE)}"))
-    name = options.get("name") or space.name
+    name = name or space.name
     if not base_name(name) == name:
         raise UserError(f"'{name}' names a version; the study's own name is '{base_name(name)}'.")
-    opener = _Opener(
-        space,
-        optuna.storages.get_storage(storage),
-        # Raises UserError if no point is feasible.
-        sampler_for(space, options.get("sampler"), seed=options.get("seed")),
-        options.get("pruner"),
-        _directions(options.get("directions", "minimize")),
-        progress,
-        before_carrying,
-    )
-    versions = find_versions(opener.storage, name)
+    # Before a database is created: raises UserError if no point is feasible.
+    space_sampler = sampler_for(space, sampler, seed=seed)
+    wanted = _directions(directions)
+    backend = optuna.storages.get_storage(storage)
+    versions = find_versions(backend, name)
+    opener = _Opener(space, backend, space_sampler, pruner, wanted, progress, before_carrying)
     if not versions:
         return opener.fresh(name)
     latest = versions[-1]
-    _check_directions(latest, opener.directions)
+    _check_directions(latest, wanted)
     return opener.existing(name, latest, on_change)
 
 

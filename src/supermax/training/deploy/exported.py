@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 from supermax.errors import UserError
 
 if TYPE_CHECKING:
-    from supermax.training.data.bad_rows import OnBad
     from supermax.training.eval.intervals import Estimate
 
 FORMAT = 1
@@ -66,17 +65,6 @@ class Facts(TypedDict):
     versions: dict[str, str]
     files: dict[str, int]
     """Size of every other file in bytes, without that of the card."""
-
-
-@dataclass(frozen=True)
-class FileOptions:
-    """Options of predictions for a file."""
-
-    with_text: bool = False
-    """Write texts and questions beside the predictions."""
-    on_bad: OnBad = "stop"
-    encoding: str | None = None
-    """Encoding of the file; None: detected."""
 
 
 def read_facts(folder: Path) -> Facts:

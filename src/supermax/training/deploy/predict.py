@@ -21,7 +21,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.data.tokens import check_room
 from supermax.training.deploy.export import LoadedModel, load_exported
-from supermax.training.deploy.exported import FileOptions, check_output
+from supermax.training.deploy.exported import check_output
 from supermax.training.deploy.predictions import Prediction, as_csv, as_jsonl
 from supermax.training.deploy.scores import Scores, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
@@ -162,27 +162,29 @@ def predict_file(
     path: str | Path,
     columns: Columns,
     out: str | Path,
-    options: FileOptions = FileOptions(),  # noqa: B008 (frozen)
     *,
     execution: Execution = AS_EVALUATED,
+    with_text: bool = False,
+    on_bad: OnBad = "stop",
+    encoding: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model.
 
     Columns of labels, answers and splits are read only afterwards, to score the predictions. `out`
-    is written atomically, as CSV or JSONL by its extension. `on_progress` is called with the
-    number of predicted rows and of all rows.
+    is written atomically, as CSV or JSONL by its extension; it holds texts and questions only
+    with `with_text`. `on_progress` is called with the number of predicted rows and of all rows.
     """
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = replace(columns, label=None, answer=None, answer_start=None, split=None)
-    corpus = read_table(path, inputs, on_bad=options.on_bad, encoding=options.encoding)
+    corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
     execution = _resolve_precision(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
     serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl
-    _write(out, serialise(predictions, corpus.classes if options.with_text else None))
-    truths = read_truths(path, columns, options.encoding)
+    _write(out, serialise(predictions, corpus.classes if with_text else None))
+    truths = read_truths(path, columns, encoding)
     return Predicted(
         out,
         len(predictions),

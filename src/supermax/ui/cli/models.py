@@ -20,7 +20,7 @@ from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import chosen_columns
-from supermax.training.deploy.exported import FileOptions, check_output, read_facts
+from supermax.training.deploy.exported import check_output, read_facts
 from supermax.ui.cli.completing import among
 from supermax.ui.cli.opening import AsJson, Storage, Which, print_json, the_study
 from supermax.ui.cli.printing import console, file_stem, literal
@@ -198,38 +198,33 @@ def predict(
     progress.step(f"Reading {file}")
     given = {"text": text, "question": question, "id": row_id, "label": label, "answer": answer}
     columns = chosen_columns(file, encoding, given, facts["columns"], asks=facts["asks"])
-    options = FileOptions(with_text, "skip" if on_bad == "skip" else "stop", encoding)
     with progress:
-        done = _predict(model, file, columns, out, precision, progress, options)
+        progress.step(LOADING)
+        with gc_paused():
+            from supermax.tasks.objective import local_execution
+            from supermax.training.deploy.predict import predict_file
+            from supermax.training.steps.base import Execution
+
+        execution = replace(local_execution(Execution(device="auto")), precision=precision)
+        progress.step(f"Predicting on {execution.device}")
+
+        def count_rows(rows: int, of: int) -> None:
+            if rows < of:
+                progress.count(f"{rows:,} of {of:,} rows predicted")
+
+        done = predict_file(
+            model,
+            file,
+            columns,
+            out,
+            execution=execution,
+            with_text=with_text,
+            on_bad="skip" if on_bad == "skip" else "stop",
+            encoding=encoding,
+            on_progress=count_rows,
+        )
     _print_predicted(done, columns)
     _print_scores(done.scores, label)
-
-
-def _predict(
-    model: Path,
-    file: Path,
-    columns: Columns,
-    out: Path,
-    precision: str,
-    progress: Progress,
-    options: FileOptions,
-) -> Predicted:
-    progress.step(LOADING)
-    with gc_paused():
-        from supermax.tasks.objective import local_execution
-        from supermax.training.deploy.predict import predict_file
-        from supermax.training.steps.base import Execution
-
-    execution = replace(local_execution(Execution(device="auto")), precision=precision)
-    progress.step(f"Predicting on {execution.device}")
-
-    def count_rows(rows: int, of: int) -> None:
-        if rows < of:
-            progress.count(f"{rows:,} of {of:,} rows predicted")
-
-    return predict_file(
-        model, file, columns, out, options, execution=execution, on_progress=count_rows
-    )
 
 
 def _print_predicted(done: Predicted, columns: Columns) -> None:

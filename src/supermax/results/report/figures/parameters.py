@@ -8,11 +8,9 @@ import warnings
 from collections.abc import Container, Sequence
 
 import plotly.graph_objects as go
-from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
-from optuna.visualization import plot_parallel_coordinate
 
 from supermax._util.attributes import under_plain_names
 from supermax._util.text import counted
@@ -208,7 +206,11 @@ def _jittered(trial: TrialRecord, at: float, domain: Domain) -> float:
 def parallel(
     record: StudyRecord, parameters: Sequence[str] | None = None, objective: int = 0
 ) -> go.Figure | None:
-    """Return Optuna's parallel coordinates, for the best trials and the first of `parameters`."""
+    """Return parallel coordinates: a line per trial, coloured by quintile of its value.
+
+    Unlike Optuna's, lines break where a trial does not have the parameter, choices are in the
+    order of their domain, and the axes in order of importance.
+    """
     complete = measured(record, objective)
     if len(complete) < FEWEST_DRAWN:
         return None
@@ -218,60 +220,145 @@ def parallel(
     ranked = best_first(record, objective)[:MOST_LINES]
     if len(chosen) < 2 or len(ranked) < 2:
         return None
-    trials = [_drawn(trial, chosen, objective) for trial in ranked]
-    title = plot_text(style.objective(record, objective))
-    study = _OneObjective(trials, record.directions[objective])
-    made = plot_parallel_coordinate(study, target_name=title)
-    # The first coordinate is the objective. The best trials are drawn last, which is on top; the
-    # colour bar and the legend have no coordinates.
-    lines = [trace for trace in made.data if trace.y[0] is not None]
-    lines.sort(key=lambda trace: trace.y[0], reverse=not maximizes(record, objective))
-    figure = style.figure(
-        *lines,
-        *(trace for trace in made.data if trace.y[0] is None),
+    values = [v for t in ranked if (v := value_of(t, objective)) is not None]
+    result = Domain(style.objective(record, objective), low=min(values), high=max(values))
+    scales = [*map(_Scale, chosen), _Scale(result, objective)]
+    bands = [band for band in _bands(ranked) if band]
+    traces = [_band(band, scales, i, objective) for i, band in enumerate(bands)]
+    return style.figure(
+        *reversed(traces),
         height=400,
         caption=_parallel_caption(len(ranked), len(complete), len(chosen), len(order)),
-        margin={"l": 56, "r": 16, "t": 24, "b": 64},
-        annotations=made.layout.annotations,
-        shapes=made.layout.shapes,
-        xaxis=made.layout.xaxis,
-        yaxis=made.layout.yaxis,
+        margin={"l": 40, "r": 40, "t": 64, "b": 64},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.06,
+            "yanchor": "bottom",
+            "traceorder": "reversed",
+        },
+        annotations=[a for i, scale in enumerate(scales) for a in scale.ticks(i)],
+        shapes=[
+            {
+                "type": "line",
+                "x0": i,
+                "x1": i,
+                "y0": 0,
+                "y1": 1,
+                "layer": "above",
+                "line": {"color": "#77776f", "width": 1},
+            }
+            for i, _ in enumerate(scales)
+        ],
+        xaxis={
+            "tickvals": list(range(len(scales))),
+            "ticktext": [plot_text(s.domain.name, 24) for s in scales],
+            "range": [-0.15, len(scales) - 0.55],
+            "showgrid": False,
+            "showline": False,
+            "ticks": "",
+            "tickangle": 25,
+            "ticklabeloverflow": "allow",
+        },
+        yaxis={"visible": False, "range": [-0.04, 1.04], "fixedrange": True},
     )
-    figure.update_traces(marker_colorbar_thickness=10, selector={"mode": "markers"})
-    figure.update_annotations(bgcolor="rgba(255,255,255,0.7)")
-    figure.update_xaxes(showline=False, ticks="", tickangle=25, ticklabeloverflow="allow")
-    return figure
-
-
-def _drawn(trial: TrialRecord, chosen: Sequence[Domain], objective: int) -> FrozenTrial:
-    """Return the trial with the chosen parameters alone: their names and choices escaped, and one
-    distribution for all domains of a parameter."""
-    frozen = _with_value(trial, objective)
-    frozen.params, frozen.distributions, frozen.user_attrs = {}, {}, {}
-    for domain in chosen:
-        at = domain.at(trial.params[domain.name]) if domain.name in trial.params else None
-        if at is None:
-            continue
-        name = plot_text(domain.name, 24)
-        if domain.categorical:
-            # Optuna puts numbers in order, and texts in the order of their first trials.
-            value = (
-                trial.params[domain.name]
-                if domain.whole
-                else plot_text(domain.choices[int(at)], 16)
-            )
-            frozen.params[name] = value
-            frozen.distributions[name] = CategoricalDistribution((value,))
-        else:
-            frozen.params[name] = at
-            frozen.distributions[name] = FloatDistribution(domain.low, domain.high, log=domain.log)
-    return frozen
 
 
 def _parallel_caption(drawn: int, trials: int, axes: int, parameters: int) -> str:
     which = f"All {drawn}" if drawn == trials else f"The {drawn} best of {trials:,}"
     axes_text = f", the {axes} most important parameters" if parameters > axes else ""
     return (
-        f"Each line is a trial; darker is better. {which} complete trials{axes_text}. None: the "
-        f"trial does not have the parameter."
+        f"Each line is a trial, from the best fifth (darkest, in front) to the worst. {which} "
+        f"complete trials{axes_text}; a line breaks where a trial does not have the parameter. "
+        f"Click on the legend to hide a fifth."
+    )
+
+
+class _Scale:
+    """Vertical axis of a parameter or the objective, normalised to 0 to 1, with its ticks."""
+
+    def __init__(self, domain: Domain, objective: int | None = None) -> None:
+        self.domain = domain
+        self._objective = objective
+        ends = (domain.low, domain.high)
+        self.low, self.high = (math.log10(end) for end in ends) if domain.log else ends
+
+    def at(self, trial: TrialRecord) -> float | None:
+        """Return the position of the trial on the axis; None if it has no such parameter."""
+        if self._objective is not None:
+            at = value_of(trial, self._objective)
+        elif self.domain.name in trial.params:
+            at = self.domain.at(trial.params[self.domain.name])
+        else:
+            at = None
+        if at is None:
+            return None
+        span = self.high - self.low
+        share = ((math.log10(at) if self.domain.log else at) - self.low) / span if span else 0.5
+        return round(share + self._jitter(trial), 4)
+
+    def _jitter(self, trial: TrialRecord) -> float:
+        """Return an offset that separates the lines through one choice."""
+        if not self.domain.categorical:
+            return 0.0
+        return ((trial.number * 0.618034) % 1 - 0.5) * min(0.06, 0.4 / len(self.domain.choices))
+
+    def ticks(self, x: int) -> list[dict[str, object]]:
+        if self.domain.categorical:
+            count = len(self.domain.choices)
+            places = thinned(range(count), 8)
+            marks = [
+                (i / max(count - 1, 1), plot_text(self.domain.choices[i], 16)) for i in places
+            ]
+        else:
+            raw = [self.low + (self.high - self.low) * f for f in (0.0, 0.5, 1.0)]
+            values = [10**r if self.domain.log else r for r in raw]
+            marks = [(f, number(v, 3)) for f, v in zip((0.0, 0.5, 1.0), values, strict=True)]
+        return [
+            {
+                "x": x,
+                "y": y,
+                "text": text,
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 4,
+                "font": {"size": 10},
+                "bgcolor": "rgba(255,255,255,0.8)",
+                "borderpad": 1,
+            }
+            for y, text in marks
+        ]
+
+
+def _bands(ranked: list[TrialRecord]) -> list[list[TrialRecord]]:
+    """Return the trials in five equal parts, the best first."""
+    count = len(ranked)
+    return [ranked[count * i // 5 : count * (i + 1) // 5] for i in range(5)]
+
+
+def _band(trials: list[TrialRecord], scales: list[_Scale], i: int, objective: int) -> go.Scatter:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    texts: list[str | None] = []
+    for trial in trials:
+        text = f"trial {trial.number}: {number(value_of(trial, objective))}"
+        for j, scale in enumerate(scales):
+            x.append(j)
+            y.append(scale.at(trial))
+            texts.append(text)
+        x.append(None)
+        y.append(None)
+        texts.append(None)
+    values = [value_of(trial, objective) or 0.0 for trial in trials]
+    return go.Scatter(
+        x=x,
+        y=y,
+        mode="lines+markers",
+        name=f"{number(min(values))} to {number(max(values))}",
+        line={"color": style.CIVIDIS[i], "width": 1.8 if i == 0 else 1},
+        marker={"size": 3, "color": style.CIVIDIS[i]},
+        opacity=0.9 if i == 0 else 0.55,
+        hovertext=texts,
+        hoverinfo="text",
+        showlegend=True,
     )
