@@ -16,6 +16,7 @@ import torch
 from supermax._util.files import write_whole
 from supermax._util.text import counted
 from supermax.errors import Infeasible, UserError
+from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
