@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from supermax.engine.processes import pool
-from supermax.engine.processes.prestart import TAG
+from supermax.engine.processes.prestart import _PLACEHOLDER, TAG
 from supermax.engine.run import deadlines, policy
 from tests.preloading import Template, forked_from
 
@@ -165,8 +165,9 @@ def session_processes() -> dict[int, str]:
 
 
 def engine_processes() -> list[int]:
-    """Return the pids of fork servers and cells."""
-    return [pid for pid, (_, environment) in _session_processes().items() if TAG in environment]
+    """Return the pids of fork servers and cells of runs."""
+    found = _session_processes().items()
+    return [pid for pid, (_, env) in found if env.get(TAG, _PLACEHOLDER) != _PLACEHOLDER]
 
 
 def _session_processes() -> dict[int, tuple[str, dict[str, str]]]:
