@@ -102,7 +102,9 @@ def copy_bytecode(kept: Path) -> None:
     importlib.import_module("supermax.ui.cli")
     for module in list(sys.modules.values()):
         cached, source = getattr(module, "__cached__", None), getattr(module, "__file__", None)
-        if cached and source and "torch" not in source and Path(cached).exists():
+        if not isinstance(cached, str) or not isinstance(source, str):
+            continue  # of torch.ops, every attribute is another kind of object
+        if "torch" not in source and Path(cached).exists():
             place = kept / Path(source).parent.relative_to("/")
             place.mkdir(parents=True, exist_ok=True)
             shutil.copy2(cached, place)
