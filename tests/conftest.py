@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import os
@@ -20,7 +21,7 @@ import psutil
 import pytest
 
 from supermax.engine.processes import pool
-from supermax.engine.processes.prestart import TAG
+from supermax.engine.processes.prestart import _PLACEHOLDER, TAG
 from supermax.engine.run import deadlines, policy
 from tests.preloading import Template, forked_from
 
@@ -51,22 +52,23 @@ def _start_children_with_default_signals() -> None:
 
 def _use_own_folder(worker: str) -> None:
     """Have this run and its processes leave their files in one folder, except pytest's own.
-    Workers share it. pytest_unconfigure removes it."""
+    Workers share it."""
     if _FOLDER not in os.environ:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         os.environ[_FOLDER] = tempfile.mkdtemp(prefix="smx-")  # short: paths of sockets
         Path(os.environ[_FOLDER]).chmod(0o1777)  # tests become other users
-        os.environ[_OWNER] = str(os.getpid())
+        # Registered before torch is imported, this runs after torch has written there once more.
+        atexit.register(_remove_own_folder, os.getpid())
     os.environ["TMPDIR"] = tempfile.tempdir = os.environ[_FOLDER]
     os.environ["XDG_CACHE_HOME"] = str(Path(os.environ[_FOLDER]) / f"cache-{worker}")
 
 
-def pytest_unconfigure() -> None:
-    if os.environ[_OWNER] == str(os.getpid()):
+def _remove_own_folder(owner: int) -> None:
+    if os.getpid() == owner:  # and no fork of it
         shutil.rmtree(os.environ[_FOLDER], ignore_errors=True)
 
 
-_FOLDER, _OWNER = "SUPERMAX_TEST_FOLDER", "SUPERMAX_TEST_OWNER"
+_FOLDER = "SUPERMAX_TEST_FOLDER"
 _WORKER = os.environ.get("PYTEST_XDIST_WORKER", "alone")
 if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this file as well
     os.environ["SUPERMAX_TEST_WORKER"] = _WORKER
@@ -165,8 +167,9 @@ def session_processes() -> dict[int, str]:
 
 
 def engine_processes() -> list[int]:
-    """Return the pids of fork servers and cells."""
-    return [pid for pid, (_, environment) in _session_processes().items() if TAG in environment]
+    """Return the pids of fork servers and cells of runs."""
+    found = _session_processes().items()
+    return [pid for pid, (_, env) in found if env.get(TAG, _PLACEHOLDER) != _PLACEHOLDER]
 
 
 def _session_processes() -> dict[int, tuple[str, dict[str, str]]]:

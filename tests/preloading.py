@@ -38,6 +38,7 @@ _BOOT = (
 )
 _READ_WHILE_IMPORTED = ("PYTHON", "LD_", "HF_", "TRANSFORMERS_", "TORCH_", "MIMALLOC_", "OMP_")
 _LARGEST_REQUEST = 1 << 17  # bytes
+_START_TIMEOUT = 300.0  # seconds, the imports included
 
 
 class _Adopted:
@@ -75,11 +76,15 @@ class _Adopted:
 
 
 class Template:
-    """Process that has imported `modules`, and forks fork servers."""
+    """Process that has imported `modules`, and forks fork servers. Only Linux has one."""
 
     def __init__(self, *modules: str) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._env = {**ON_CPU, **os.environ, TAG: _PLACEHOLDER}
+        self._process: subprocess.Popen[bytes] | None = None
+        if not system.LINUX:
+            return
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(_START_TIMEOUT)
         with theirs:
             arguments = [json.dumps(sys.path), str(theirs.fileno()), *modules]
             self._process = subprocess.Popen(
@@ -94,7 +99,8 @@ class Template:
         """Return whether a process of the template's may have this environment: it must not differ
         in what libraries read while they are imported. What every search sets does no harm."""
         differing = {name for name, _ in env.items() ^ self._env.items()} - ON_CPU.keys()
-        return not any(name.startswith(_READ_WHILE_IMPORTED) for name in differing)
+        fits = not any(name.startswith(_READ_WHILE_IMPORTED) for name in differing)
+        return fits and self._process is not None
 
     def start(
         self, env: Mapping[str, str], output: int | IO[bytes] = subprocess.DEVNULL
@@ -122,9 +128,10 @@ class Template:
         return ForkServerProcess(process, Channel(ours, SEND_TIMEOUT), objective, environment)
 
     def end(self) -> None:
-        self._socket.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._socket.close()
+            self._process.kill()
+            self._process.wait()
 
 
 @contextlib.contextmanager
@@ -146,8 +153,7 @@ def main(fd: int, modules: list[str]) -> None:
         encoders.preload("tiny")
     gc.collect()
     gc.freeze()
-    why_not = fork_server._why_not_fork()
-    assert why_not is None, why_not
+    assert fork_server._why_not_fork() is None
     requests = socket.socket(fileno=fd)
     while True:
         request, fds, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import pytest
 
+_STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
+
 
 @pytest.fixture(autouse=True)
 def forked(request: pytest.FixtureRequest, engine_template: object) -> None:
-    if not request.node.nodeid.startswith("tests/engine/processes/"):
+    if request.path.name not in _STARTED_AS_BY_USERS:
         request.getfixturevalue("engine_preloaded")

@@ -143,6 +143,7 @@ def folder_of(study: supermax.Study) -> Path:
     return Path(study.settings.outdir)
 
 
+@pytest.mark.slow
 def test_a_refit_fits_where_its_trial_did_and_is_the_same_experiment(
     split: supermax.Study, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.base import best_precision
 from supermax.training.steps.batches import by_length, micro_batches, order
 from tests import ROOT
-from tests.few import a_few
+from tests.few import a_few, quick_are
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.1}, "head": {"dropout": 0.3}}
@@ -232,8 +233,10 @@ print(supported, torch.backends.mkldnn.enabled)
 """
 
 
-@pytest.mark.parametrize("isa", ["DEFAULT", "AVX2"])
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("precision", "isa"),
+    quick_are([("bf16", "AVX2")], product(["bf16", "fp32"], ["DEFAULT", "AVX2"])),
+)
 def test_a_cpu_without_bf16_trains_in_it_without_a_warning(
     tmp_path: Path, precision: str, isa: str
 ) -> None:

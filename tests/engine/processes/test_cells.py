@@ -90,7 +90,11 @@ def test_retry_runs_on_a_fresh_cell(study: optuna.Study) -> None:
     assert pids[2]["pid 2"] not in {pids[0]["pid 1"], pids[1]["pid 1"], pids[2]["pid 1"]}
 
 
-def test_cells_have_their_own_group_oom_score_and_threads(study: optuna.Study) -> None:
+def test_cells_have_their_own_group_oom_score_and_threads(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")  # as set for all tests
+
     def objective(trial: Any) -> float:
         trial.set_user_attr("group", os.getpgid(0) == os.getpid())
         trial.set_user_attr("oom", Path("/proc/self/oom_score_adj").read_text().strip())

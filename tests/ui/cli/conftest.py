@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.preloading import Template, forked_from
-from tests.ui.cli.helping import make_playground
+from tests.ui.cli.helping import add_plain_study, make_playground
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str, template: Template) -> Path:
+def made(
+    tmp_path_factory: pytest.TempPathFactory,
+    worker_id: str,
+    template: Template,
+    engine_template: Template,
+) -> Path:
     base = tmp_path_factory.getbasetemp()
     root = base if worker_id == "master" else base.parent
     folder = root / "playground"
@@ -26,6 +31,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, worker_id: str, template: Tem
             folder.mkdir()
             with forked_from(template):
                 make_playground(folder)
+            with forked_from(engine_template):
+                add_plain_study(folder)
             (folder / "done").touch()
     return folder
 

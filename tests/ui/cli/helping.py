@@ -76,7 +76,7 @@ def table(path: Path, rows: int = 60) -> None:
 
 
 def make_playground(folder: Path) -> None:
-    """Make a folder as it is after a first search."""
+    """Make a folder as it is after a first search and a refit."""
     with inside(folder):
         table(folder / "notes.csv")
         sm("init", "notes.csv")
@@ -85,6 +85,11 @@ def make_playground(folder: Path) -> None:
         small = ("--set", "data.posts=60", "--set", "epochs=2", "--set", "seed=1")
         sm("tune", "criteria", "--trials", "3", *small, "--no-supervisor")
         sm("refit", "criteria", "--seeds", "1")
+
+
+def add_plain_study(folder: Path) -> None:
+    """Add a program without torch, and its study with an exception and a crash."""
+    with inside(folder):
         (folder / "program.py").write_text(PROGRAM)
         names: dict[str, Any] = {}
         exec(compile(PROGRAM, folder / "program.py", "exec"), names)
