@@ -100,7 +100,7 @@ class Template:
         in what libraries read while they are imported. What every search sets does no harm."""
         differing = {name for name, _ in env.items() ^ self._env.items()} - ON_CPU.keys()
         fits = not any(name.startswith(_READ_WHILE_IMPORTED) for name in differing)
-        return fits and self._process is not None
+        return fits and self._process is not None and self._process.poll() is None
 
     def start(
         self, env: Mapping[str, str], output: int | IO[bytes] = subprocess.DEVNULL
