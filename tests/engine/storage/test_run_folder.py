@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 import supermax
 from supermax.engine.storage import run_folder
+from supermax.engine.storage.logs import tail_of
 from tests.conftest import eventually
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -155,3 +156,12 @@ def test_an_sqlite_address_written_as_a_uri_is_a_file_too(tmp_path: Path) -> Non
     storage = RDBStorage(f"sqlite:///file:{tmp_path}/study.db?uri=true")
     study = optuna.create_study(storage=storage, study_name="s")
     assert run(study, 1).run_dir == tmp_path / "study.db.supermax" / "s"
+
+
+def test_a_tail_has_the_last_output_before_a_crash_with_many_modules(tmp_path: Path) -> None:
+    modules = ", ".join(f"torch._C.part_{i}" for i in range(600))
+    crash = f"Fatal Python error: Segmentation fault\n\nExtension modules: {modules}\n"
+    (tmp_path / "log.txt").write_text(f"{'x' * 50_000}\nlast words\n{crash}")
+    assert tail_of(tmp_path / "log.txt").endswith(
+        "last words\nFatal Python error: Segmentation fault\n\n"
+    )

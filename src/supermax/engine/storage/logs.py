@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from supermax._util.text import masked_addresses
@@ -11,7 +12,9 @@ from supermax._util.text import masked_addresses
 HEAD = 512 * 1024  # bytes
 TAIL = 512 * 1024  # bytes
 _SHOWN = 4000  # characters in a tail
-_OVERLAP = 512  # bytes read before a tail, so that a password cut at its start is masked too
+_READ = 32 * 1024  # bytes; more than a tail, so that a password cut at its start is masked too
+_MODULES = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
+"""Line of faulthandler that says nothing about a crash; with torch, thousands of characters."""
 
 
 class BoundedLog:
@@ -82,11 +85,13 @@ def _size(path: Path) -> int:
 
 
 def tail_of(path: Path) -> str:
-    """Return the end of a log with passwords masked; "": there is no log."""
+    """Return the end of a log with passwords masked, and without the list of extension modules
+    that a crash writes; "": there is no log."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _SHOWN - _OVERLAP))
-            return masked_addresses(file.read().decode(errors="replace"))[-_SHOWN:]
+            file.seek(max(0, size - _READ))
+            text = _MODULES.sub("", file.read().decode(errors="replace"))
+            return masked_addresses(text)[-_SHOWN:]
     except OSError:
         return ""
