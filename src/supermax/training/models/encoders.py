@@ -6,6 +6,7 @@ Source ──prepared_config()──▶ configuration ──load_encoder()──
 from __future__ import annotations
 
 import contextlib
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -112,7 +113,8 @@ def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> No
 def untrained(config: PretrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights from its configuration."""
     with _no_deprecation_warnings():
-        return transformers.AutoModel.from_config(config, dtype=torch.float32)
+        # A copy: transformers sets the dtype on the configuration, which identifies an encoder.
+        return transformers.AutoModel.from_config(copy.deepcopy(config), dtype=torch.float32)
 
 
 def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
