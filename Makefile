@@ -54,7 +54,7 @@ test: about-test style
 	$(MAKE) --no-print-directory -j2 types tests
 
 about-test:
-	@echo "Checks style and types, runs the tests: usually 10 to 20 minutes on two cores," \
+	@echo "Checks style and types, runs the tests: usually 13 to 20 minutes on two cores," \
 	  "the first installation included."
 
 lint: style types

@@ -17,7 +17,7 @@ from statistics import median
 from optuna.study import Study
 
 from supermax._util import system
-from supermax._util.text import counted, size_text
+from supermax._util.text import counted, size_text, took
 from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.errors import SupermaxError
@@ -149,16 +149,15 @@ def _run_dir(settings: Settings) -> Path:
 
 
 def _remaining_time(settings: Settings, workers: int) -> list[str]:
-    """Return the median time of the finished trials, and the hours that the remaining ones
-    take."""
+    """Return the median time of the finished trials, and the time that the remaining ones take."""
     trials = _trials(settings)
     seconds = [trial.seconds for trial in trials if trial.seconds and trial.state == "COMPLETE"]
     left = settings.trials - finished(trials)
     if not seconds or left <= 0:
         return []
     typical = median(seconds)
-    hours = typical * left / workers / 3600
-    return [f"{typical:.3g} s a trial so far: about {hours:.1f} h for the remaining {left}"]
+    rest = took(typical * left / workers)
+    return [f"{typical:.3g} s a trial so far: about {rest} for the remaining {left}"]
 
 
 def _memory_fit(search: Search, settings: Settings) -> list[str]:
