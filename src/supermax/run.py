@@ -19,12 +19,10 @@ from supermax.ui.display import display_for
 from supermax.ui.display.gauges import Gauges
 from supermax.ui.display.status import StatusFile
 
-Objective = Callable[[Any], float | Sequence[float]]
-
 
 def optimize(
     study: optuna.Study,
-    objective: Objective,
+    objective: Callable[[Any], float | Sequence[float]],
     n_trials: int | None = None,
     *,
     timeout: float | None = None,
@@ -105,7 +103,9 @@ def optimize(
         raise error.with_traceback(None) from None  # the message alone
 
 
-def run_study(study: optuna.Study, objective: Objective, options: RunOptions) -> Summary:
+def run_study(
+    study: optuna.Study, objective: Callable[[Any], object], options: RunOptions
+) -> Summary:
     """Run the objective with a progress display. See `optimize`."""
     gauges, progress = Gauges(), options.progress
     try:
