@@ -34,7 +34,7 @@ def measured(workers: int) -> dict[str, object]:
                 peak[0] = max(peak[0], gpu.used)
 
     with tempfile.TemporaryDirectory() as folder:
-        tuning = Search(
+        search = Search(
             "criteria",
             synthetic(30, difficulty=0.5, seed=0, max_words=24),
             str(Path(folder) / "s.db"),
@@ -48,7 +48,7 @@ def measured(workers: int) -> dict[str, object]:
         )
         threading.Thread(target=sample_memory, daemon=True).start()
         started = time.monotonic()
-        tuned = tuning.run(workers=workers, progress=False)
+        tuned = search.run(workers=workers, progress=False)
         seconds = time.monotonic() - started
         ended.set()
     trials = [trial for trial in tuned.study.trials if trial.state.name == "COMPLETE"]

@@ -49,7 +49,7 @@ def _our_search(what: Task, cells: Cells, number: int, since: float, folder: Pat
     from supermax.training.steps.base import Execution
 
     corpus = corpus_of(what)
-    tuning = Search(
+    search = Search(
         "criteria",
         corpus,
         str(folder / "s.db"),
@@ -66,7 +66,7 @@ def _our_search(what: Task, cells: Cells, number: int, since: float, folder: Pat
         tell=lambda _: None,
         execution=Execution(device="auto", precision="auto", compiled=cells.compiled),
     )
-    tuned = tuning.run(workers=cells.count, progress=False)
+    tuned = search.run(workers=cells.count, progress=False)
     done = [t for t in tuned.study.trials if t.state.name == "COMPLETE"]
     if len(done) < number:
         raise NotAvailable(f"{len(done)} of {number} trials ended: {tuned.summary.faults}")

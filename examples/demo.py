@@ -61,11 +61,11 @@ def synthetic_posts() -> Corpus:
 
 
 def search(agent: str, corpus: Corpus, folder: Path) -> Tuned:
-    tuning = Search(
+    search = Search(
         agent, corpus, str(folder / "demo.db"), folder / "cache", trials=TRIALS[agent], seed=1,
         tell=lambda _: None,
     )  # fmt: skip
-    return tuning.run(workers=2)
+    return search.run(workers=2)
 
 
 def leaderboard(agent: str, tuned: Tuned, references: dict[str, dict[str, float]]) -> None:

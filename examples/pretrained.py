@@ -66,12 +66,12 @@ def pretrained_space() -> Space:
 def search(
     name: str, space: Space, corpus: Corpus, splits: Splits, folder: Path, trials: int
 ) -> Tuned:
-    tuning = Search(
+    search = Search(
         "criteria", corpus, str(folder / f"{name}.db"), folder / "cache", space=space,
         splits=splits, trials=trials, limits={"epochs": 6, "patience": None},
         objectives=["auroc"], seed=1,
     )  # fmt: skip
-    return tuning.run(workers=2)
+    return search.run(workers=2)
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ class Study:
     @property
     def splits(self) -> Splits:
         """Train, validation and test split of the data."""
-        return self._search.data
+        return self._search.all_splits
 
     @property
     def summary(self) -> Summary:

@@ -107,10 +107,10 @@ parameters:
 '''
 
 def main(memory):
-    tuning = Search("evidence", synthetic(60, seed=1, max_words=None), "s.db", Path("cache"),
+    search = Search("evidence", synthetic(60, seed=1, max_words=None), "s.db", Path("cache"),
                     name=f"m{memory}", space=loads(SPACE), trials=6, limits={"epochs": 1},
                     memory=memory or None, seed=1, tell=lambda _: None)
-    tuned = tuning.run(workers=3, progress=False)
+    tuned = search.run(workers=3, progress=False)
     print("cells", tuned.summary.cells)
     for trial in tuned.study.trials:
         kept = trial.user_attrs["supermax"]

@@ -17,7 +17,7 @@ from supermax.tasks.shapes import why_unusable
 from supermax.tasks.space_fitting import fitted
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
-from tests.search.test_tuning import tuning
+from tests.search.test_search import search_in
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def decoder(tmp_path: Path) -> str:
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_decoder_alone_starts_no_search(tmp_path: Path, decoder: str, agent: str) -> None:
     space = preset(agent, "demo", models=decoder).space
-    search = replace(tuning(tmp_path, agent, trials=1), space=space)
+    search = replace(search_in(tmp_path, agent, trials=1), space=space)
     with pytest.raises(UserError, match=r"causal attention \(gpt2\).*bert-base-uncased"):
         search.run(progress=False)
     assert not (tmp_path / "s.db").exists()

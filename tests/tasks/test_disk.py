@@ -27,7 +27,7 @@ from supermax.tasks.specs import spec_of
 from supermax.tasks.weight_retention import room, within_disk
 from supermax.training.loop import train
 from supermax.training.steps.base import Execution
-from tests.search.test_tuning import small, tuning
+from tests.search.test_search import search_in, small
 from tests.training.corpora import Quiet, config, ready
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
@@ -80,7 +80,7 @@ def tiny(**how: Any) -> Demand:
 def search(place: Path, tmp_path: Path, **how: Any) -> tuple[Search, Seen, list[str]]:
     seen, said = Seen(), list[str]()
     made = replace(
-        tuning(tmp_path, trials=1, around=seen, warn=said.append), storage=str(place / "s.db")
+        search_in(tmp_path, trials=1, around=seen, warn=said.append), storage=str(place / "s.db")
     )
     return replace(made, **how), seen, said
 

@@ -56,7 +56,7 @@ def long_posts() -> Corpus:
     return replace(few, spans=tuple(spans))
 
 
-def tuning(folder: Path, name: str, memory: int | None = None) -> Search:
+def search_in(folder: Path, name: str, memory: int | None = None) -> Search:
     return Search(
         "evidence",
         long_posts(),
@@ -101,12 +101,12 @@ def forget(book: MeasurementLog) -> None:
 
 
 def test_a_real_oom_is_planned_again_and_changes_nothing(tmp_path: Path) -> None:
-    free = tuning(tmp_path, "free").run(progress=False)
+    free = search_in(tmp_path, "free").run(progress=False)
     (whole,) = read_record(free.study).trials
     assert whole.state == "COMPLETE", whole.faults
     assert whole.result["micro_batch"] == 128
 
-    tight = tuning(tmp_path, "tight")
+    tight = search_in(tmp_path, "tight")
     made = planner(tight, None)
     spec = spec_of(made)
     honest = made.planned(spec)
@@ -122,7 +122,7 @@ def test_a_real_oom_is_planned_again_and_changes_nothing(tmp_path: Path) -> None
     assert believed.whole
     assert believed.need.reserved < need(spec, Split(128)).allocated - 50 * MIB
     budget = believed.need.total + 20 * MIB
-    limited = tuning(tmp_path, "tight", budget).run(progress=False)
+    limited = search_in(tmp_path, "tight", budget).run(progress=False)
 
     (trial,) = read_record(limited.study).trials
     assert trial.state == "COMPLETE"
@@ -143,7 +143,7 @@ def test_a_real_oom_is_planned_again_and_changes_nothing(tmp_path: Path) -> None
 
 def test_a_search_in_which_nothing_fits_does_not_begin(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Nothing of the space fits into 100 MiB: the smallest"):
-        tuning(tmp_path, "none", 100 * MIB).run(progress=False)
+        search_in(tmp_path, "none", 100 * MIB).run(progress=False)
     assert not read_record(
         optuna.load_study(study_name="none", storage=f"sqlite:///{tmp_path}/s.db")
     ).trials
@@ -151,7 +151,7 @@ def test_a_search_in_which_nothing_fits_does_not_begin(tmp_path: Path) -> None:
 
 def test_configurations_that_do_not_fit_are_refused_before_they_start(tmp_path: Path) -> None:
     mixed = replace(
-        tuning(tmp_path, "some", 292 * MIB), corpus=synthetic(30, seed=3, max_words=None),
+        search_in(tmp_path, "some", 292 * MIB), corpus=synthetic(30, seed=3, max_words=None),
         space=loads(SPACE.replace("[512]", "[64, 512]")), sampler="random", trials=4,
     )  # fmt: skip
     trials = read_record(mixed.run(progress=False).study).trials
@@ -163,12 +163,12 @@ def test_configurations_that_do_not_fit_are_refused_before_they_start(tmp_path: 
         assert trial.broken["supermax:infeasible"] > 0
         assert "tiny-bert at 512 tokens needs" in trial.faults[0].message
         assert trial.faults[0].decision == "reported to the sampler as infeasible"
-    made = planner(tuning(tmp_path, "none"), 100 * MIB)
+    made = planner(search_in(tmp_path, "none"), 100 * MIB)
     assert isinstance(made.planned(spec_of(made)), NoPlan)
 
 
 def test_the_longest_text_decides_and_not_the_longest_that_is_allowed(tmp_path: Path) -> None:
-    short = tuning(tmp_path, "short")
+    short = search_in(tmp_path, "short")
     made = planner(short, None)
     assert spec_of(made).length == 512
     few = synthetic(40, difficulty=0.0, seed=3, max_words=10)
@@ -181,7 +181,7 @@ def test_the_longest_text_decides_and_not_the_longest_that_is_allowed(tmp_path: 
 @pytest.mark.slow
 def test_cells_and_coordinator_see_the_same_need(tmp_path: Path) -> None:
     """A cell logs its measurements under the spec that the coordinator looks up."""
-    tuned = tuning(tmp_path, "same")
+    tuned = search_in(tmp_path, "same")
     tuned.run(progress=False)
     made = planner(tuned, None)
     known = made.book.known(spec_of(made))

@@ -23,7 +23,7 @@ from supermax.search.cleanup import leftovers
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.weight_retention import BAR, WeightRetention, worth_keeping
 from supermax.training.steps.base import Execution
-from tests.search.test_tuning import small, tuning
+from tests.search.test_search import search_in, small
 from tests.training.corpora import corpus
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -140,7 +140,7 @@ def test_weights_are_kept_where_the_run_is(
         return Summary({}, {})
 
     monkeypatch.setattr("supermax.search.search.run_study", started)
-    tuning(tmp_path, trials=1).run(run_dir=str(tmp_path / "elsewhere"))
+    search_in(tmp_path, trials=1).run(run_dir=str(tmp_path / "elsewhere"))
     assert seen == [tmp_path / "elsewhere", str(tmp_path / "elsewhere")]
 
 

@@ -46,7 +46,7 @@ _MAX_CLASSES = 12  # whose numbers of rows are shown
 
 def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     """Return the lines of the plan; `verbose`: with each setting and its source."""
-    resolved, splits = search.resolved, search.data
+    resolved, splits = search.resolved, search.all_splits
     assert resolved is not None
     settings, fit, cuda = resolved.settings, search.fit, search.resources.has_cuda
     # The run prints the notice.
@@ -236,7 +236,7 @@ def _shown(key: str, value: object) -> str:
 
 def describe_data(search: Search) -> list[str]:
     """Return the sizes of the data and its splits. Quotes none of its text."""
-    corpus, splits, agent = search.corpus, search.data, search.agent
+    corpus, splits, agent = search.corpus, search.all_splits, search.agent
     lines = []
     if corpus.classes and agent != "evidence":
         counts = Counter(example.label for example in corpus.classes)

@@ -1,12 +1,11 @@
-"""Device, memory and disk space that the trials of a search may use."""
+"""Device and memory that the trials of a search may use."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -15,20 +14,17 @@ from supermax._util import system
 from supermax.errors import UserError
 from supermax.memory.budgets import ON_CPU, GpuBudget, HostBudget
 from supermax.memory.devices import find_gpu, gpus
-from supermax.memory.disk import Allowance, Demand
 from supermax.memory.measurements import MeasurementLog, default_folder
 from supermax.memory.sharing import resolve_workers
-from supermax.tasks.fits import footprints
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.provisioning import MemoryPlanner
-from supermax.tasks.space_fitting import Fitted
-from supermax.tasks.weight_retention import within_disk
-from supermax.training.models.sources import Source
 from supermax.training.steps.base import Execution
 
 
 @dataclass(frozen=True)
 class Resources:
+    """Device of an execution, and the memory that trials may use there."""
+
     execution: Execution
     memory: int | None = None
     """Bytes of a GPU, or of the host's memory without one; None: all that is available."""
@@ -89,31 +85,3 @@ class Resources:
                 os.environ.setdefault(variable, value)
         planned = replace(objective, execution=self.foreseen())
         return MemoryPlanner(planned, objective.book, budget)
-
-    def within_disk(
-        self,
-        agent: str,
-        fit: Fitted,
-        run_dir: Path,
-        *,
-        workers: int,
-        devices: int,
-        top: int,
-        weights: int | None,
-        advice: str,
-    ) -> tuple[Allowance, str]:
-        """Return the parallel trials and bytes of kept weights that fit on the disk, and a notice
-        if they are fewer than requested, else "". Raises EnvironmentFault if no trial fits.
-
-        `weights`: bytes that kept weights may take; None: no limit. `advice`: what to do about a
-        full disk."""
-        planned = None
-        if self.execution.micro_batch is None:
-            planned = self.budget().whole * max(1, devices) or None
-
-        def demand(sources: Iterable[Source]) -> Demand:
-            found = footprints(fit.space, sources, agent, self.foreseen())
-            return Demand(found, workers, planned, top, weights)
-
-        by_encoder = {name: demand([source]) for name, source in fit.sources.items()}
-        return within_disk(demand(fit.sources.values()), run_dir, advice, by_encoder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -37,7 +37,7 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
-from supermax.memory.disk import Allowance
+from supermax.memory.disk import Allowance, Demand
 from supermax.run import callback_list, run_study
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
@@ -52,6 +52,7 @@ from supermax.studies import (
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
 from supermax.tasks.data_notices import weaknesses
 from supermax.tasks.data_summary import data_summary
+from supermax.tasks.fits import footprints
 from supermax.tasks.measures import check_objectives, versions_of
 from supermax.tasks.objective import AgentObjective, configured
 from supermax.tasks.preflight import (
@@ -68,12 +69,13 @@ from supermax.tasks.preflight import (
 )
 from supermax.tasks.space_fitting import Fitted, fitted
 from supermax.tasks.truncation import truncation, truncation_notices
-from supermax.tasks.weight_retention import WeightRetention
+from supermax.tasks.weight_retention import WeightRetention, within_disk
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split
 from supermax.training.eval.baseline import trivial
 from supermax.training.eval.metrics import METRICS
+from supermax.training.models.sources import Source
 from supermax.training.steps.base import Execution
 
 
@@ -169,14 +171,15 @@ class Search:
     memory: int | None = None
     """Bytes of a GPU, or of the host's memory without one, that trials may take; None: all that is
     available."""
-    workers: int | Literal["auto"] = 1
-    """Number of parallel trials; "auto": by the GPUs of the run and the cores."""
+    workers: int | Literal["auto"] | None = None
+    """Number of parallel trials; "auto": by the GPUs of the run and the cores; None: as in
+    `options`."""
     resolved: Resolved | None = None
     """Settings to store on the study, for later commands such as refit, with the source of each;
     None: store none."""
     options: RunOptions = field(default_factory=lambda: RunOptions(reuse_cells=True))
-    """Options of the run. `n_trials`, if given, counts instead of `trials`; `workers` is set from
-    the field of that name."""
+    """Options of the run. `n_trials` and `planner`, if given, replace `trials` and the planner of
+    the search."""
     around: Callable[[Study, int, int], AbstractContextManager[object]] | None = None
     """Function that returns a context for the duration of the run (a tracker, say), called with
     the study, the number of parallel trials and the number of devices."""
@@ -192,8 +195,7 @@ class Search:
         return Resources(self.execution, self.memory)
 
     @cached_property
-    def data(self) -> Splits:
-        """Splits of the data."""
+    def all_splits(self) -> Splits:
         return self.splits or split(self.corpus)
 
     @cached_property
@@ -211,17 +213,18 @@ class Search:
         if fit_length is None:
             fit_length = self._size.fit_length and self.space is None
         if fit_length:
-            return self._machine_fit.with_length(self.data, self.cache)
+            return self._machine_fit.with_length(self.all_splits, self.cache)
         return self._machine_fit
 
     def run(self, **changes: Any) -> Tuned:
         """Run the search. `changes` are arguments of supermax.optimize that replace those of
         `options` (workers, timeout, progress, …); `workers` may be "auto"."""
         options, size = self.run_options(**changes), self._size
-        planned = "planner" not in changes  # None turns the planning of memory off
+        # planner=None turns the planning of memory off.
+        planned = "planner" not in changes and options.planner is None
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
         objectives, directions = self._checked(limits)
-        splits = self.data
+        splits = self.all_splits
         check_parts(self.agent, splits)
         fit = self.fit
         check_questions(self.agent, splits, fit.space, fit.sources.values(), self.cache)
@@ -298,7 +301,8 @@ class Search:
             if name not in known:
                 raise UserError(ended(f"run() has no option {name!r}{nearest(name, known)}"))
         try:
-            wanted = units.workers(changes.pop("workers", self.workers))
+            default = self.options.workers if self.workers is None else self.workers
+            wanted = units.workers(changes.pop("workers", default))
         except ValueError as error:
             raise UserError(f"workers of run(): {error}.") from None
         options = replace(self.options, **changes)
@@ -342,16 +346,17 @@ class Search:
             advice = "give it a run_dir on another disk"
         elif file_of(self.storage) is None:
             advice = "set XDG_DATA_HOME to a folder on another disk"
-        return self.resources.within_disk(
-            self.agent,
-            self.fit,
-            run_dir,
-            workers=options.workers,
-            devices=len(options.devices),
-            top=self.top,
-            weights=self.budget,
-            advice=advice,
-        )
+        planned = None
+        if self.execution.micro_batch is None:
+            planned = self.resources.budget().whole * max(1, len(options.devices)) or None
+
+        def demand(sources: Iterable[Source]) -> Demand:
+            found = footprints(self.fit.space, sources, self.agent, self.resources.foreseen())
+            return Demand(found, options.workers, planned, self.top, self.budget)
+
+        sources = self.fit.sources
+        by_encoder = {name: demand([source]) for name, source in sources.items()}
+        return within_disk(demand(sources.values()), run_dir, advice, by_encoder)
 
     def _opened(
         self, space: Space, directions: list[str], experiment: dict[str, Any], joined: int

@@ -47,6 +47,7 @@ def _forwarded(
         inner: Callable[P, T] = getattr(self.inner, name)
         return self._do(inner, *args, **kwargs) if retry else inner(*args, **kwargs)
 
+    forward.__name__ = name  # for tracebacks; functools.wraps would make it abstract again
     return forward
 
 

@@ -45,7 +45,7 @@ def small(agent: str = "criteria") -> Any:
     return narrowed(load(f"demo/{agent}"), fixed)
 
 
-def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Search:
+def search_in(folder: Path, agent: str = "criteria", **options: Any) -> Search:
     return Search(
         agent,
         corpus(60),
@@ -61,7 +61,7 @@ def tuning(folder: Path, agent: str = "criteria", **options: Any) -> Search:
 
 @pytest.mark.parametrize("agent", ["criteria", pytest.param("joint", marks=pytest.mark.slow)])
 def test_a_search_keeps_the_best_weights_and_resumes(tmp_path: Path, agent: str) -> None:
-    tuned = tuning(tmp_path, agent, trials=3, top=2).run(workers=2, progress=False)
+    tuned = search_in(tmp_path, agent, trials=3, top=2).run(workers=2, progress=False)
     assert tuned.summary.trials["COMPLETE"] == 3
     folder = tuned.summary.run_dir
     assert len(list(folder.glob(f"trials/*/{WEIGHTS}"))) == 2
@@ -77,7 +77,7 @@ def test_a_search_keeps_the_best_weights_and_resumes(tmp_path: Path, agent: str)
     assert "class_head" in first.user_attrs[RESULT]["new"]
     assert sorted(first.intermediate_values) == [1, 2, 3]
     assert tuned.config(0).agent == agent
-    again = tuning(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
+    again = search_in(tmp_path, agent, trials=4, top=2).run(workers=1, progress=False)
     assert again.summary.told == 1
     assert len(again.study.trials) == 4
 
@@ -92,7 +92,7 @@ def test_values_have_names_and_data(
     events: list[Any] = []
 
     def search(trials: int) -> optuna.Study:
-        one = tuning(tmp_path, objectives=objectives, trials=trials)
+        one = search_in(tmp_path, objectives=objectives, trials=trials)
         return one.run(progress=events.append).study
 
     study = search(1)
@@ -114,7 +114,7 @@ def test_no_text_of_the_data_is_in_the_run_s_files(tmp_path: Path) -> None:
         tuple(type(e)(e.id, e.group, f"{e.text} zebrafinch", e.question, e.label) for e in
               marked.classes),
     )  # fmt: skip
-    one = tuning(tmp_path, trials=2)
+    one = search_in(tmp_path, trials=2)
     tuned = Search(**{**vars(one), "corpus": words}).run(progress=False)
     assert tuned.summary.trials["COMPLETE"] == 2
     for path in tuned.summary.run_dir.rglob("*"):
@@ -167,7 +167,7 @@ def test_a_killed_trial_resumes_bit_for_bit(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_several_objectives(tmp_path: Path) -> None:
     names = ["macro_f1", "model_size", "latency", "peak_memory"]
-    tuned = tuning(tmp_path, trials=2, objectives=names).run(progress=False)
+    tuned = search_in(tmp_path, trials=2, objectives=names).run(progress=False)
     for trial in tuned.study.trials:
         f1, size, latency, memory = trial.values
         assert 0 <= f1 <= 1
@@ -251,12 +251,12 @@ def test_a_space_of_another_agent_is_refused_before_the_first_trial(tmp_path: Pa
     )
     for space, words in cases:
         with pytest.raises(UserError) as caught:
-            replace(tuning(tmp_path, trials=1), space=space).run(progress=False)
+            replace(search_in(tmp_path, trials=1), space=space).run(progress=False)
         assert words in str(caught.value)
 
 
 def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
-    first = tuning(tmp_path, trials=1)
+    first = search_in(tmp_path, trials=1)
     first.run(progress=False)
     other = replace(first, corpus=corpus(60, seed=5))
     accuracy = replace(first, objectives="accuracy", limits={"epochs": 2})
@@ -283,7 +283,7 @@ def searched_by_old_rules(search: Search) -> optuna.Study:
 
 
 def test_a_changed_space_is_reported_with_the_trials_it_leaves_behind(tmp_path: Path) -> None:
-    first = tuning(tmp_path, trials=1, warn=(resumed := []).append)
+    first = search_in(tmp_path, trials=1, warn=(resumed := []).append)
     study = first.run(progress=False).study
     replace(first, trials=2).run(progress=False)
     assert resumed == []
@@ -303,7 +303,7 @@ def test_a_changed_space_is_reported_with_the_trials_it_leaves_behind(tmp_path: 
 def test_values_by_two_definitions_of_a_metric_are_not_mixed(
     tmp_path: Path, migrated: bool
 ) -> None:
-    first = tuning(tmp_path, "evidence", trials=1)
+    first = search_in(tmp_path, "evidence", trials=1)
     study = searched_by_old_rules(first)
     if migrated:  # as `supermax study migrate` does: it carries trials over, and no note
         wider = narrowed(load("demo/evidence"), {"text.max_length": 48, "text.doc_stride": 8})
@@ -327,13 +327,13 @@ def test_values_by_two_definitions_of_a_metric_are_not_mixed(
 
 
 def test_a_search_by_unchanged_metrics_resumes(tmp_path: Path) -> None:
-    first = tuning(tmp_path, trials=1)
+    first = search_in(tmp_path, trials=1)
     searched_by_old_rules(first)
     assert len(replace(first, trials=2).run(progress=False).study.trials) == 2
 
 
 def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_path: Path) -> None:
-    first = tuning(tmp_path, trials=1)
+    first = search_in(tmp_path, trials=1)
     twice = replace(first.corpus.classes[1], text=first.corpus.classes[0].text.upper())
     rows = (first.corpus.classes[0], twice, *first.corpus.classes[2:])
     doubled = replace(first, corpus=replace(first.corpus, classes=rows), name="doubled")
@@ -349,14 +349,14 @@ def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_pat
 
 
 def test_other_splits_of_the_same_data_are_another_experiment(tmp_path: Path) -> None:
-    first = tuning(tmp_path, trials=1)
+    first = search_in(tmp_path, trials=1)
     first.run(progress=False)
     with pytest.raises(UserError, match="splits: "):
         replace(first, splits=split(first.corpus, seed=1)).run(progress=False)
 
 
 def test_an_answer_without_any_token_is_reported_before_the_run(tmp_path: Path) -> None:
-    first = tuning(tmp_path, "evidence")
+    first = search_in(tmp_path, "evidence")
     rows = list(first.corpus.spans)
     for place in (3, 7):
         text = rows[place].text + " \u200b"
@@ -375,7 +375,7 @@ def test_an_answer_without_any_token_is_reported_before_the_run(tmp_path: Path) 
 def test_a_question_that_fits_no_configuration_is_reported_before_the_run(tmp_path: Path) -> None:
     rows = corpus(60).classes
     long = (replace(rows[0], question="why " * 90), replace(rows[1], question="how " * 95))
-    wrong = replace(tuning(tmp_path), corpus=Corpus("mine", ("no", "yes"), (*long, *rows[2:])))
+    wrong = replace(search_in(tmp_path), corpus=Corpus("mine", ("no", "yes"), (*long, *rows[2:])))
     with pytest.raises(UserError, match="Shorten these questions") as caught:
         wrong.run(progress=False)
     named = [row.id for row in long if row.id in str(caught.value)]
@@ -392,8 +392,8 @@ def test_arguments_of_another_type(tmp_path: Path) -> None:
         ({"objectives": "macro_f2"}, "did you mean 'macro_f1'"),
     ):
         with pytest.raises(UserError, match=words):
-            replace(tuning(tmp_path), **wrong).run(progress=False)  # type: ignore[arg-type]
-    fine = replace(tuning(tmp_path, trials=1), storage=tmp_path / "p.db", models=["tiny"])
+            replace(search_in(tmp_path), **wrong).run(progress=False)  # type: ignore[arg-type]
+    fine = replace(search_in(tmp_path, trials=1), storage=tmp_path / "p.db", models=["tiny"])
     said: list[str] = []
     told: list[int] = []
     tuned = replace(fine, corpus=corpus(12), tell=said.append).run(
@@ -405,7 +405,7 @@ def test_arguments_of_another_type(tmp_path: Path) -> None:
 
 
 def test_a_search_without_a_value_has_no_winner(tmp_path: Path) -> None:
-    tuned = tuning(tmp_path, trials=1).run(progress=False, deadline=time.monotonic())
+    tuned = search_in(tmp_path, trials=1).run(progress=False, deadline=time.monotonic())
     with pytest.raises(UserError, match="Run the search again"):
         tuned.winner()
 
@@ -429,7 +429,7 @@ def test_wrong_options_of_a_run_are_user_errors(
     tmp_path: Path, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
-        tuning(tmp_path, trials=1).run(**options)
+        search_in(tmp_path, trials=1).run(**options)
     assert not (tmp_path / "s.db").exists()
 
 
@@ -441,11 +441,14 @@ def test_options_of_a_run_replace_those_of_the_search(
         "supermax.search.search.run_study",
         lambda _study, _objective, options: seen.append(options) or Summary({}, {}),
     )
-    search = replace(tuning(tmp_path, trials=3), workers=2)
+    search = replace(search_in(tmp_path, trials=3), workers=2)
     search.run()
     search.run(planner=None, n_trials=7, workers="auto", callbacks=None)
     first, second = seen
     assert (first.n_trials, first.workers, first.reuse_cells) == (3, 2, True)
     assert first.planner is not None
     assert (second.n_trials, second.planner) == (7, None)
-    assert second.workers == min(system.cores(), second.workers) >= 1
+    assert 1 <= second.workers <= system.cores()
+    replace(search, workers=None, options=RunOptions(workers=4, planner=first.planner)).run()
+    assert seen[-1].workers == 4
+    assert seen[-1].planner is first.planner
