@@ -204,6 +204,8 @@ def test_a_wrong_name_is_met_with_the_right_one(name: str) -> None:
 def test_a_metric_of_another_agent() -> None:
     with pytest.raises(UserError, match="The agent criteria has no metric 'token_f1'"):
         check_metric("token_f1", "criteria")
+    with pytest.raises(UserError, match="no metric 'latncy'; did you mean 'latency'"):
+        check_metric("latncy", "criteria")
     with pytest.raises(UserError, match=r"no metric 'zzz'; there are .*null_accuracy"):
         check_metric("zzz")
     with pytest.raises(UserError):

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
@@ -88,7 +89,7 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
                 f"There is no metric {name!r}: the classes have f1_0 to f1_{classes - 1}."
             )
     if metric is None:
-        near = nearest(name, known) or f"; there are {', '.join(known)}"
+        near = nearest(name, [*known, *COSTS]) or f"; there are {', '.join((*known, *COSTS))}"
         raise UserError(ended(f"There is no metric {name!r}{near}"))
     if agent is not None and agent not in metric.agents:
         raise UserError(f"The agent {agent} has no metric {name!r}; it has {', '.join(known)}.")
