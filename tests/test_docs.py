@@ -226,6 +226,7 @@ def test_the_yaml_of_the_pages_is_valid(tmp_path: Path) -> None:
     assert "head.dropout" not in load(tmp_path / "space.yaml").parameters
 
 
+@pytest.mark.slow
 def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "howto" / "own-objective.md").read_text()
     (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

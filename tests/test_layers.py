@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 
 SRC = ROOT / "src"
@@ -133,6 +135,7 @@ def test_importing_supermax_does_not_import_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_a_search_does_not_load_what_only_training_needs() -> None:
     """Of transformers and torch: seconds, in every program that trains nothing itself."""
     heavy = ["transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"]

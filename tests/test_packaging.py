@@ -64,6 +64,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> None:
     package = ROOT / "src" / "supermax"
     files = {path for path in package.rglob("*") if path.is_file()}

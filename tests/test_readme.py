@@ -89,6 +89,7 @@ def test_the_checkpoint_example_resumes(tmp_path: Path) -> None:
     run(STAND_INS + checkpoints + CRASHES, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_space_of_the_page_on_optimize_is_searched(tmp_path: Path) -> None:
     _, block = programs("docs/optimize.md")
     few = block.replace("n_trials=100", "n_trials=12") + "\nprint(len(study.trials))"
@@ -149,6 +150,7 @@ def test_the_demo_goes_from_data_to_a_prediction(tmp_path: Path) -> None:
     assert "95 % interval" in said
 
 
+@pytest.mark.slow
 def test_a_search_with_faulty_trials_finishes() -> None:
     script = ROOT / "examples" / "misbehaving.py"
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
@@ -158,6 +160,7 @@ def test_a_search_with_faulty_trials_finishes() -> None:
         assert fault in done.stdout
 
 
+@pytest.mark.slow
 def test_the_checkpoint_program_runs_to_its_end(tmp_path: Path) -> None:
     program = (ROOT / "examples" / "checkpoints.py").read_text()
     assert "15 finished trials" in run(program, tmp_path)

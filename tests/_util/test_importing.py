@@ -110,6 +110,7 @@ def copy_bytecode(kept: Path) -> None:
             shutil.copy2(cached, place)
 
 
+@pytest.mark.slow
 def test_truncated_bytecode_is_deleted(tmp_path: Path) -> None:
     """As left by a disk that fills up during the write."""
     kept = tmp_path / "supermax" / "bytecode"

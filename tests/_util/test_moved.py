@@ -32,6 +32,7 @@ def test_a_former_name_is_the_same_module(former: str) -> None:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_names_are_imported_from_a_former_module() -> None:
     code = "from supermax.training.export import load_exported; print(load_exported.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -207,6 +207,7 @@ def in_a_module(folder: Path, source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_started_by_a_module_live_as_long_as_the_cells(tmp_path: Path) -> None:
     done = in_a_module(
         tmp_path,
@@ -373,6 +374,7 @@ def test_a_fork_server_that_is_killed_while_it_loads_again_is_replaced(
     assert states(study) == [COMPLETE] * 3
 
 
+@pytest.mark.slow
 def test_no_descriptor_is_lost_over_many_trials(study: optuna.Study) -> None:
     me = psutil.Process()
     run(study, lambda trial: 1.0, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import sqlite3
@@ -17,9 +16,8 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from supermax.engine.processes.prestart import TAG
 from tests import ROOT
-from tests.conftest import eventually
+from tests.conftest import engine_processes, eventually
 from tests.engine.programs import value_of
 
 
@@ -32,14 +30,9 @@ def start(url: str, n_trials: int) -> subprocess.Popen[bytes]:
 def kin() -> list[psutil.Process]:
     """Return the fork server and the cells, and those left by an earlier run."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if TAG in (environment := process.environ()) and (
-                environment.get("SUPERMAX_TEST_SESSION") == str(os.getpid())
-            ):
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
+    for pid in engine_processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
     return found
 
 

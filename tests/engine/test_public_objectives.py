@@ -37,6 +37,7 @@ def states(study: optuna.Study) -> set[TrialState]:
 # Models and training loops.
 
 
+@pytest.mark.slow
 def test_scikit_learn_with_a_conditional_choice_of_model(study: optuna.Study) -> None:
     import sklearn.datasets
     import sklearn.ensemble
@@ -107,6 +108,7 @@ def check_training(study: optuna.Study, objective: Any, **options: Any) -> None:
     assert study.best_params == {"units": 8, "lr": 0.3}
 
 
+@pytest.mark.slow
 def test_torch_imported_at_module_level(url: str) -> None:
     torch = pytest.importorskip("torch")
     pruner = MedianPruner(n_startup_trials=1)
@@ -114,6 +116,7 @@ def test_torch_imported_at_module_level(url: str) -> None:
     check_training(study, functools.partial(train, torch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "pruner",
     a_few(
@@ -330,6 +333,7 @@ def test_a_callback_that_stops_the_study(study: optuna.Study) -> None:
     assert len(study.trials) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_callback_that_raises_leaves_a_valid_study(study: optuna.Study, workers: int) -> None:
     def give_up(_: optuna.Study, trial: FrozenTrial) -> None:

@@ -153,6 +153,7 @@ for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [

@@ -283,10 +283,10 @@ def assert_alike(
     ("agent", "balance"),
     [
         ("criteria", "none"),
-        ("criteria", "weighted"),
+        pytest.param("criteria", "weighted", marks=pytest.mark.slow),
         ("evidence", "none"),
         ("share", "none"),
-        ("joint", "none"),
+        pytest.param("joint", "none", marks=pytest.mark.slow),
     ],
 )
 def test_training_and_evaluation_as_in_a_plain_loop(

@@ -299,6 +299,7 @@ def test_a_changed_space_is_reported_with_the_trials_it_leaves_behind(tmp_path: 
     assert "Left in the earlier versions: " in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("migrated", [False, True])
 def test_values_by_two_definitions_of_a_metric_are_not_mixed(
     tmp_path: Path, migrated: bool
@@ -332,6 +333,7 @@ def test_a_search_by_unchanged_metrics_resumes(tmp_path: Path) -> None:
     assert len(replace(first, trials=2).run(progress=False).study.trials) == 2
 
 
+@pytest.mark.slow
 def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_path: Path) -> None:
     first = search_in(tmp_path, trials=1)
     twice = replace(first.corpus.classes[1], text=first.corpus.classes[0].text.upper())
@@ -348,6 +350,7 @@ def test_a_study_from_before_equal_texts_were_kept_together_is_not_mixed(tmp_pat
     assert "another name or another storage" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_other_splits_of_the_same_data_are_another_experiment(tmp_path: Path) -> None:
     first = search_in(tmp_path, trials=1)
     first.run(progress=False)

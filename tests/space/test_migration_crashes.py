@@ -79,6 +79,7 @@ def test_a_crash_at_any_step_leaves_both_versions_valid(tmp_path: Path, every: i
     assert moment >= 7  # the study, three attributes, three batches
 
 
+@pytest.mark.slow
 def test_two_programs_at_once_write_no_trial_twice(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     filled(opened(Space(**BASE), url).study, Space(**BASE), 60)

@@ -374,6 +374,7 @@ def test_threads_of_plain_optuna() -> None:
     assert [t.state.name for t in study.trials] == ["COMPLETE"] * 60
 
 
+@pytest.mark.slow
 def test_a_search_that_is_too_large_is_tried_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One point in a hundred thousand, in a space too large to be searched for every sample."""
     names = [f"p{i}" for i in range(8)]

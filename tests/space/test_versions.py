@@ -60,6 +60,7 @@ def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
     result.study.optimize(lambda trial: float(len(seven.sample(trial))), n_trials=3)
 
 
+@pytest.mark.slow
 def test_conditional_batches_over_a_mixed_sequence_and_after_a_restart(tmp_path: Path) -> None:
     """Plain Optuna refuses these as a dynamic value space."""
     space = Space(**BASE)

@@ -104,6 +104,7 @@ def test_what_a_run_has_on_disk_is_not_counted_twice(disk: Sized) -> None:
     assert room(place) >= before - MIB
 
 
+@pytest.mark.slow
 def test_a_small_disk_has_fewer_trials_at_a_time(disk: Sized, tmp_path: Path) -> None:
     size = tiny(workers=3).total + 3 * MIB  # the study is there too
     made, seen, said = search(disk(size), tmp_path)
@@ -140,6 +141,7 @@ def test_keeping_less_makes_room_for_trials(tmp_path: Path) -> None:
     assert within_disk(less, tmp_path, "", {}) == (Allowance(8, less.keep, less.total), "")
 
 
+@pytest.mark.slow
 def test_without_room_for_one_trial_the_advice_works(disk: Sized, tmp_path: Path) -> None:
     place = disk(64 * MIB)
 

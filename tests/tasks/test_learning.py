@@ -31,6 +31,7 @@ def learnt(agent: str, splits: Splits, cache: Path, epochs: int) -> Result:
     return train(prepared, Quiet())
 
 
+@pytest.mark.slow
 def test_the_default_criteria_configuration_learns(tmp_path: Path) -> None:
     splits = split(synthetic(800, difficulty=0.2, seed=0, max_words=60))
     result = learnt("criteria", splits, tmp_path, epochs=4)

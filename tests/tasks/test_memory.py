@@ -100,6 +100,7 @@ def forget(book: MeasurementLog) -> None:
         page.unlink()
 
 
+@pytest.mark.slow
 def test_a_real_oom_is_planned_again_and_changes_nothing(tmp_path: Path) -> None:
     free = search_in(tmp_path, "free").run(progress=False)
     (whole,) = read_record(free.study).trials

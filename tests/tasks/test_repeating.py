@@ -162,6 +162,7 @@ class Seen(Exception):
     """Exception that carries the execution of a refit."""
 
 
+@pytest.mark.slow
 def test_a_refit_and_a_replay_take_the_plan_of_their_trial(
     split: supermax.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,9 @@ def same(one: Result, other: Result) -> bool:
     return weights and one.curve == other.curve and one.metrics == other.metrics
 
 
-@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+@pytest.mark.parametrize(
+    "agent", quick_are(["criteria", "evidence"], ["criteria", "evidence", "share", "joint"])
+)
 def test_the_same_seed_gives_the_same_bits(tmp_path: Path, agent: str) -> None:
     one, other = (train(ready(tmp_path, config(agent, **NOISY)), Quiet()) for _ in range(2))
     assert same(one, other)
@@ -233,9 +235,10 @@ print(supported, torch.backends.mkldnn.enabled)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "isa"),
-    quick_are([("bf16", "AVX2")], product(["bf16", "fp32"], ["DEFAULT", "AVX2"])),
+    product(["bf16", "fp32"], ["DEFAULT", "AVX2"]),
 )
 def test_a_cpu_without_bf16_trains_in_it_without_a_warning(
     tmp_path: Path, precision: str, isa: str

@@ -137,6 +137,7 @@ def busy_pool(trial: Any) -> float:
     return 0.0
 
 
+@pytest.mark.slow
 def test_reused_cell_keeps_an_idle_joblib_pool(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ def test_reused_cell_keeps_an_idle_joblib_pool(
     assert not [e.note for e in seen if isinstance(e, events.CellEnded) and e.note]
 
 
+@pytest.mark.slow
 def test_fresh_cell_advises_reuse_cells_for_joblib_pools(study: optuna.Study) -> None:
     pytest.importorskip("joblib")
     seen: list[events.Event] = []
@@ -203,6 +205,7 @@ def test_missing_gpu_is_named(study: optuna.Study, monkeypatch: pytest.MonkeyPat
     assert not study.trials
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", a_few([True, False]))
 def test_torch_dynamo_is_imported_before_cells_fork(study: optuna.Study, fresh: bool) -> None:
     import torch

@@ -55,10 +55,12 @@ def refusal(workers: int, limit: int) -> str:
     return as_somebody(check)
 
 
+@pytest.mark.slow
 def test_low_soft_limit_is_raised(tmp_path: Path) -> None:
     assert started("ulimit -S -n 20", tmp_path) == "6 {}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 200])
 def test_advice_for_a_low_hard_limit_works(workers: int, tmp_path: Path) -> None:
     said = refusal(workers, 20)

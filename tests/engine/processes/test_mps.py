@@ -241,6 +241,7 @@ def test_share_follows_the_number_of_cells() -> None:
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick", "preloaded")
 @pytest.mark.parametrize("by", ["settings", "run"])
 def test_share_follows_the_workers_of_the_run(

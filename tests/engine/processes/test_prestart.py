@@ -21,6 +21,7 @@ from supermax._util import system
 from supermax.engine.processes import prestart
 from supermax.engine.storage import locations
 from tests.conftest import eventually
+from tests.few import a_few, quick_are
 
 pytestmark = pytest.mark.usefixtures("quick")
 PRELOADED: list[str] = []
@@ -86,7 +87,9 @@ def test_variables_set_by_imports_are_handed_over(
     assert attrs["imported"] == "yes"
 
 
-@pytest.mark.parametrize("name", ["RAYON_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
+@pytest.mark.parametrize(
+    "name", quick_are(["BEFORE"], ["RAYON_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
+)
 def test_variables_read_by_imports_must_be_unchanged(
     study: optuna.Study, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +121,9 @@ def test_thread_limits_must_be_known_ahead(study: optuna.Study) -> None:
     assert attrs["fork server"] == early
 
 
-@pytest.mark.parametrize("expected", [{}, prestart.thread_limits(1_000, {}), {"OTHER": "1"}])
+@pytest.mark.parametrize(
+    "expected", a_few([{}, prestart.thread_limits(1_000, {}), {"OTHER": "1"}])
+)
 def test_fork_server_with_another_environment_is_not_used(
     study: optuna.Study, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +145,7 @@ def test_a_fork_server_that_died_is_replaced(study: optuna.Study) -> None:
     assert attrs["fork server"] != early.pid
 
 
-@pytest.mark.parametrize("module", ["no.such.module", "json"])
+@pytest.mark.parametrize("module", quick_are(["no.such.module"], ["no.such.module", "json"]))
 def test_preload_errors_are_left_to_the_trials(study: optuna.Study, module: str) -> None:
     with prestart.ahead(module, ["one"], {}):
         early = waiting().pid

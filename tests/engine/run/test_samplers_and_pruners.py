@@ -280,6 +280,7 @@ assert "torch" not in sys.modules, "torch is in the coordinator"
 """
 
 
+@pytest.mark.slow
 def test_the_coordinator_never_imports_torch(url: str) -> None:
     script = SCRIPT.replace("URL", url)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

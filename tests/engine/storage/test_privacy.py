@@ -265,6 +265,7 @@ def test_a_user_without_a_home_can_still_name_a_folder(monkeypatch: pytest.Monke
         assert as_somebody(look).startswith("/nonexistent/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("home", ["/dev/null/x", None])
 def test_a_home_that_cannot_be_written_does_not_matter(tmp_path: Path, home: str | None) -> None:
     script = tmp_path / "script.py"

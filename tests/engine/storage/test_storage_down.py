@@ -179,6 +179,7 @@ def test_a_second_run_on_the_study_is_refused_while_the_first_lives(
     assert summary.trials["COMPLETE"] == 3
 
 
+@pytest.mark.slow
 def test_two_studies_in_one_database_run_at_the_same_time(
     url: str, study: optuna.Study, tmp_path: Path
 ) -> None:

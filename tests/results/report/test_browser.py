@@ -185,6 +185,7 @@ def test_a_rich_report_on_a_desk_a_telephone_and_paper(
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_the_dashboard_of_a_hostile_study(browser: Any, tmp_path: Path, pictures: Path) -> None:
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/s.db")
     record = studies.hostile(storage)

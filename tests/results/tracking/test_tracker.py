@@ -215,6 +215,7 @@ def quick_objective(trial: Any) -> float:
     return float(trial.suggest_float("x", 0, 1))
 
 
+@pytest.mark.slow
 def test_a_server_that_never_answers_does_not_affect_the_run(
     study: optuna.Study, tmp_path: Path, quick: None
 ) -> None:

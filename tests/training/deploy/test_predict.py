@@ -265,6 +265,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
     return put(place / "model", prepared, threshold), prepared
 
 
+@pytest.mark.slow
 def test_the_precision_of_a_model_is_kept_and_used(
     half: tuple[Path, Prepared], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_the_same_call_gives_the_same_result(tmp_path: Path) -> None:
 # What is looked at when.
 
 
+@pytest.mark.slow
 def test_a_killed_refit_resumes_bitwise(tmp_path: Path) -> None:
     killed = """
 import os, signal, sys

@@ -19,7 +19,6 @@ from supermax.training.eval.decode import cross_fit
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.models.assembly import Outputs
 from supermax.training.prepare import Prepared, prepare
-from tests.few import quick_are
 from tests.training.corpora import config
 
 
@@ -51,7 +50,8 @@ def evaluated(config: Config, data: TokenizedSplit, margins: Any, answered: Any)
     return evaluation_of(looks, config, replace(data, examples=examples))
 
 
-@pytest.mark.parametrize("copies", quick_are([1], [1, 3]))
+@pytest.mark.slow
+@pytest.mark.parametrize("copies", [1, 3])
 def test_on_noise_it_gains_nothing_over_answering_nothing(tmp_path: Path, copies: int) -> None:
     """Answers are random and independent of the margin, so answering gains as much as it loses.
     Rows of one group are copies of each other."""

@@ -108,6 +108,7 @@ def test_attention_uses_its_rate(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(seen) == {ATTENTION}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [f if f == "tiny-bert" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
@@ -180,6 +181,7 @@ def test_the_placeholder_is_no_valid_rate() -> None:
         functional.dropout(torch.ones(3), p=TensorRateDropout(0.1, CPU).p)
 
 
+@pytest.mark.slow
 def test_tensors_around_attention_are_not_copied() -> None:
     """Compiled code before and after attention uses the memory order of its tensors."""
     from functorch.compile import make_boxed_func

@@ -39,6 +39,7 @@ def rates(model: Model, decay: float) -> dict[str, float]:
     return {name: of[id(p)] for name, p in model.named_parameters() if id(p) in of}
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     depths=st.tuples(st.integers(1, 6), st.integers(1, 6)),

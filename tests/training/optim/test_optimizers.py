@@ -225,6 +225,7 @@ def test_a_package_that_does_not_load_is_said(monkeypatch: pytest.MonkeyPatch) -
         made("lion", Model())
 
 
+@pytest.mark.slow
 def test_looking_for_packages_loads_none() -> None:
     code = (
         "import sys; from supermax.training.optim.optimizers import unavailable;"

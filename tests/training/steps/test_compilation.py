@@ -84,6 +84,7 @@ def test_compiled_layers_train_the_same_and_serve_later_trials(
         assert backend.graphs == graphs == 2  # for all layers, shapes and trials: around attention
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
     [f if f == "tiny-bert" else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES],
@@ -154,6 +155,7 @@ def test_encoders_of_a_trial_are_compiled_independently(tmp_path: Path) -> None:
     again.drop()
 
 
+@pytest.mark.slow
 def test_a_failing_encoder_does_not_stop_compilation_of_the_other(tmp_path: Path) -> None:
     class Picky(Backend):
         def __call__(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -223,6 +225,7 @@ def test_layers_that_cannot_be_compiled_are_still_captured(
         assert losses(result) == pytest.approx(losses(as_it_is), rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("micro_batch", [pytest.param(None, marks=pytest.mark.slow), 3])
 def test_a_failed_capture_leaves_no_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro_batch: int | None

@@ -39,6 +39,7 @@ def run(limit: str) -> list[int]:
     return [int(line) for line in done.stdout.split()]
 
 
+@pytest.mark.slow
 def test_memory_in_use_does_not_count_against_the_next_trial() -> None:
     room, lifted = run("none")
     assert 50 <= room < 600

@@ -36,9 +36,10 @@ from tests.ui.cli.helping import commands, examples, inside, sm, started
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 LONG = (
-    "supermax tune all",
-    "supermax tune criteria --trials 2",
-    "supermax tune notes.yaml --workers 2",
+    "supermax init",
+    "supermax plan",
+    "supermax refit",
+    "supermax tune",  # test_tune_prints_its_plan_and_resumes runs one
     "supermax track criteria",
     "supermax dashboard",  # tests/report has it served
     "supermax replay 0",  # test_replay_reproduces_the_values_of_a_trial runs it
@@ -194,6 +195,7 @@ def replayed(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return replay
 
 
+@pytest.mark.slow
 def test_replay_reproduces_the_values_of_a_trial(
     playground: Path, replayed: Callable[..., str]
 ) -> None:
@@ -224,6 +226,7 @@ def test_replay_shows_the_stack_and_the_signal_of_a_trial_that_dies(
     assert "Trial 2 was ended by SIGKILL (signal 9), which came from outside" in killed
 
 
+@pytest.mark.slow
 def test_ending_a_replay_ends_its_trial(playground: Path) -> None:
     (playground / "waits.py").write_text(
         "import os, pathlib, signal\n"
@@ -310,6 +313,7 @@ def test_the_doctor_says_whether_a_run_can_start(playground: Path) -> None:
     assert {finding["about"] for finding in found} >= {"python", "machine", "device", "storage"}
 
 
+@pytest.mark.slow
 def test_the_doctor_names_the_encoders_of_this_machine(
     playground: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +401,7 @@ def test_tune_respects_the_memory_budget(playground: Path) -> None:
     assert "Nothing of the space fits into 7.6 MiB: the smallest configuration needs" in said
 
 
+@pytest.mark.slow
 def test_a_program_that_searches_when_it_is_run_does_not_search_when_it_is_replayed(
     playground: Path, replayed: Callable[..., str]
 ) -> None:

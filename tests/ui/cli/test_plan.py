@@ -58,6 +58,7 @@ def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
     assert done.stderr.count("Starting.") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code"),
     [

@@ -57,6 +57,7 @@ def test_children_start_with_default_signals() -> None:
     assert said == "['SIGPIPE', 'SIGXFSZ']\n[]\n"  # which Python itself ignores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocked", "workers"),
     [

@@ -64,6 +64,7 @@ def test_a_run_killed_repeatedly_ends_with_the_same_result(
     assert f"{trials} finished trials in the study" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "signals",
     [(signal.SIGINT,), pytest.param((signal.SIGINT, signal.SIGINT), marks=pytest.mark.slow)],

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 QUICK = ("--trials", "1", "--set", "epochs=1", "--no-supervisor")
 
 
+@pytest.mark.slow
 def test_rows_to_predict_may_stand_beside_those_to_learn_from(tmp_path: Path) -> None:
     with inside(tmp_path):
         table(tmp_path / "notes.csv", rows=90)
@@ -51,6 +52,7 @@ def test_a_test_split_without_labels_cannot_be_scored(tmp_path: Path) -> None:
         assert "test split" in sm("refit", "notes", code=2)
 
 
+@pytest.mark.slow
 def test_a_split_that_nothing_can_be_judged_by_is_told(tmp_path: Path) -> None:
     lines = [f"note number {i} of some words,{'ab'[i % 2]},train" for i in range(40)]
     lines += [f"note number {i} of some words,,dev" for i in range(40, 60)]
