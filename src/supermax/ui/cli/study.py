@@ -14,7 +14,7 @@ from rich.table import Table
 from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params
 from supermax._util.text import counted, ended, nearest, printable
 from supermax.engine.ranking import best_of
-from supermax.engine.run.retry import retry as queue_again
+from supermax.engine.run.requeue import retry as queue_again
 from supermax.engine.storage.locations import find_location
 from supermax.errors import UserError
 from supermax.space import Space, changes, load, space_of
