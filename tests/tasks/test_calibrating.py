@@ -22,7 +22,7 @@ from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.config import read_config
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 CONFIG = read_config(

@@ -203,7 +203,7 @@ def predict(
         with gc_paused():
             from supermax.tasks.objective import local_execution
             from supermax.training.deploy.predict import predict_file
-            from supermax.training.steps.base import Execution
+            from supermax.training.steps.execution import Execution
 
         execution = replace(local_execution(Execution(device="auto")), precision=precision)
         progress.step(f"Predicting on {execution.device}")
