@@ -153,7 +153,7 @@ def diff(
 @app.command()
 def migrate(
     name: Name,
-    space: Annotated[str, typer.Argument(help="A space file or a shipped space.")],
+    space: Annotated[str, typer.Argument(help="A space file, or the name of a shipped space.")],
     storage: Storage = STORAGE,
     on_change: Annotated[
         str, typer.Option(help="If the space has changed: migrate, new or stop.")
