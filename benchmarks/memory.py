@@ -44,7 +44,7 @@ from supermax.training.config import Config, read_config
 from supermax.training.memory_probe import probe
 from supermax.training.models.architectures import FULL, UNTRAINED
 from supermax.training.models.sources import find
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from supermax.training.steps.memory_limits import limit_memory
 
 BUDGET = 24 << 30

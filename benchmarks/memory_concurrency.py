@@ -11,7 +11,7 @@ from supermax.memory.devices import find_gpu, gpus
 from supermax.search.search import Search
 from supermax.space import loads
 from supermax.training.data.synthetic import synthetic
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 TRIALS = 24
 SPACE = """

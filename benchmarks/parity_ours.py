@@ -16,8 +16,8 @@ from supermax.training.eval.evaluate import Evaluation
 from supermax.training.loop import train as train_trial
 from supermax.training.models import assembly
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
 from supermax.training.steps.batches import Indices
+from supermax.training.steps.execution import Execution
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -30,10 +30,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from supermax.training.loop import train_without_validation
 from supermax.training.models.assembly import Inputs
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution, batch_normalisers
 from supermax.training.steps.batches import Batch, Indices, collate, order
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
-from supermax.training.steps.executors import Epoch
+from supermax.training.steps.execution import Execution
+from supermax.training.steps.executors import EpochUpdates
+from supermax.training.steps.step import loss_denominators
 
 MATRIX, ATTENTION, OPTIMIZER = "matrix products", "attention", "optimizer"
 CLIPPING, COPIES, REDUCTIONS = "clipping", "casts and copies", "reductions (bias gradients)"
@@ -118,7 +119,7 @@ def _profiled(what: Task, folder: Path, how: Execution, best: dict[str, float]) 
         raise NotAvailable(prepared.executor.how)
     check_compiled(prepared)
     batches = order(prepared.train.lengths, what.batch, prepared.seed, 0)
-    steps, epoch = min(STEPS, len(batches)), Epoch(batches, [1.0] * len(batches))
+    steps, epoch = min(STEPS, len(batches)), EpochUpdates(batches, [1.0] * len(batches))
     eager = prepare(
         config_of(what), corpus, corpus, cache=folder, execution=execution(captured=False)
     )
@@ -140,7 +141,7 @@ def _profiled(what: Task, folder: Path, how: Execution, best: dict[str, float]) 
     }
 
 
-def _steps(prepared: Prepared, epoch: Epoch, steps: int) -> float:
+def _steps(prepared: Prepared, epoch: EpochUpdates, steps: int) -> float:
     """Return the mean seconds of the first steps of an epoch."""
     prepared.model.train()
     prepared.executor.begin(epoch, 0)
@@ -152,7 +153,9 @@ def _steps(prepared: Prepared, epoch: Epoch, steps: int) -> float:
     return (time.perf_counter() - started) / steps
 
 
-def _kernels(prepared: Prepared, epoch: Epoch, steps: int) -> list[tuple[str, float, float]]:
+def _kernels(
+    prepared: Prepared, epoch: EpochUpdates, steps: int
+) -> list[tuple[str, float, float]]:
     """Return name, start and end of each kernel, in seconds."""
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         _steps(prepared, epoch, steps)
@@ -172,7 +175,7 @@ def _by_part(kernels: list[tuple[str, float, float]], steps: int) -> dict[str, f
 
 
 def _operations(
-    prepared: Prepared, eager: Prepared, epoch: Epoch, steps: int
+    prepared: Prepared, eager: Prepared, epoch: EpochUpdates, steps: int
 ) -> tuple[Operations, Operations]:
     """Return the operations of a step: with padding as captured, and of the tokens alone."""
     all_done = all_needed = Operations(0, 0)
@@ -255,7 +258,7 @@ def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operat
     """Count the operations of one eager step on `rows` rows of the padded length."""
     data = eager.train
     batch = resized(collate(data.views, eager.pads, data.rows(indices)), rows, length)
-    normalisers = batch_normalisers(*data.targets(indices), eager.weights)
+    denominators = loss_denominators(*data.targets(indices), eager.weights)
     device = eager.execution.device
     moved = Batch(
         tuple(Inputs(*(t.to(device) for t in (o.ids, o.mask, o.types))) for o in batch.inputs),
@@ -263,7 +266,7 @@ def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operat
     )
     eager.model.train()
     with FlopCounterMode(display=False) as counter:
-        eager.step.micro(moved, normalisers)
+        eager.step.micro(moved, denominators)
     eager.step.optimizer.zero_grad(set_to_none=True)
     by_name = {str(op): n for op, n in counter.get_flop_counts()["Global"].items()}
     attention = sum(n for op, n in by_name.items() if "attention" in op or "bmm" in op)

@@ -23,8 +23,8 @@ from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
 from supermax.training.optim.schedules import make_schedule
-from supermax.training.steps.base import autocast
 from supermax.training.steps.batches import by_length, order
+from supermax.training.steps.execution import autocast
 
 EVALUATED = 64
 """Batch size of evaluation."""

@@ -46,7 +46,7 @@ def _our_search(what: Task, cells: Cells, number: int, since: float, folder: Pat
     from supermax.search.search import Search
     from supermax.space import loads
     from supermax.training.data.splits import Splits
-    from supermax.training.steps.base import Execution
+    from supermax.training.steps.execution import Execution
 
     corpus = corpus_of(what)
     search = Search(

@@ -38,7 +38,7 @@ from supermax.training.data.examples import Corpus
 from supermax.training.loop import train, train_without_validation
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import order
-from supermax.training.steps.executors import Epoch
+from supermax.training.steps.executors import EpochUpdates
 
 WARM = 5
 """Number of warm starts, of which the median counts."""
@@ -76,7 +76,7 @@ def first_step(prepared: Prepared) -> None:
     batches = order(prepared.train.lengths, size, prepared.seed, 0)
     factors = [prepared.schedule(update) for update in range(len(batches))]
     prepared.model.train()
-    prepared.executor.begin(Epoch(batches, factors), 0)
+    prepared.executor.begin(EpochUpdates(batches, factors), 0)
     prepared.executor.take(0)
     synchronize()
 

@@ -39,7 +39,7 @@ from transformers import Trainer, TrainerCallback
 from supermax.training.loop import train_without_validation
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.prepare import prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 MEASURED = 2
 """Epochs, of which the first is a warm-up."""

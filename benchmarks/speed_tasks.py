@@ -26,8 +26,8 @@ from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.prepare import Prepared
-from supermax.training.steps.base import Execution
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
+from supermax.training.steps.execution import Execution
 
 HERE = Path(__file__).parent
 PAIRS = 2058

@@ -28,7 +28,7 @@ from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.loop import train_without_validation
 from supermax.training.prepare import prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 ROUNDS = 3
 NOISE = 0.01  # variation of the resident memory between identical runs

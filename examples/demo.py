@@ -22,7 +22,7 @@ from supermax.training.deploy.export import load_exported
 from supermax.training.deploy.predict import predict_examples
 from supermax.training.deploy.refit import refit
 from supermax.training.eval.baseline import baseline, trivial
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 TRIALS = {"criteria": 6, "evidence": 6, "share": 4, "joint": 4}
 SHOWN = {

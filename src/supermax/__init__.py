@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from supermax import space
     from supermax.engine.processes.remote_trial import RemoteTrial as Trial
     from supermax.engine.processes.remote_trial import TrialInterrupted
-    from supermax.engine.run.retry import retry
+    from supermax.engine.run.requeue import retry
     from supermax.engine.summary import Summary
     from supermax.run import optimize
     from supermax.space import Space
@@ -69,7 +69,7 @@ _LAZY_IMPORTS = {
     "TrialInterrupted": "supermax.engine.processes.remote_trial:TrialInterrupted",
     "open_study": "supermax.studies:open_study",
     "optimize": "supermax.run:optimize",
-    "retry": "supermax.engine.run.retry:retry",
+    "retry": "supermax.engine.run.requeue:retry",
 }
 
 

@@ -11,7 +11,7 @@ import torch
 
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.gpu.test_training import FAMILIES
 from tests.training.corpora import Quiet, Stopped, config, corpus
 from tests.training.draws import drawn

@@ -15,7 +15,8 @@ from supermax.training.config import OptimConfig
 from supermax.training.optim.bf16_weights import Bf16Copies
 from supermax.training.optim.fused_adamw import fused
 from supermax.training.optim.optimizers import make_optimizer
-from supermax.training.steps.base import EagerStep, Execution
+from supermax.training.steps.execution import Execution
+from supermax.training.steps.step import TrainingStep
 from tests.training.corpora import config
 from tests.training.optim.test_fused_adamw import Net, optimizer_of
 
@@ -82,7 +83,7 @@ def test_fused_adamw_clips_as_torch_does() -> None:
     settings = OptimConfig(lr=1e-2, weight_decay=0.1, beta2=0.98, eps=1e-6)
     groups = [{"params": list(ours.parameters()), "lr": 1e-2, "weight_decay": 0.1}]
     optimizer = make_optimizer(groups, settings, "cuda")
-    step_of = EagerStep(
+    step_of = TrainingStep(
         ours,  # type: ignore[arg-type]
         optimizer,
         config(train={"clip": CLIP}),

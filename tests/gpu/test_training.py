@@ -13,7 +13,7 @@ from supermax.training.loop import train
 from supermax.training.models import architectures
 from supermax.training.optim.optimizers import unavailable
 from supermax.training.prepare import prepare
-from supermax.training.steps.base import Execution, best_precision
+from supermax.training.steps.execution import Execution, best_precision
 from supermax.training.steps.memory_limits import limit_memory
 from tests.training.corpora import Quiet, Stopped, config, corpus
 

@@ -21,8 +21,8 @@ from supermax.training.models import architectures
 from supermax.training.models.assembly import Model, count
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.sources import find
-from supermax.training.steps.base import Execution
-from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
+from supermax.training.steps.capturable_step import CAPTURABLE_OPTIMIZERS
+from supermax.training.steps.execution import Execution
 from tests.memory.specs import BERT_LARGE, GIB, specs
 
 TINY = sorted(set(architectures.TINY) - {"tiny"})
@@ -128,7 +128,7 @@ from supermax.training.models import architectures
 from supermax.training.config import read_config
 from supermax.training.memory_probe import probe
 from supermax.training.models.sources import find
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 torch.set_num_threads(1)
 kind, small = architectures.TINY[sys.argv[1]]

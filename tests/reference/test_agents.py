@@ -27,8 +27,8 @@ from supermax.training.eval.evaluate import Evaluation
 from supermax.training.loop import train
 from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
 from supermax.training.steps.batches import collate, micro_batches, order, packed
+from supermax.training.steps.execution import Execution
 from tests import ROOT
 from tests.training.corpora import Quiet, config, corpus
 

@@ -25,11 +25,11 @@ from torch.nn.functional import cross_entropy
 
 from supermax.training.config import LossConfig
 from supermax.training.optim.losses import (
+    class_denominator,
     class_loss,
-    class_normaliser,
     class_weights,
+    span_denominator,
     span_loss,
-    span_normaliser,
 )
 
 IGNORED = -100
@@ -84,7 +84,7 @@ def ours_of(case: Case, loss: LossConfig, weights: Tensor | None = None) -> Any:
 
     def value(logits: Tensor) -> Tensor:
         terms = class_loss(logits, case.labels, loss, weights)
-        return terms.sum() / class_normaliser(case.labels, weights)
+        return terms.sum() / class_denominator(case.labels, weights)
 
     return value
 
@@ -282,7 +282,7 @@ def spans_by_hand(case: SpanCase, term: Callable[[Tensor, int], Tensor]) -> Any:
 def ours_of_spans(case: SpanCase, loss: LossConfig) -> Any:
     def value(both: Tensor) -> Tensor:
         terms = span_loss(both[0], both[1], *case.targets, case.mask, loss)
-        return terms.sum() / span_normaliser(case.targets[0])
+        return terms.sum() / span_denominator(case.targets[0])
 
     return value
 

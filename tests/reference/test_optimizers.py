@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from supermax.training.config import OptimConfig, read_config
 from supermax.training.optim.optimizers import make_optimizer, unavailable
 from supermax.training.optim.schedules import set_learning_rates
-from supermax.training.steps.base import EagerStep, Execution
+from supermax.training.steps.execution import Execution
+from supermax.training.steps.step import TrainingStep
 
 MISSING = unavailable("cpu")
 BETAS, EPS, RATE, DECAY = (0.85, 0.97), 1e-8, 1e-3, 0.1
@@ -299,7 +300,7 @@ def test_clipping_as_in_torch(name: str) -> None:
     config = read_config(
         {"encoder": {"name": "tiny"}, "optim": {"name": name}, "train": {"clip": clip}}
     )
-    step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
+    step = TrainingStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
     norms = []
     for update, found in enumerate(gradients(updates, 1e-3)):
         set_learning_rates(one.optimizer, step.base_rates, factor(update))
@@ -317,7 +318,7 @@ def test_clipping_beside_clip_grad_norm_to_the_last_digits() -> None:
     """PyTorch's unfused AdamW after clip_grad_norm_ agrees to the last digits of float32."""
     one, other, clip = made("adamw"), Weights(), 0.05
     config = read_config({"encoder": {"name": "tiny"}, "train": {"clip": clip}})
-    step = EagerStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
+    step = TrainingStep(one.weights, one.optimizer, config, None, Execution())  # type: ignore[arg-type]
     assert one.optimizer.defaults["fused"]
     theirs = torch.optim.AdamW(groups_of(other), betas=BETAS, eps=EPS, fused=False, foreach=False)
     for found in gradients(100, 1e-3):

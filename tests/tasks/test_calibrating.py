@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 import supermax.tasks.probing as probing
-from supermax.engine.run.provision import Occupied, Provision
+from supermax.engine.run.provision import DeviceUsage, Provision
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import loads
@@ -22,7 +22,7 @@ from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.config import read_config
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 CONFIG = read_config(
@@ -114,7 +114,7 @@ def test_what_another_planner_left_in_the_ledger_is_left_out(
 def test_a_used_cells_context_counts_once_where_it_is_taken(tmp_path: Path) -> None:
     planner = made_for_a_gpu(tmp_path)
     context = CONTEXT["cuda"]
-    idle, none = Occupied("0", 7, 2, frozenset()), Occupied("0", 7, 0, frozenset())
+    idle, none = DeviceUsage("0", 7, 2, frozenset()), DeviceUsage("0", 7, 0, frozenset())
     assert planner.room(none) == Card.whole - 7
     assert planner.room(idle) == Card.whole - 7 - context
     assert planner.room(replace(idle, fresh=True)) == Card.whole - 7 - 2 * context

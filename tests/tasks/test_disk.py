@@ -26,7 +26,7 @@ from supermax.tasks.space_fitting import fitted
 from supermax.tasks.specs import spec_of
 from supermax.tasks.weight_retention import room, within_disk
 from supermax.training.loop import train
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.search.test_search import search_in, small
 from tests.training.corpora import Quiet, config, ready
 

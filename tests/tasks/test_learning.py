@@ -16,7 +16,7 @@ from supermax.training.eval.baseline import baseline, trivial
 from supermax.training.eval.metrics import class_metrics, span_metrics
 from supermax.training.loop import Result, train
 from supermax.training.prepare import prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests import ROOT
 from tests.training.corpora import Quiet
 

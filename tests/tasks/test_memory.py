@@ -24,7 +24,7 @@ from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic import synthetic
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded", "nothing_known")
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from supermax.memory.estimate import need
 from supermax.search import refit
 from supermax.tasks.repeating import Repetition, split_of
 from supermax.training.deploy.refit import refit_splits
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.preloading import Template, forked_from
 from tests.tasks.test_memory import SPACE, long_posts
 

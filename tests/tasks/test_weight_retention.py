@@ -22,7 +22,7 @@ from supermax.results.records import read_record
 from supermax.search.cleanup import leftovers
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.weight_retention import BAR, WeightRetention, worth_keeping
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.search.test_search import search_in, small
 from tests.training.corpora import corpus
 

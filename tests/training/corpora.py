@@ -9,7 +9,7 @@ from typing import Any
 from supermax.training.config import Config, read_config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 SIGNS = {"sleep": ["awake", "insomnia"], "mood": ["sad", "low"], "food": ["hungry", "meal"]}
 WORDS = ["the", "a", "my", "day", "was", "and", "then", "we", "went", "to", "work", "home"]

@@ -9,7 +9,7 @@ from supermax.space.presets import preset
 from supermax.tasks.objective import configured
 from supermax.training.config import Config
 from supermax.training.models.architectures import TINY
-from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
+from supermax.training.steps.capturable_step import CAPTURABLE_OPTIMIZERS
 
 ENCODERS = sorted(set(TINY) - {"tiny"})
 

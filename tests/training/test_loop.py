@@ -22,8 +22,8 @@ from supermax.training.config import read_config
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import best_precision
 from supermax.training.steps.batches import by_length, micro_batches, order
+from supermax.training.steps.execution import best_precision
 from tests import ROOT
 from tests.few import a_few, quick_are
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready

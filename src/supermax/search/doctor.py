@@ -57,7 +57,8 @@ def examine(checks: list[tuple[str, Check]]) -> list[Finding]:
         except SupermaxError as error:
             found.append(Finding(about, BAD, str(error)))
         except Exception as error:  # anything may be broken on the machine that is examined
-            found.append(Finding(about, WARNING, f"cannot be checked: {in_short(error)}"))
+            text = f"the check failed: {type(error).__name__}: {in_short(error)}"
+            found.append(Finding(about, BAD, text))
     return found
 
 

@@ -27,7 +27,7 @@ from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.spaces import fits_length, space_for
 from supermax.tasks.preflight import check_parts
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 
 def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:

@@ -30,7 +30,7 @@ from supermax.training.config import Config
 from supermax.training.data.splits import Splits
 from supermax.training.deploy.refit import Progress, Refit, Stage, Stages, refit_splits
 from supermax.training.deploy.refit import refit as refit_config
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from supermax.training.steps.memory_limits import limit_memory
 
 

@@ -18,7 +18,7 @@ from supermax.memory.measurements import MeasurementLog, default_folder
 from supermax.memory.sharing import resolve_workers
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.provisioning import MemoryPlanner
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ from supermax.training.data.splits import Splits, split
 from supermax.training.eval.baseline import trivial
 from supermax.training.eval.metrics import METRICS
 from supermax.training.models.sources import Source
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from supermax.tasks.space_values import integers
 from supermax.tasks.specs import spec_of
 from supermax.training.config import read_config
 from supermax.training.models.sources import Source
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 _MOST_VALUES = 64  # of a range; from larger ranges only some values are taken
 

@@ -17,7 +17,7 @@ from supermax.memory.facts import Spec
 from supermax.memory.measurements import Measured, MeasurementLog
 from supermax.training.loop import Result
 from supermax.training.prepare import Prepared
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from supermax.training.steps.memory_limits import libraries, resident
 
 

@@ -39,8 +39,8 @@ from supermax.training.models.assembly import count
 from supermax.training.models.encoders import import_model
 from supermax.training.models.sources import find
 from supermax.training.prepare import INITIAL_WEIGHTS, Prepared, prepare
-from supermax.training.steps.base import Execution, best_precision
 from supermax.training.steps.compilation import COMPILER
+from supermax.training.steps.execution import Execution, best_precision
 from supermax.training.steps.memory_limits import in_use, limit_memory
 
 

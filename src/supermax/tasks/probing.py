@@ -22,7 +22,7 @@ from supermax.memory.probes import STEPS
 from supermax.tasks.trial_plan import ProbePlan
 from supermax.training.config import Config
 from supermax.training.memory_probe import probe
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 _MICRO_STEPS = 2
 """Micro-steps of an update with gradient accumulation."""

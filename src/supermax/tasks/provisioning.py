@@ -14,7 +14,7 @@ from typing import Protocol
 from optuna.trial import BaseTrial
 
 from supermax._util.text import size_text
-from supermax.engine.run.provision import Occupied, Provision, Refusal
+from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
 from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.facts import Spec
@@ -135,7 +135,7 @@ class MemoryPlanner:
             for s in splits
         ]
 
-    def room(self, occupied: Occupied) -> int | None:
+    def room(self, occupied: DeviceUsage) -> int | None:
         """Return the bytes that are free for one more trial."""
         context = CONTEXT["cpu" if self.objective.execution.device == "cpu" else "cuda"]
         ours = occupied.reserved + occupied.idle * context

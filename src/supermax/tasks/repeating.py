@@ -19,7 +19,7 @@ from supermax.memory.planner import Failed, NoPlan, Plan
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.tasks.trial_plan import failed_of, with_split
 from supermax.training.config import Config
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 
 @dataclass

@@ -17,7 +17,7 @@ from supermax.training.config import Config
 from supermax.training.models.heads import Fusion, Pooling, head
 from supermax.training.models.sources import Source
 from supermax.training.prepare import max_input_length
-from supermax.training.steps.base import Execution, why_eager
+from supermax.training.steps.execution import Execution, why_eager
 
 
 def spec_of(

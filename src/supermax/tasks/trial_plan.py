@@ -12,7 +12,7 @@ from typing import NotRequired, TypedDict
 
 from supermax.memory.estimate import Split
 from supermax.memory.planner import Failed, Plan
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 
 class ProbePlan(TypedDict):

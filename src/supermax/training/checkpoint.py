@@ -16,7 +16,7 @@ from torch import Tensor
 
 from supermax._util.attributes import STATE
 from supermax._util.files import open_private
-from supermax.training.steps.base import StepState
+from supermax.training.steps.step import StepState
 
 
 class RandomStates(TypedDict):

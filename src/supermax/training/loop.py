@@ -28,7 +28,7 @@ from supermax.training.checkpoint import (
 from supermax.training.eval.evaluate import Evaluation
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import order
-from supermax.training.steps.executors import Epoch
+from supermax.training.steps.executors import EpochUpdates
 from supermax.training.steps.throughput import Throughput
 
 SAVE_EVERY = 60.0
@@ -240,7 +240,7 @@ def _train_epoch(
     batches = order(data.lengths, size, prepared.seed, state.epoch)
     previous = state.epoch * len(batches)
     factors = [prepared.schedule(previous + update) for update in range(len(batches))]
-    prepared.executor.begin(Epoch(batches, factors), state.update)
+    prepared.executor.begin(EpochUpdates(batches, factors), state.update)
     throughput.begin()
     for indices in batches[state.update :]:
         prepared.executor.take(state.update)

@@ -19,9 +19,10 @@ from supermax.training.models.assembly import Model
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.prepare import encoders_of, make_executor, make_step
-from supermax.training.steps.base import EagerStep, Execution, autocast
 from supermax.training.steps.batches import collate
-from supermax.training.steps.executors import Epoch
+from supermax.training.steps.execution import Execution, autocast
+from supermax.training.steps.executors import EpochUpdates
+from supermax.training.steps.step import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def probe(
     data = _random_data(step.model, size * micros, length)
     executor = make_executor(step, data, (0,) * len(data.views))
     step.model.train()
-    executor.begin(Epoch([np.arange(size * micros)] * updates, [1.0] * updates), 0)
+    executor.begin(EpochUpdates([np.arange(size * micros)] * updates, [1.0] * updates), 0)
     seconds = float("inf")
     for update in range(updates):
         started = time.perf_counter()
@@ -69,7 +70,7 @@ def probe(
     return Peak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), seconds)
 
 
-def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
+def _run_evaluation(step: TrainingStep, data: TokenizedSplit) -> None:
     """Evaluate one sequence: evaluation cannot reuse the memory pool of captured CUDA graphs."""
     step.model.eval()
     batch = collate(data.views, (0,) * len(data.views), data.chosen[:1]).to(step.execution.device)
@@ -77,7 +78,7 @@ def _run_evaluation(step: EagerStep, data: TokenizedSplit) -> None:
         step.model(*batch.inputs)
 
 
-def _build_step(config: Config, execution: Execution) -> EagerStep:
+def _build_step(config: Config, execution: Execution) -> TrainingStep:
     dropouts = config.encoder.dropout, config.encoder.attention_dropout
     with torch.device(execution.device):  # initialising on the device is faster
         encoders = [

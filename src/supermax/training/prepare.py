@@ -31,11 +31,12 @@ from supermax.training.optim.fused_adamw import cache_kernels_in
 from supermax.training.optim.losses import class_weights
 from supermax.training.optim.optimizers import make_optimizer, parameter_groups
 from supermax.training.optim.schedules import make_schedule
-from supermax.training.steps.base import EagerStep, Execution, avoid_onednn, why_eager
 from supermax.training.steps.compilation import COMPILER
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
+from supermax.training.steps.execution import Execution, avoid_onednn, why_eager
 from supermax.training.steps.executors import EagerExecutor, StepExecutor
 from supermax.training.steps.graph_capture import CudaGraphBackend
+from supermax.training.steps.step import TrainingStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -54,7 +55,7 @@ class Prepared:
     config: Config
     execution: Execution
     model: Model
-    step: EagerStep
+    step: TrainingStep
     executor: StepExecutor
     schedule: Callable[[int], float]
     """Factor of the learning rate, by update."""
@@ -157,16 +158,16 @@ def prepare(
 
 def make_step(
     model: Model, weights: Tensor | None, config: Config, execution: Execution
-) -> EagerStep:
+) -> TrainingStep:
     """Return the eager step of a model on its device, with its optimizer."""
     if execution.checkpoint_activations:
         model.checkpoint_activations()
     groups = parameter_groups(model, config.optim, model.layers_above())
     optimizer = make_optimizer(groups, config.optim, execution.device)
-    return EagerStep(model, optimizer, config, weights, execution)
+    return TrainingStep(model, optimizer, config, weights, execution)
 
 
-def make_executor(step: EagerStep, data: TokenizedSplit, pads: tuple[int, ...]) -> StepExecutor:
+def make_executor(step: TrainingStep, data: TokenizedSplit, pads: tuple[int, ...]) -> StepExecutor:
     """Return the CUDA graph executor, or the eager one where steps cannot be captured."""
     reason = why_eager(step.execution)
     eager = EagerExecutor(step, data, pads, reason)

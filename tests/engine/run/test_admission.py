@@ -23,7 +23,7 @@ import supermax
 from supermax.engine import events
 from supermax.engine.run.admission import Admission
 from supermax.engine.run.job import decision_about, ran_out_of_memory
-from supermax.engine.run.provision import Occupied, Provision, Refusal
+from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
 from supermax.results.records import read_record
 from tests import ROOT
 from tests.few import a_few
@@ -37,7 +37,7 @@ class Room:
     """Simple planner: a trial needs its parameter `size`, less after each failure."""
 
     rooms: dict[str | None, int]
-    seen: list[Occupied] = field(default_factory=list)
+    seen: list[DeviceUsage] = field(default_factory=list)
     asked: list[tuple[int, int]] = field(default_factory=list)
 
     def provide(self, trial: Any, failed: Sequence[dict[str, Any]]) -> Provision | Refusal:
@@ -49,7 +49,7 @@ class Room:
             return Refusal(f"It needs {size}.", max(size / most - 1, 0.25))
         return Provision(needed, {"size": needed})
 
-    def room(self, occupied: Occupied) -> int | None:
+    def room(self, occupied: DeviceUsage) -> int | None:
         self.seen.append(occupied)
         return self.rooms[occupied.device] - occupied.reserved
 
@@ -362,7 +362,7 @@ def test_trial_waits_for_memory_of_other_programs(
     monkeypatch.setattr("supermax.engine.run.coordinator.RECHECK_INTERVAL", 0.05)
 
     class Busy(Room):
-        def room(self, occupied: Occupied) -> int | None:
+        def room(self, occupied: DeviceUsage) -> int | None:
             super().room(occupied)
             return 8 - occupied.reserved if len(self.seen) > 5 else 0
 
@@ -387,7 +387,7 @@ def test_notice_about_a_waiting_trial_is_repeated_after_ten_minutes(
     monkeypatch.setattr("supermax.engine.run.coordinator.Admission", made)
 
     class Busy(Room):
-        def room(self, occupied: Occupied) -> int | None:
+        def room(self, occupied: DeviceUsage) -> int | None:
             super().room(occupied)
             return 8 if len(self.seen) > 5 else 0
 
@@ -411,7 +411,7 @@ class Shrinking(Room):
             return Refusal("There is too little.", 0.5)
         return Provision(min(size, self.free), {"size": min(size, self.free)})
 
-    def room(self, occupied: Occupied) -> int | None:
+    def room(self, occupied: DeviceUsage) -> int | None:
         self.free = 2
         return 2
 
@@ -431,7 +431,7 @@ def test_waiting_trial_is_planned_again_for_the_free_memory(
 class Keeps(Room):
     """Planner with used cells that hold 4, also for a while after they were dismissed."""
 
-    def room(self, occupied: Occupied) -> int | None:
+    def room(self, occupied: DeviceUsage) -> int | None:
         self.seen.append(occupied)
         kept = [seen.idle for seen in self.seen[-3:]]
         return 8 - occupied.reserved - 4 * max(kept)

@@ -29,8 +29,8 @@ from supermax.training.deploy import export as module
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
 from supermax.training.steps.batches import collate
+from supermax.training.steps.execution import Execution
 from tests.training.corpora import config, corpus, ready
 
 FAMILIES = ["bert", "roberta", "deberta", "xlmr", "electra", "modernbert", "distilbert"]

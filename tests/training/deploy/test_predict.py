@@ -25,7 +25,7 @@ from supermax.training.eval.evaluate import evaluate_model
 from supermax.training.eval.metrics import span_metrics
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared
-from supermax.training.steps.base import Execution, precision_like
+from supermax.training.steps.execution import Execution, precision_like
 from tests.training.corpora import Quiet, config, corpus, ready
 from tests.ui.cli.helping import sm
 

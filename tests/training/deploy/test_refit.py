@@ -35,7 +35,7 @@ from supermax.training.models.encoders import load_encoder
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.training.corpora import Quiet, config, corpus
 
 

@@ -13,7 +13,7 @@ from supermax.training.loop import train
 from supermax.training.memory_probe import probe
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import layer_list
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from tests.training.corpora import Quiet, config, ready
 from tests.training.steps.test_cuda_graphs import captured_steps
 

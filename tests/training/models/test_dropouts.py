@@ -144,7 +144,9 @@ def test_a_compiled_encoder_drops_what_another_drops(
     torch.manual_seed(0)
     model = encoder(name).train()
     expected = trained(model)
-    fast = compilation.Compiled({"": [*layer_list(model)[1]]}, lambda graph, _: graph.forward)
+    fast = compilation.CompiledLayers(
+        {"": [*layer_list(model)[1]]}, lambda graph, _: graph.forward
+    )
     assert all(map(torch.equal, trained(model), expected))
     fast.drop()
     assert all(map(torch.equal, trained(model), expected))
@@ -197,7 +199,7 @@ def test_tensors_around_attention_are_not_copied() -> None:
     model = encoder("tiny-bert").train()
     backend = aot_autograd(fw_compiler=looks, bw_compiler=looks)
     compilation._configure(None)
-    made = compilation.Compiled({"layers": list(layer_list(model)[1])}, backend)
+    made = compilation.CompiledLayers({"layers": list(layer_list(model)[1])}, backend)
     ids = torch.randint(5, 50, (4, 24))
     model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state.sum().backward()
     made.drop()

@@ -19,7 +19,7 @@ from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import untrained
 from supermax.training.optim.optimizers import make_optimizer, parameter_groups
 from supermax.training.prepare import Prepared
-from supermax.training.steps.base import EagerStep
+from supermax.training.steps.step import TrainingStep
 from tests.training.corpora import Quiet, Stopped, config, ready
 
 DECAY = 0.8
@@ -85,7 +85,9 @@ def counted_from_the_deeper(prepared: Prepared) -> None:
     model, optim = prepared.model, prepared.config.optim
     below = {n: a + 2 * n.startswith("encoders.1.") for n, a in model.layers_above().items()}
     optimizer = make_optimizer(parameter_groups(model, optim, below), optim, "cpu")
-    step = EagerStep(model, optimizer, prepared.config, prepared.step.weights, prepared.execution)
+    step = TrainingStep(
+        model, optimizer, prepared.config, prepared.step.weights, prepared.execution
+    )
     prepared.step = prepared.executor.step = step  # type: ignore[attr-defined]
 
 

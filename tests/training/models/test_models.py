@@ -26,8 +26,8 @@ from supermax.training.models.encoders import (
 )
 from supermax.training.models.sources import find, find_all
 from supermax.training.models.tokenizers import tokenizer_for
-from supermax.training.steps.base import batch_normalisers, loss_of
 from supermax.training.steps.batches import by_length, collate, micro_batches, order
+from supermax.training.steps.step import loss_denominators, loss_of
 from tests import ROOT
 from tests.training.corpora import config, ready
 
@@ -43,11 +43,11 @@ def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:
     data = ready_one.train
     size = ready_one.config.train.effective_batch
     indices = order(data.lengths, size, 1, 0)[0]
-    normalisers = batch_normalisers(*data.targets(indices), ready_one.step.weights)
+    denominators = loss_denominators(*data.targets(indices), ready_one.step.weights)
     for some in micro_batches(indices, micro):
         batch = collate(data.views, ready_one.pads, data.rows(some))
         loss = loss_of(
-            model(*batch.inputs), batch, normalisers, ready_one.config, ready_one.step.weights
+            model(*batch.inputs), batch, denominators, ready_one.config, ready_one.step.weights
         )
         loss.backward()
     return {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -84,8 +84,8 @@ def test_a_plain_mean_over_micro_batches_would_be_caught(tmp_path: Path) -> None
     parts = list(micro_batches(indices, 5))
     for some in parts:  # the usual way: each micro-batch's own mean, divided by their number
         batch = collate(data.views, one.pads, data.rows(some))
-        normalisers = batch_normalisers(*data.targets(some), one.step.weights)
-        loss = loss_of(one.model(*batch.inputs), batch, normalisers, one.config, one.step.weights)
+        denominators = loss_denominators(*data.targets(some), one.step.weights)
+        loss = loss_of(one.model(*batch.inputs), batch, denominators, one.config, one.step.weights)
         (loss / len(parts)).backward()
     worst = max(
         float((p.grad - whole[n]).abs().max())

@@ -17,8 +17,8 @@ from supermax.training.models import architectures
 from supermax.training.models.assembly import Encoder, Inputs
 from supermax.training.models.encoders import finish_loading, untrained
 from supermax.training.models.packing import Packing, pack, pack_sequences, row_length
-from supermax.training.steps.base import batch_normalisers, loss_of
 from supermax.training.steps.batches import collate, order
+from supermax.training.steps.step import loss_denominators, loss_of
 from tests.training.corpora import config, ready
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
@@ -188,11 +188,11 @@ def test_losses_and_gradients_of_an_agent_are_the_same(
         ),
     )
     assert all(some.packing is not None and some.packing.rows < 12 for some in few.inputs)
-    normalisers = batch_normalisers(batch.labels, batch.starts, one.step.weights)
+    denominators = loss_denominators(batch.labels, batch.starts, one.step.weights)
     found = []
     for some in (batch, few):
         model.zero_grad()
-        loss = loss_of(model(*some.inputs), some, normalisers, one.config, one.step.weights)
+        loss = loss_of(model(*some.inputs), some, denominators, one.config, one.step.weights)
         loss.backward()
         found.append(
             (float(loss.detach()), [p.grad for p in model.parameters() if p.grad is not None])

@@ -176,7 +176,7 @@ def test_captured_bf16_steps_train_as_eager_steps(
     """Also where the update itself cannot be captured."""
     if optimizer in unavailable("cpu"):
         pytest.skip(unavailable("cpu")[optimizer])
-    monkeypatch.setattr("supermax.training.steps.updates.fused", lambda *_: None)
+    monkeypatch.setattr("supermax.training.steps.capturable_step.fused", lambda *_: None)
     used = []
     add_gradients = module.Bf16Copies.add_gradients
     monkeypatch.setattr(

@@ -190,7 +190,7 @@ def test_captured_steps_with_the_kernel_train_as_eager_steps(
     """So that what is clipped matters, `eps` is large."""
     kernel = StandIn()
     monkeypatch.setattr(
-        "supermax.training.steps.updates.fused", lambda *args: FusedAdamW(*args, kernel)
+        "supermax.training.steps.capturable_step.fused", lambda *args: FusedAdamW(*args, kernel)
     )
     wanted = config(
         agent, **SILENT, train={"epochs": 2, "clip": clip},

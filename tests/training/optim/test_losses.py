@@ -16,11 +16,11 @@ from torch.nn import functional
 
 from supermax.training.config import LossConfig
 from supermax.training.optim.losses import (
+    class_denominator,
     class_loss,
-    class_normaliser,
     class_weights,
+    span_denominator,
     span_loss,
-    span_normaliser,
 )
 
 NAMES = ("cross_entropy", "label_smoothing", "focal")
@@ -59,7 +59,7 @@ def test_micro_batches_of_classes_add_up(
     head = torch.randn(5, 3, dtype=torch.float64, generator=generator).requires_grad_()
     labels, loss = labels_of(seed), config(name, balance)
     weights = class_weights(COUNTS, loss)
-    share = class_normaliser(labels, weights)
+    share = class_denominator(labels, weights)
 
     def gradient(parts: list[slice]) -> torch.Tensor:
         head.grad = None
@@ -86,7 +86,7 @@ def test_micro_batches_of_spans_add_up(name: str, cuts: set[int], seed: int) -> 
     mask = torch.arange(8) < lengths[:, None]
     starts, ends = torch.zeros(ROWS, dtype=torch.int64), lengths - 1
     starts[seed % ROWS] = ends[seed % ROWS] = -100
-    loss, share = config(name), span_normaliser(starts)
+    loss, share = config(name), span_denominator(starts)
 
     def gradient(parts: list[slice]) -> torch.Tensor:
         head.grad = None
@@ -163,7 +163,7 @@ def test_a_batch_without_labels_costs_nothing() -> None:
     logits = torch.randn(4, 3, requires_grad=True)
     labels = torch.full((4,), -100)
     weights = torch.tensor([1.0, 2.0, 3.0])
-    share = class_normaliser(labels, weights)
+    share = class_denominator(labels, weights)
     assert 0 < share < 1e-3
     (class_loss(logits, labels, config("focal"), weights).sum() / share).backward()
     assert logits.grad is not None

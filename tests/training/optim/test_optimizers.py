@@ -186,7 +186,7 @@ def test_a_step_that_clips_checks_grad_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
-    monkeypatch.setattr("supermax.training.steps.base.check_grad_scale", checked.append)
+    monkeypatch.setattr("supermax.training.steps.step.check_grad_scale", checked.append)
     ready(tmp_path, config(optim={"name": "adamw"}, train={"clip": 1.0}))
     assert checked == ["cpu"]
     ready(tmp_path, config(optim={"name": "adamw"}, train={"clip": None}))

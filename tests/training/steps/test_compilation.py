@@ -193,7 +193,7 @@ def test_a_compiler_that_cannot_be_configured_is_not_used(
 def test_equal_batch_size_and_length_are_not_specialised() -> None:
     model, backend = untrained(configuration("tiny-bert")).train(), Backend()
     compilation._configure(None)
-    compilation.Compiled({"": [*layer_list(model)[1]]}, backend)
+    compilation.CompiledLayers({"": [*layer_list(model)[1]]}, backend)
     graphs = []
     for size, length in ((12, 12), (12, 20), (16, 12), (3, 9)):
         mask = torch.ones(size, length, dtype=torch.int64)

@@ -21,18 +21,19 @@ from supermax.errors import Infeasible
 from supermax.training.data.tokens import NONE
 from supermax.training.loop import train
 from supermax.training.prepare import Prepared, prepare
-from supermax.training.steps.base import Execution, batch_normalisers, why_eager
 from supermax.training.steps.batches import collate, order
+from supermax.training.steps.capturable_step import CAPTURABLE_OPTIMIZERS
 from supermax.training.steps.cuda_graphs import CudaGraphExecutor
 from supermax.training.steps.epoch_schedule import (
     choose_sizes,
     schedule_epoch,
     smallest_fitting,
 )
+from supermax.training.steps.execution import Execution, why_eager
 from supermax.training.steps.executors import EagerExecutor
 from supermax.training.steps.gpu_dataset import NO_ROW, GpuDataset
 from supermax.training.steps.graph_capture import Work
-from supermax.training.steps.updates import CAPTURABLE_OPTIMIZERS
+from supermax.training.steps.step import loss_denominators
 from tests.few import a_few, quick_are
 from tests.training.corpora import Quiet, Stopped, config, corpus, ready
 from tests.training.draws import drawn
@@ -88,10 +89,10 @@ def test_epoch_schedule_covers_every_batch(tmp_path: Path, balance: str, size: i
         micros = slice(table.first[i], table.first[i + 1])
         inside = table.rows[micros].ravel()
         assert inside[inside != NO_ROW].tolist() == data.rows(batch).tolist()
-        normalisers = batch_normalisers(*data.targets(batch), prepared.step.weights)
-        for row in table.normalisers[micros]:
-            assert row[0] == pytest.approx(float(normalisers.classes), rel=1e-6)
-            assert row[1] == pytest.approx(float(normalisers.spans), rel=1e-6)
+        denominators = loss_denominators(*data.targets(batch), prepared.step.weights)
+        for row in table.denominators[micros]:
+            assert row[0] == pytest.approx(float(denominators.classes), rel=1e-6)
+            assert row[1] == pytest.approx(float(denominators.spans), rel=1e-6)
         for rows, needed in zip(padded.rows[micros], padded.needed[micros], strict=True):
             for view, length in zip(data.views, needed, strict=True):
                 assert length == max(view.lengths[row] for row in rows if row != NO_ROW)
@@ -342,7 +343,9 @@ def test_preparing_capture_does_not_count_as_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     took = 0.4
-    monkeypatch.setattr("supermax.training.steps.updates.fused", lambda *_: time.sleep(took))
+    monkeypatch.setattr(
+        "supermax.training.steps.capturable_step.fused", lambda *_: time.sleep(took)
+    )
     wanted = config(**SILENT, train={"epochs": 1})
     prepared = captured_steps(ready(tmp_path, wanted, precision="bf16"))
     train(prepared, Quiet())

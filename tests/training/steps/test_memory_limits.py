@@ -18,7 +18,7 @@ if sys.argv[1] != "none":
 import torch
 from supermax._util import system
 from supermax.training.steps.memory_limits import limit_memory
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 limit_memory(Execution(memory=600 * MIB))
 left = torch.ones(400 * MIB // 4)  # what an earlier trial has left in use

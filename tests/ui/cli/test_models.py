@@ -16,7 +16,7 @@ from supermax.training.data.guessing import chosen_columns
 from supermax.training.deploy.refit import Stage
 from supermax.ui.cli.models import _Stages
 from supermax.ui.cli.progress import EVERY, Progress
-from tests.ui.cli.helping import QUESTION, sm
+from tests.ui.cli.helping import QUESTION, inside, sm
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
 EARLY = """
@@ -68,6 +68,25 @@ def test_wrong_input_is_reported_before_torch_is_loaded(
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "False\n"
     assert said in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("refit", "--seeds", "two"), "--seeds is a number of seeds"),
+        (("refit", "--seeds", "0"), "--seeds is at least one seed"),
+        (("refit", "--seeds", "1,1"), "each only once"),
+        (("predict", "no-model", "no.csv", "--text", "text", "-o", "x.csv"), "no file no.csv"),
+    ],
+)
+def test_wrong_arguments_are_reported_before_anything_is_read(
+    args: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    with inside(tmp_path):
+        done = sm(*args, code=2)
+    assert said in done
+    assert "Loading" not in done
+    assert "Reading" not in done
 
 
 def test_counts_are_printed_at_intervals(capsys: pytest.CaptureFixture[str]) -> None:

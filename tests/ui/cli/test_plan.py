@@ -21,7 +21,7 @@ from supermax.search.settings import Resolved, Settings, resolve
 from supermax.search.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.tasks.provisioning import MemoryPlanner
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from supermax.ui.cli.tune import resolved
 from tests.ui.cli.helping import inside, sm
 

@@ -167,3 +167,26 @@ def test_the_doctor_reports_a_missing_file_once(here: Path) -> None:
     said = sm("doctor", "nosuch.yaml", code=1)
     assert said.count("There is no file nosuch.yaml") == 1
     assert "✗ settings" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "about"), [("spaces.space_for", "settings"), ("doctor.machine", "machine ")]
+)
+def test_a_check_of_the_doctor_that_raises_has_failed(
+    name: str, about: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("no such register")
+
+    monkeypatch.setattr(f"supermax.search.{name}", broken)
+    said = sm("doctor", "criteria", code=1)
+    assert f"✗ {about} the check failed: RuntimeError: no such register" in said
+    assert "A run cannot start" in said
+    assert "Traceback" not in said
+
+
+def test_a_missing_argument_is_named_with_what_to_give(here: Path) -> None:
+    said = sm("study", "migrate", "notes.yaml", code=2)
+    assert "Missing argument 'space': a space file, or the name of a shipped space." in said
+    assert "Missing argument 'file': CSV or JSONL file to predict." in sm("predict", "m", code=2)
+    assert "Missing option '--out'" in sm("predict", "m", "notes.csv", code=2)

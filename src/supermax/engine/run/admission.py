@@ -24,8 +24,8 @@ from supermax.engine.processes.transport import Cell
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
 from supermax.engine.run.provision import (
+    DeviceUsage,
     InvalidAnswer,
-    Occupied,
     Planner,
     Refusal,
     checked_provision,
@@ -185,7 +185,7 @@ class Admission:
         reserved = sum(a.job.provision.reserve for a in here if a.job.provision is not None)
         idle = [cell for cell in self._pool.idle_on(device) if cell.trials]
         pids = {cell.pid for cell in (*idle, *(a.cell for a in here)) if cell.pid}
-        occupied = Occupied(device, reserved, len(idle), frozenset(pids), fresh)
+        occupied = DeviceUsage(device, reserved, len(idle), frozenset(pids), fresh)
         return checked_room(self._planner.room(occupied))
 
     @contextlib.contextmanager

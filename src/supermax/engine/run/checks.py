@@ -1,4 +1,5 @@
-"""Validation of a call: all errors at once, before anything is changed."""
+"""Validation of the arguments of supermax.optimize: all errors at once, before anything is
+changed."""
 
 from __future__ import annotations
 

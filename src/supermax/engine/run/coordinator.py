@@ -46,7 +46,7 @@ from supermax.engine.processes.transport import (
     ProcessEvent,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
-from supermax.engine.run.conclusions import Conclusions
+from supermax.engine.run.attempt_end import AttemptEnd
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.options import RunOptions
@@ -96,7 +96,7 @@ class Coordinator:
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.admission = Admission(options.planner, self.pool, requests, devices, emit)
         self.progress = StudyProgress(study, storage, options.n_trials)
-        self.conclusions = Conclusions(
+        self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit
         )
         self.waiting: list[Job] = []
@@ -394,7 +394,7 @@ class Coordinator:
         self, job: Job, evidence: Evidence, fault: Fault | None, *, earlier_run: bool = False
     ) -> None:
         """Finish the trial, or queue it for another attempt. `fault`: of `classify(evidence)`."""
-        if self.conclusions.conclude(job, evidence, fault, earlier_run=earlier_run):
+        if self.attempt_end.conclude(job, evidence, fault, earlier_run=earlier_run):
             self.waiting.append(job)
 
     def next_deadline(self) -> float | None:

@@ -1,4 +1,4 @@
-"""A trial that this run has claimed, through all its attempts."""
+"""State of a trial during a run, and of its attempt that runs in a cell."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from supermax.engine.trial.outcome import Outcome
 
 @dataclass
 class Job:
-    """A trial of this run. `attempt` counts its launches, those of earlier runs included;
-    `faults` are those that were decided on so far."""
+    """State of one Optuna trial during a run: attempts, faults, memory plan.
+
+    `attempt` counts its launches, those of earlier runs included; `faults` are those that were
+    decided on so far."""
 
     trial: Trial
     folder: TrialFolder
@@ -37,7 +39,7 @@ class Job:
     retried_attempt: int = 0  # the attempt after which an earlier run decided to try again
     not_before: float = 0.0
     needs_fresh_cell: bool = False
-    blocking_launches: bool = False
+    blocking_launches: bool = False  # the next attempt gets CUDA_LAUNCH_BLOCKING=1
     relative_params_saved: bool = False
     provision: Provision | None = None
     failed_plans: list[dict[str, object]] = field(default_factory=list)

@@ -9,7 +9,7 @@ from supermax._util.text import ended
 from supermax.engine.storage.run_folder import LedgerEntry
 from supermax.engine.trial.faults import Culprit, Fault, Kind
 
-MOST_FREE_RETRIES = 20  # kills from outside and lost coordinators
+UNCOUNTED_FAULTS_FAIL = 20  # of one trial: kills from outside and lost coordinators
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
@@ -28,8 +28,13 @@ _LONGEST_FREE_BACK_OFF = 1.0
 
 @dataclass(frozen=True)
 class Retry:
+    """Retry in a fresh cell."""
+
     delay: float
+    """Seconds until the next attempt may start."""
     blocking_launches: bool = False
+    """The next attempt runs with CUDA_LAUNCH_BLOCKING=1, so that a CUDA error surfaces at the
+    line that caused it."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,10 @@ class Replan:
 
 @dataclass(frozen=True)
 class Fail:
+    """Finish the trial as FAIL."""
+
     culprit: Culprit
+    """Party at fault, which may differ from that of the last fault."""
 
 
 Decision = Retry | Replan | Prune | Fail
@@ -78,7 +86,7 @@ def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = 
 
 def _retry_uncounted(before: Sequence[Fault]) -> Decision:
     earlier = sum(fault.kind in _UNCOUNTED for fault in before)
-    if earlier + 1 >= MOST_FREE_RETRIES:
+    if earlier + 1 >= UNCOUNTED_FAULTS_FAIL:
         return Fail(Culprit.OUTSIDE)
     return Retry(min(_FREE_BACK_OFF * 2**earlier, _LONGEST_FREE_BACK_OFF) if earlier else 0.0)
 

@@ -13,6 +13,8 @@ _RECOUNT = 5.0  # seconds; other programs may finish trials of the same study
 
 
 class StudyProgress:
+    """Number of finished trials of a study, and the number that a run shall reach."""
+
     def __init__(self, study: Study, storage: PatientStorage, target: int | None) -> None:
         """`target`: finished trials the study shall hold in all; None: no limit."""
         self._study, self._storage = study, storage

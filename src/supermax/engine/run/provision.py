@@ -54,7 +54,7 @@ _HOW = "how is now plan; the former name will be removed."
 
 @dataclass(frozen=True)
 class Refusal:
-    """Answer for a trial that fits with no plan."""
+    """Answer for a trial that no plan makes fit."""
 
     message: str
     violation: float = 1.0
@@ -66,7 +66,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Occupied:
+class DeviceUsage:
     """Use of a device by this run."""
 
     device: str | None
@@ -90,7 +90,7 @@ class Planner(Protocol):
         the trial.
         """
 
-    def room(self, occupied: Occupied) -> int | None:
+    def room(self, occupied: DeviceUsage) -> int | None:
         """Return the bytes that are free for another trial; None: unknown, do not limit."""
 
 
@@ -127,11 +127,17 @@ def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def __getattr__(name: str) -> type[Refusal]:
-    """Return `Refusal` for its former name, with a DeprecationWarning."""
-    if name != "Refused":
+_FORMER: dict[str, type[Refusal | DeviceUsage]] = {"Refused": Refusal, "Occupied": DeviceUsage}
+
+
+def __getattr__(name: str) -> type[Refusal | DeviceUsage]:
+    """Return the class of a former name, with a DeprecationWarning."""
+    if name not in _FORMER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    current = _FORMER[name]
     warnings.warn(
-        "Refused is now Refusal; the former name will be removed.", DeprecationWarning, 2
+        f"{name} is now {current.__name__}; the former name will be removed.",
+        DeprecationWarning,
+        stacklevel=2,
     )
-    return Refusal
+    return current

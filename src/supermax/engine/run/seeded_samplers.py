@@ -1,4 +1,4 @@
-"""Samplers across restarts: seeded ones continue, exhausted ones are detected."""
+"""Reseed samplers after a restart; detect exhausted grid and brute-force samplers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Open a study for a run, run it, and restore the study."""
+"""Open a study for a run, and run it. At the end the study gets back its own storage, and the
+program its signal handlers."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ from supermax.engine.ranking import best_of
 from supermax.engine.run.checks import check_arguments
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job
+from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.requests import RequestHandler
-from supermax.engine.run.resume import find_leftovers, foreign_notice
 from supermax.engine.run.seeded_samplers import reseed
-from supermax.engine.run.signals import Signals
+from supermax.engine.run.signals import SignalHandlers
 from supermax.engine.storage import locations, locks
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
@@ -67,7 +68,7 @@ def run(
     elsewhere = options.run_dir is not None
     where = _absolute(options.run_dir) if options.run_dir is not None else place.run_dir
     folder = StudyFolder(where, patience)
-    signals = Signals()
+    signals = SignalHandlers()
     try:
         with _opened(study, place, folder, patience, elsewhere) as (storage, trials):
             coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
@@ -275,12 +276,12 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
     coordinator.storage.check_file()
     trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
-    faults = coordinator.conclusions.faults + coordinator.pool.faults
+    faults = coordinator.attempt_end.faults + coordinator.pool.faults
     return Summary(
         trials={state.name: states[state.name] for state in TrialState},
         faults=dict(faults.most_common()),
-        retries=coordinator.conclusions.retries,
-        told=coordinator.conclusions.told,
+        retries=coordinator.attempt_end.retries,
+        told=coordinator.attempt_end.told,
         cells=coordinator.processes.cells_started,
         seconds=seconds,
         stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),

@@ -10,7 +10,7 @@ from supermax._util.system import SignalHandler
 from supermax.engine.run.coordinator import Coordinator
 
 
-class Signals:
+class SignalHandlers:
     """Handlers that end the run cleanly on the first signal, and at once on another Ctrl-C.
 
     Python sets handlers in the main thread only; in another thread nothing is changed. They stay

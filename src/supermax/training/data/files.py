@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,9 +79,22 @@ def _without_gz(path: Path) -> Path:
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
+def require_readable(path: Path) -> None:
+    """Raise UserError if there is no such file or it cannot be opened."""
+    with _explained(path):
+        path.open("rb").close()
+
+
 def _bytes(path: Path) -> bytes:
-    try:
+    with _explained(path):
         return path.read_bytes()
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise UserError for an OSError; if the file is missing, name the most similar one."""
+    try:
+        yield
     except FileNotFoundError:
         folder = path.parent
         others = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []

@@ -28,7 +28,7 @@ from supermax.training.deploy.scores import Scores, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.models.sources import Source
 from supermax.training.prepare import tokenize
-from supermax.training.steps.base import Execution, avoid_onednn, precision_like
+from supermax.training.steps.execution import Execution, avoid_onednn, precision_like
 from supermax.training.steps.inference import OnProgress
 
 _CHUNK = 4096  # examples whose logits are in memory at the same time

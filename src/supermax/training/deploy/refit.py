@@ -48,7 +48,7 @@ from supermax.training.prepare import (
     prepare,
     tokenize,
 )
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 from supermax.training.steps.throughput import Throughput
 
 CALIBRATION_SHARE = 0.1

@@ -24,8 +24,8 @@ from supermax.training.eval.decode import (
 )
 from supermax.training.eval.metrics import Floats, Span, class_metrics, span_metrics
 from supermax.training.models.assembly import Model
-from supermax.training.steps.base import Execution
 from supermax.training.steps.batches import Indices
+from supermax.training.steps.execution import Execution
 from supermax.training.steps.inference import InferenceOutputs, OnProgress, run_inference
 
 Logits = list[NDArray[np.float32]]

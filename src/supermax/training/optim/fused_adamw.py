@@ -135,7 +135,7 @@ class FusedAdamW:
         """Update the weights, with gradients clipped to the total norm `clip`; None: unclipped.
 
         Everything is computed on the device, step counts and bias corrections included, so it can
-        be captured. Gradients are divided as they are read, as with `EagerStep._clip`.
+        be captured. Gradients are divided as they are read, as with `TrainingStep._clip`.
         """
         copies = [self._bf16.of.get(weight) for weight in self._weights]
         bf16 = [copy.gradient if copy is not None else None for copy in copies]

@@ -1,9 +1,9 @@
 """Losses per example, so that micro-batches add up to the loss of the effective batch.
 
     class_loss, span_loss ──▶ one term per example
-    class_normaliser, span_normaliser ──▶ divisor of the sum of all terms
+    class_denominator, span_denominator ──▶ divisor of the sum of all terms
 
-The caller computes the normaliser once, for the whole effective batch, and divides the sum of
+The caller computes the denominator once, for the whole effective batch, and divides the sum of
 every micro-batch's terms by it: gradients are then the full batch's, whatever the split.
 """
 
@@ -19,7 +19,7 @@ from supermax.training.config import LossConfig
 
 IGNORED = -100
 """Label or position of an example without a target for this loss (torch's ignore_index)."""
-MIN_NORMALISER = 1e-6
+MIN_DENOMINATOR = 1e-6
 """Divisor of a batch with nothing labelled, whose loss is 0; no overflow in fp16."""
 
 
@@ -52,12 +52,12 @@ def class_loss(
     return terms if weights is None else terms * _weight_of(labels, weights).to(terms.dtype)
 
 
-def class_normaliser(labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the sum of the weights of labelled examples, at least MIN_NORMALISER."""
+def class_denominator(labels: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the sum of the weights of labelled examples, at least MIN_DENOMINATOR."""
     known = labels != IGNORED
     if weights is None:
-        return known.sum().to(torch.float32).clamp_min(MIN_NORMALISER)
-    return (_weight_of(labels, weights) * known).sum().clamp_min(MIN_NORMALISER)
+        return known.sum().to(torch.float32).clamp_min(MIN_DENOMINATOR)
+    return (_weight_of(labels, weights) * known).sum().clamp_min(MIN_DENOMINATOR)
 
 
 def span_loss(
@@ -81,9 +81,9 @@ def span_loss(
     return (start_terms + end_terms) / 2
 
 
-def span_normaliser(starts: Tensor) -> Tensor:
-    """Return the number of examples with a target, at least MIN_NORMALISER."""
-    return (starts != IGNORED).sum().to(torch.float32).clamp_min(MIN_NORMALISER)
+def span_denominator(starts: Tensor) -> Tensor:
+    """Return the number of examples with a target, at least MIN_DENOMINATOR."""
+    return (starts != IGNORED).sum().to(torch.float32).clamp_min(MIN_DENOMINATOR)
 
 
 def _full_precision(logits: Tensor) -> Tensor:

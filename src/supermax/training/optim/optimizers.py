@@ -112,9 +112,9 @@ def make_optimizer(
 def check_grad_scale(device: str) -> None:
     """Raise EnvironmentFault unless torch's fused AdamW divides gradients by `grad_scale`.
 
-    Gradients are clipped through that attribute (`EagerStep`). It is not documented, and a torch
-    that no longer read it would train without clipping and without an error. So one step on one
-    weight is tried, once per device and process.
+    Gradients are clipped through that attribute (`TrainingStep`). It is not documented, and a
+    torch that no longer read it would train without clipping and without an error. So one step on
+    one weight is tried, once per device and process.
     """
     weight = torch.nn.Parameter(torch.zeros(1, device=device))
     weight.grad = torch.ones_like(weight)

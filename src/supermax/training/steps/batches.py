@@ -24,7 +24,8 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of each encoder, and targets [batch]; NONE where an example has no target."""
+    """Inputs of each encoder, and targets [batch]; -100 (`ignore_index`) for an example
+    without a target."""
 
     inputs: tuple[Inputs, ...]
     labels: Tensor

@@ -1,6 +1,6 @@
 """torch.compile for the layers of encoders, where it is expected to save time.
 
-    Model, Execution ──Compiler.offer()──▶ Compiled, or None ──drop()──▶ layers as before
+    Model, Execution ──Compiler.offer()──▶ CompiledLayers, or None ──drop()──▶ layers as before
 
 The layers of an encoder have the same code, so one compilation serves all of them, for every
 sequence length, every dropout rate and later trials of this process. Compiled code is cached on
@@ -29,7 +29,7 @@ from supermax._util.text import in_short
 from supermax.training.models.assembly import Model
 from supermax.training.models.dropouts import constant_rates, use_tensor_rates
 from supermax.training.models.encoders import DROPOUTS, layer_list
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,7 +50,7 @@ Backend = str | Callable[..., object]
 """Backend of torch.compile, or its name."""
 
 
-class Compiled:
+class CompiledLayers:
     """Layers that run compiled in training mode and eagerly in evaluation mode: evaluation is too
     rare to pay for compiling it too."""
 
@@ -102,7 +102,7 @@ def _forward(
 
 
 class Compiler:
-    """Compilations of this process, and the time that training without them has cost so far."""
+    """Decides when torch.compile pays, and keeps compiled layers for later trials."""
 
     def __init__(self, backend: Backend = "inductor") -> None:
         self.folder: Path | None = None
@@ -124,7 +124,7 @@ class Compiler:
         keys = [_key(encoder.model, execution) for encoder in model.encoders]
         return next((self._broken[key] for key in keys if key in self._broken), None)
 
-    def offer(self, model: Model, execution: Execution, seconds: float) -> Compiled | None:
+    def offer(self, model: Model, execution: Execution, seconds: float) -> CompiledLayers | None:
         """Compile layers, or reuse compiled ones, where that saves time in `seconds` of training.
 
         Decided for each encoder separately. None: no layer is to be compiled, or the compiler
@@ -141,7 +141,7 @@ class Compiler:
             return None
         try:
             _configure(self.folder)
-            return Compiled(chosen, self._backend)
+            return CompiledLayers(chosen, self._backend)
         except Exception as error:
             self.failed(chosen, error)
             return None

@@ -1,6 +1,7 @@
 """Step executor with CUDA graphs: steps are captured once for each shape, then replayed.
 
-    Epoch ──schedule_epoch()──▶ tables on the device: rows, normalisers, learning rates; counters
+    EpochUpdates ──schedule_epoch()──▶ tables on the device: rows, loss denominators,
+            │                          learning rates; counters
             └─▶ layers compiled, where that saves time
             └─▶ graph of a micro-step: next rows ──▶ loss, gradients ──▶ counter + 1
             └─▶ graph of an update: next learning rate ──▶ clip, step ──▶ counter + 1
@@ -26,17 +27,17 @@ from torch import Tensor
 from supermax._util.text import in_short
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.models.packing import Packing, row_length
-from supermax.training.steps.base import Normalisers
 from supermax.training.steps.batches import Batch
-from supermax.training.steps.compilation import Compiled, Compiler
+from supermax.training.steps.capturable_step import CapturableStep
+from supermax.training.steps.compilation import CompiledLayers, Compiler
 from supermax.training.steps.epoch_schedule import (
-    EpochSchedule,
+    EpochBatches,
     choose_sizes,
     count_rounded,
     schedule_epoch,
     smallest_fitting,
 )
-from supermax.training.steps.executors import EagerExecutor, Epoch
+from supermax.training.steps.executors import EagerExecutor, EpochUpdates
 from supermax.training.steps.gpu_dataset import GpuDataset
 from supermax.training.steps.graph_capture import CaptureBackend, Work
 from supermax.training.steps.inference import (
@@ -45,8 +46,8 @@ from supermax.training.steps.inference import (
     plan_inference,
     prepare_for_lengths,
 )
+from supermax.training.steps.step import LossDenominators
 from supermax.training.steps.step_cost_model import cost_of
-from supermax.training.steps.updates import Updates
 
 
 class CudaGraphExecutor:
@@ -61,11 +62,13 @@ class CudaGraphExecutor:
         self.capture_seconds = 0.0
         self._eager, self._step, self._data, self._backend = eager, step, data, backend
         self._compiler = compiler
-        self._compiled: Compiled | None = None
+        self._compiled: CompiledLayers | None = None
         self._size = execution.micro_batch or config.train.effective_batch
         self._execution = replace(execution, micro_batch=self._size)
         """For the compiler: with the micro-batch size in place of None."""
-        self._updates = Updates(step, single_micro=self._size >= config.train.effective_batch)
+        self._capturable = CapturableStep(
+            step, single_micro=self._size >= config.train.effective_batch
+        )
         self._epochs = config.train.epochs
         self._costs = [cost_of(encoder.model) for encoder in step.model.encoders]
         self._dataset = GpuDataset(data, eager.pads, execution.device)
@@ -79,9 +82,9 @@ class CudaGraphExecutor:
         self._weights = None if step.weights is None else step.weights.cpu().numpy()
         self._sizes: list[list[int]] | None = None
         """Sizes to capture, for each encoder: packed rows, or padded lengths."""
-        self._schedule: EpochSchedule | None = None
-        self._epoch = Epoch((), ())
-        self._tables = _Tables(execution.device)
+        self._schedule: EpochBatches | None = None
+        self._epoch = EpochUpdates((), ())
+        self._inputs = _StaticInputs(execution.device)
         self._steps: dict[tuple[int, ...], Work] = {}
         """Captured micro-steps by shape: a size for each encoder."""
         self._update: Work | None = None
@@ -97,17 +100,17 @@ class CudaGraphExecutor:
         if self._compiled is None and self._compiler is not None:
             broken = self._compiler.broken(self._step.model, self._execution)
             how += "" if broken is None else f", not compiled: {broken}"
-        unfused = self._updates.why_unfused
+        unfused = self._capturable.why_unfused
         return how if unfused is None else f"{how}; no fused AdamW kernel: {unfused}"
 
     @property
     def most_tokens(self) -> int:
         return max(self._most_tokens, self._eager.most_tokens)
 
-    def begin(self, epoch: Epoch, done: int) -> None:
+    def begin(self, epoch: EpochUpdates, done: int) -> None:
         self._epoch = epoch
         self._eager.begin(epoch, done)
-        self._tables.loss.zero_()
+        self._inputs.loss.zero_()
         if self.why_eager is not None:
             return
         self._schedule = schedule_epoch(
@@ -116,8 +119,8 @@ class CudaGraphExecutor:
         if self._sizes is None:
             self._sizes = self._choose_sizes(self._schedule)
             self._compile(self._schedule)
-        self._tables.load(self._schedule, epoch.factors, int(self._schedule.first[done]), done)
-        self._updates.begin(self._size * max(row_length(longest) for longest in self._longest))
+        self._inputs.load(self._schedule, epoch.factors, int(self._schedule.first[done]), done)
+        self._capturable.begin(self._size * max(row_length(longest) for longest in self._longest))
 
     def take(self, update: int) -> None:
         while self.why_eager is None:
@@ -139,11 +142,11 @@ class CudaGraphExecutor:
             self._steps[shape]()
         if self._update is not None:
             self._update()
-        elif not self._updates.one_graph:
-            self._updates.update_now(self._epoch.factors[update])
+        elif not self._capturable.one_graph:
+            self._capturable.update_now(self._epoch.factors[update])
 
     def loss(self) -> float:
-        return float(self._tables.loss) + self._eager.loss()
+        return float(self._inputs.loss) + self._eager.loss()
 
     def run_inference(self, data: TokenizedSplit, passes: int) -> InferenceOutputs:
         """Run inference with CUDA graphs where that saves time and works, else eagerly."""
@@ -187,9 +190,9 @@ class CudaGraphExecutor:
             self._most_tokens = max(self._most_tokens, *tokens)
             if shape not in self._steps:
                 self._steps[shape] = self._capture_micro_step(shape)
-        if self._updates.captured and not self._updates.one_graph and self._update is None:
+        if self._capturable.captured and not self._capturable.one_graph and self._update is None:
             with self._timed():
-                self._updates.allocate_buffers()
+                self._capturable.allocate_buffers()
                 self._update = self._backend.capture(self._updated, lambda: None, "step")
 
     def _capture_micro_step(self, shape: tuple[int, ...]) -> Work:
@@ -197,26 +200,26 @@ class CudaGraphExecutor:
 
         def run() -> None:
             self._micro(shape)
-            if self._updates.one_graph:
+            if self._capturable.one_graph:
                 self._updated()
 
         def warm_up() -> None:
-            with self._tables.restored():
+            with self._inputs.restored():
                 self._micro(shape, padded=True)
             # Where gradients accumulate over micro-steps, this leaves zeros at fixed addresses
             # for the parameters that the loss reaches; others keep None and are not updated.
-            self._updates.clear_gradients()
+            self._capturable.clear_gradients()
 
         with self._timed():
-            self._updates.prepare_capture()
-            if self._updates.one_graph:
-                self._updates.allocate_buffers()
+            self._capturable.prepare_capture()
+            if self._capturable.one_graph:
+                self._capturable.allocate_buffers()
             lengths = tuple(
                 length or size for size, length in zip(shape, self._packed, strict=True)
             )
             prepare_for_lengths(self._step.model, lengths, self._step.execution.device)
             captured = self._backend.capture(run, warm_up, "step")
-        self._updates.clear_gradients()
+        self._capturable.clear_gradients()
         if self._compiler is not None and self._compiled is not None:
             self._compiler.worked(self._compiled.keys)
         return captured
@@ -232,9 +235,9 @@ class CudaGraphExecutor:
             self.capture_seconds += time.perf_counter() - started
 
     def _micro(self, shape: tuple[int, ...], *, padded: bool = False) -> None:
-        rows, starts, normalisers = self._tables.next_rows()
+        rows, starts, denominators = self._inputs.next_rows()
         batch = self._batch(rows, starts, shape, padded=padded)
-        self._tables.loss += self._updates.micro(batch, normalisers)
+        self._inputs.loss += self._capturable.micro(batch, denominators)
 
     def _batch(
         self, rows: Tensor, starts: Tensor, shape: tuple[int, ...], *, padded: bool
@@ -257,9 +260,9 @@ class CudaGraphExecutor:
         )
 
     def _updated(self) -> None:
-        self._updates.update(self._tables.next_factor())
+        self._capturable.update(self._inputs.next_factor())
 
-    def _compile(self, schedule: EpochSchedule) -> None:
+    def _compile(self, schedule: EpochBatches) -> None:
         """Compile layers if that saves time in a training of the estimated duration."""
         if self._compiler is not None:
             seconds = self._epochs * sum(
@@ -279,12 +282,12 @@ class CudaGraphExecutor:
         """Drop compiled layers, if there are any, else CUDA graphs. The current update is then
         tried again: capture does not run it, so none of it was done yet."""
         self._backend.synchronize()  # replays may still use the graphs that are dropped
-        self._updates.clear_gradients()  # those of the failed capture or warm-up
+        self._capturable.clear_gradients()  # those of the failed capture or warm-up
         self._steps.clear()
         self._update = None
         if self._compiled is None or self._compiler is None:
             self.why_eager = f"CUDA graph capture failed ({in_short(error)})"
-            self._updates.switch_to_eager()
+            self._capturable.switch_to_eager()
             return
         self._compiler.failed(self._compiled.failed_keys, error)
         self._compiled.drop()
@@ -304,7 +307,7 @@ class CudaGraphExecutor:
                 for n, sizes in zip(needed, self._sizes, strict=True)
             )
 
-    def _choose_sizes(self, schedule: EpochSchedule) -> list[list[int]]:
+    def _choose_sizes(self, schedule: EpochBatches) -> list[list[int]]:
         """Return the sizes to capture for each encoder, up to the largest that an epoch can
         need."""
         chosen = []
@@ -328,19 +331,19 @@ def _spare_sizes(largest: int, most: int) -> list[int]:
     return [min(most, largest + max(1, largest // 8)), most]
 
 
-class _Tables:
+class _StaticInputs:
     """Inputs of the captured steps of an epoch, and counters of how many were taken, on the
     device."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._rows = self._starts = self._normalisers = self._factors = torch.empty(0)
+        self._rows = self._starts = self._denominators = self._factors = torch.empty(0)
         self._micro = torch.zeros(1, dtype=torch.int64, device=device)
         self._update = torch.zeros(1, dtype=torch.int64, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
 
     def load(
-        self, schedule: EpochSchedule, factors: Sequence[float], micro: int, update: int
+        self, schedule: EpochBatches, factors: Sequence[float], micro: int, update: int
     ) -> None:
         """Load an epoch, to go on at this micro-step and update.
 
@@ -350,29 +353,29 @@ class _Tables:
         parts = (
             torch.from_numpy(schedule.rows),
             torch.from_numpy(schedule.starts),
-            torch.from_numpy(schedule.normalisers),
+            torch.from_numpy(schedule.denominators),
             torch.tensor(factors, dtype=torch.float32),
         )
         if not len(self._rows):
-            self._rows, self._starts, self._normalisers, self._factors = (
+            self._rows, self._starts, self._denominators, self._factors = (
                 torch.empty_like(part, device=self._device) for part in parts
             )
-        tables = (self._rows, self._starts, self._normalisers, self._factors)
+        tables = (self._rows, self._starts, self._denominators, self._factors)
         for table, part in zip(tables, parts, strict=True):
             table.copy_(part)
         self._micro.fill_(micro)
         self._update.fill_(update)
         self.loss.zero_()
 
-    def next_rows(self) -> tuple[Tensor, Tensor, Normalisers]:
-        """Return rows, packed starts and normalisers of the next micro-step; to be captured."""
+    def next_rows(self) -> tuple[Tensor, Tensor, LossDenominators]:
+        """Return rows, packed starts and denominators of the next micro-step; to be captured."""
         # index_select with a tensor on the device: an index from the CPU would be a constant of
         # the graph.
         rows = self._rows.index_select(0, self._micro)[0]
         starts = self._starts.index_select(0, self._micro)[0]
-        classes, spans = self._normalisers.index_select(0, self._micro)[0].unbind()
+        classes, spans = self._denominators.index_select(0, self._micro)[0].unbind()
         self._micro += 1
-        return rows, starts, Normalisers(classes, spans)
+        return rows, starts, LossDenominators(classes, spans)
 
     def next_factor(self) -> Tensor:
         """Return the learning-rate factor of the next update; to be captured."""

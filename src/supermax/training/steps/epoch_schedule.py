@@ -1,6 +1,6 @@
-"""Schedule of an epoch, made in advance: sequences, sizes and loss normalisers of each micro-step.
+"""Schedule of an epoch, made in advance: sequences, sizes and loss denominators by micro-step.
 
-batches ──schedule_epoch()──▶ EpochSchedule;  needed sizes ──choose_sizes()──▶ sizes to capture
+batches ──schedule_epoch()──▶ EpochBatches;  needed sizes ──choose_sizes()──▶ sizes to capture
 
 CUDA graphs need fixed shapes. All micro-steps therefore have the same number of sequences, filled
 up with NO_ROW, and their sizes (packed rows, or padded length) are rounded up to a few that are
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE
 from supermax.training.models.packing import pack_sequences
-from supermax.training.optim.losses import MIN_NORMALISER
+from supermax.training.optim.losses import MIN_DENOMINATOR
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.gpu_dataset import NO_ROW
 
@@ -29,7 +29,9 @@ _ROUND = 8  # padded lengths are multiples of this
 
 
 @dataclass(frozen=True)
-class EpochSchedule:
+class EpochBatches:
+    """Micro-batches of an epoch, computed in advance for captured steps."""
+
     rows: Indices
     """[micro-steps, size]: sequences of the split; NO_ROW where a batch has fewer."""
     starts: Indices
@@ -37,8 +39,8 @@ class EpochSchedule:
     0 where sequences are not packed."""
     needed: Indices
     """[micro-steps, encoders]: number of packed rows; without packing, the longest sequence."""
-    normalisers: NDArray[np.float32]
-    """[micro-steps, 2]: divisors of the class losses and of the span losses."""
+    denominators: NDArray[np.float32]
+    """[micro-steps, 2]: denominators of the class losses and of the span losses."""
     first: Indices
     """[updates + 1]: first micro-step of each update, and at the end their number."""
 
@@ -49,7 +51,7 @@ def schedule_epoch(
     size: int,
     weights: NDArray[np.float32] | None,
     packed: Sequence[int | None],
-) -> EpochSchedule:
+) -> EpochBatches:
     """Return the schedule of an epoch with `size` sequences per micro-step.
 
     `weights` are those of the classes. `packed` is the length of packed rows for each encoder;
@@ -62,7 +64,7 @@ def schedule_epoch(
         filled = np.full(times * size, NO_ROW, dtype=np.int64)
         filled[: len(batch)] = data.rows(batch)
         rows[at : at + times] = filled.reshape(times, size)
-    normalisers = np.repeat(_normalisers(batches, data, weights), counts, axis=0)
+    denominators = np.repeat(_denominators(batches, data, weights), counts, axis=0)
     starts = np.zeros((len(rows), len(data.views), size), dtype=np.int64)
     needed = np.zeros((len(rows), len(data.views)), dtype=np.int64)
     for e, (view, length) in enumerate(zip(data.views, packed, strict=True)):
@@ -73,13 +75,13 @@ def schedule_epoch(
         for i, of_step in enumerate(lengths):
             starts[i, e], needed[i, e] = pack_sequences(of_step, length)
         starts[:, e][rows == NO_ROW] = NO_ROW
-    return EpochSchedule(rows, starts, needed, normalisers, first)
+    return EpochBatches(rows, starts, needed, denominators, first)
 
 
-def _normalisers(
+def _denominators(
     batches: Sequence[Indices], data: TokenizedSplit, weights: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Return `losses.class_normaliser` and `span_normaliser` of all batches [batches, 2]."""
+    """Return `losses.class_denominator` and `span_denominator` of all batches [batches, 2]."""
     every = data.rows(np.concatenate(batches))
     begins = np.cumsum([0, *(len(batch) for batch in batches)])[:-1]
     labels, starts = data.views[-1].label[every], data.views[-1].start[every]
@@ -87,7 +89,7 @@ def _normalisers(
     if weights is not None:
         known *= weights[np.maximum(labels, 0)]
     sums = [np.add.reduceat(part, begins) for part in (known, (starts != NONE).astype(float))]
-    found: NDArray[np.float32] = np.maximum(np.stack(sums, axis=1), MIN_NORMALISER).astype(
+    found: NDArray[np.float32] = np.maximum(np.stack(sums, axis=1), MIN_DENOMINATOR).astype(
         np.float32
     )
     return found

@@ -1,6 +1,6 @@
 """Step executors: the interface through which the training loop runs updates, and the eager one.
 
-Epoch ──begin()──▶ take(update) … ──▶ loss()
+EpochUpdates ──begin()──▶ take(update) … ──▶ loss()
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.optim.schedules import set_learning_rates
-from supermax.training.steps.base import EagerStep, batch_normalisers
 from supermax.training.steps.batches import Indices, collate, micro_batches, packed
 from supermax.training.steps.inference import InferenceOutputs, run_inference
+from supermax.training.steps.step import TrainingStep, loss_denominators
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """Batches of an epoch with their learning rates."""
+class EpochUpdates:
+    """Updates of an epoch: their effective batches and learning rates."""
 
     batches: Sequence[Indices]
     """Effective batches, in their order."""
@@ -44,7 +44,7 @@ class StepExecutor(Protocol):
     def most_tokens(self) -> int:
         """Tokens of the largest micro-batch so far, padding included."""
 
-    def begin(self, epoch: Epoch, done: int) -> None:
+    def begin(self, epoch: EpochUpdates, done: int) -> None:
         """Prepare an epoch of which `done` updates were made before."""
 
     def take(self, update: int) -> None:
@@ -63,7 +63,7 @@ class EagerExecutor:
 
     def __init__(
         self,
-        step: EagerStep,
+        step: TrainingStep,
         data: TokenizedSplit,
         pads: tuple[int, ...],
         why_eager: str | None = None,
@@ -74,27 +74,27 @@ class EagerExecutor:
         self.most_tokens = 0
         self._packs = [bool(encoder.packs) for encoder in step.model.encoders]
         self._weights = None if step.weights is None else step.weights.cpu()
-        self._epoch = Epoch((), ())
+        self._epoch = EpochUpdates((), ())
         self._loss = torch.zeros((), device=step.execution.device, dtype=torch.float64)
 
     @property
     def how(self) -> str:
         return f"eager: {self.why_eager}" if self.why_eager else "eager"
 
-    def begin(self, epoch: Epoch, done: int) -> None:
+    def begin(self, epoch: EpochUpdates, done: int) -> None:
         self._epoch = epoch
         self._loss.zero_()
 
     def take(self, update: int) -> None:
         step, execution, data = self.step, self.step.execution, self.data
         indices = self._epoch.batches[update]
-        normalisers = batch_normalisers(*data.targets(indices), self._weights)
+        denominators = loss_denominators(*data.targets(indices), self._weights)
         set_learning_rates(step.optimizer, step.base_rates, self._epoch.factors[update])
         for micro_batch in micro_batches(indices, execution.micro_batch or len(indices)):
             rows = data.rows(micro_batch)
             batch = packed(collate(data.views, self.pads, rows), data.views, rows, self._packs)
             self.most_tokens = max(self.most_tokens, *(inputs.tokens for inputs in batch.inputs))
-            self._loss += step.micro(batch.to(execution.device), normalisers)
+            self._loss += step.micro(batch.to(execution.device), denominators)
         step.update()
 
     def run_inference(self, data: TokenizedSplit, passes: int) -> InferenceOutputs:

@@ -21,13 +21,13 @@ NO_ROW = -1
 """Row number of a padding row, which fills a batch up to the fixed size that a CUDA graph needs.
 
 It has the tokens of row 0 and no targets (NONE), so its loss is 0 and so is every gradient through
-it. It changes no other row: attention and normalisation do not mix sequences. Normalisers count
-real examples only. A batch with padding rows therefore has the loss and gradients of the smaller
-batch, up to the order of summation."""
+it. It changes no other row: attention and normalisation do not mix sequences. Loss denominators
+count real examples only. A batch with padding rows therefore has the loss and gradients of the
+smaller batch, up to the order of summation."""
 
 
 @dataclass(frozen=True)
-class _View:
+class _TokenTensors:
     """Tokens of one encoder, all sequences in one tensor.
 
     Sequence i is ids[begin[i]:begin[i + 1]]; its second segment begins at second[i].
@@ -81,9 +81,9 @@ class GpuDataset:
         )
 
 
-def _to_device(view: Tokens, pad: int, device: str) -> _View:
+def _to_device(view: Tokens, pad: int, device: str) -> _TokenTensors:
     ids = torch.from_numpy(np.asarray(view.ids).astype(np.int32)).to(device)
-    return _View(ids, _long(view.begin, device), _long(view.second, device), pad)
+    return _TokenTensors(ids, _long(view.begin, device), _long(view.second, device), pad)
 
 
 def _long(values: Array, device: str) -> Tensor:

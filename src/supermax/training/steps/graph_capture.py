@@ -23,6 +23,8 @@ _MAX_AHEAD = 32
 
 
 class CaptureBackend(Protocol):
+    """Captures functions for replay: `CudaGraphBackend`, or a substitute in tests on a CPU."""
+
     def capture(self, run: Work, warm_up: Work, kind: str) -> Work:
         """Return a function that replays `run`, which is not run by this call.
 

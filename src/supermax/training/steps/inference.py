@@ -19,9 +19,9 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.models.assembly import Model, Outputs
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import prepare_for_length
-from supermax.training.steps.base import Execution, autocast
 from supermax.training.steps.batches import Indices, by_length, collate
 from supermax.training.steps.epoch_schedule import choose_sizes, count_rounded, smallest_fitting
+from supermax.training.steps.execution import Execution, autocast
 from supermax.training.steps.gpu_dataset import NO_ROW, GpuDataset
 from supermax.training.steps.graph_capture import CaptureBackend, Work
 from supermax.training.steps.step_cost_model import cost_of

@@ -9,7 +9,7 @@ import resource
 import psutil
 import torch
 
-from supermax.training.steps.base import Execution
+from supermax.training.steps.execution import Execution
 
 _BLAS_BUFFER = 64 << 20  # bytes per thread
 

@@ -20,6 +20,8 @@ _EAGER_FORWARD = 1.2e-3  # seconds per layer to launch an eager forward pass
 
 @dataclass(frozen=True)
 class StepCost:
+    """Estimated times of steps and captures of one encoder, by its size."""
+
     layers: int
     parameters: int
     """Elements of the weight matrices of its layers."""

@@ -15,7 +15,7 @@ EVERY = 1.0  # seconds
 _MIN_SECONDS = 0.2  # a rate over less is too noisy
 
 
-class OnThroughput(Protocol):
+class ThroughputCallback(Protocol):
     """Receives the epochs done, as a fraction, and the rate; None: not measured yet."""
 
     def __call__(self, *, epoch: float, samples_per_second: float | None) -> None: ...
@@ -24,7 +24,9 @@ class OnThroughput(Protocol):
 class Throughput:
     """Measures samples per second of training alone: time between epochs does not count."""
 
-    def __init__(self, report: OnThroughput, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, report: ThroughputCallback, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._report = report
         self._clock = clock
         self._last_report = self._since = clock()

@@ -1,5 +1,5 @@
 """Command-line arguments that Typer alone cannot parse: `--study` beside an argument, negative
-numbers as arguments, and Ctrl-C with a message."""
+numbers as arguments, missing arguments and Ctrl-C with a message."""
 
 from __future__ import annotations
 
@@ -53,15 +53,26 @@ class Command(TyperCommand):
         options, numbers = _extract_numbers(before, valued)
         words = [*options, *(["--"] if numbers else []), *numbers, *after]
         if study is None or self._study is None:
-            return super().parse_args(ctx, words)
+            return self._parse(ctx, words)
         ctx.allow_extra_args = True  # reported below, with a better message
         # A placeholder, because a name that begins with - would be parsed as an option.
-        rest = super().parse_args(ctx, [_PLACEHOLDER, *words])
+        rest = self._parse(ctx, [_PLACEHOLDER, *words])
         if rest and not ctx.resilient_parsing:
             first, second = self._second_study(ctx, rest), f"{_STUDY} {printable(study)}"
             ctx.fail(f"The study is named twice: {first}, and {second}. Leave one of them out.")
         ctx.params[self._study] = study
         return rest
+
+    def _parse(self, ctx: typer.Context, words: list[str]) -> list[str]:
+        """Parse the words. A missing argument is reported with its help: Typer names it only."""
+        try:
+            return super().parse_args(ctx, words)
+        except typer.BadParameter as error:
+            wanted = (getattr(error.param, "help", None) or "").partition(". ")[0].rstrip(".")
+            if error.message or not wanted:  # an invalid value, or no help
+                raise
+            given = wanted if wanted[1:2].isupper() else wanted[0].lower() + wanted[1:]
+            ctx.fail(f"{error.format_message().rstrip('.')}: {given}.")
 
     def _second_study(self, ctx: Any, rest: list[str]) -> str:
         """Return the argument at the position of the study."""

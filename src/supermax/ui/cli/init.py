@@ -188,7 +188,7 @@ def _guess_lines(
     if guessed.unused:
         lines.append(f"  not used     {', '.join(guessed.unused)}")
     lines += [f"  agent        {agent}"]
-    lines += [f"  encoder      {', '.join(models) or 'tiny'}{_pretraining_note(models)}"]
+    lines += [f"  models       {', '.join(models) or 'tiny'}{_pretraining_note(models)}"]
     if guessed.encoding != UTF8:
         lines += [f"  encoding     {guessed.encoding}  (--encoding sets another)"]
     if guessed.unlabelled:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from supermax._util.attributes import AGENTS, CACHE, STORAGE
 from supermax._util.text import ended, listed, nearest, size_text
-from supermax.errors import EnvironmentFault, SupermaxError, UserError
+from supermax.errors import EnvironmentFault, UserError
 from supermax.search import cleanup
 from supermax.search import doctor as checks
 from supermax.search.settings import Resolved
@@ -150,16 +150,19 @@ def _print_findings(found: list[checks.Finding]) -> None:
 
 def _checks_of(target: str) -> list[tuple[str, checks.Check]]:
     """Return the checks of a search: its encoders and data, or why its settings are wrong."""
-    from supermax.search.spaces import space_for
-    from supermax.ui.cli.tune import resolved
-
     try:
+        from supermax.search.spaces import space_for
+        from supermax.ui.cli.tune import resolved
+
         searches = resolved(target, {})
         spaces = [space_for(each.settings) for each in searches]
-    except SupermaxError as error:
-        finding = checks.Finding("settings", checks.BAD, str(error))
-        return [("settings", lambda: [finding])]
+    except Exception as error:  # reported like that of any other check
+        return [("settings", partial(_raise, error))]
     return [("models", partial(_models, *spaces)), ("data", partial(_data, searches))]
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 def _models(*spaces: Space) -> Iterator[checks.Finding]:

@@ -19,6 +19,7 @@ from supermax._util.text import clock, counted, ended, metric_title, nearest
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.training.data.columns import Columns
+from supermax.training.data.files import require_readable
 from supermax.training.data.guessing import chosen_columns
 from supermax.training.deploy.exported import check_output, read_facts
 from supermax.ui.cli.completing import among
@@ -61,9 +62,10 @@ def refit(
       supermax refit criteria --seeds 2
       supermax refit criteria --trial 0 --seeds 1, -o first-model
     """
+    wanted = _seeds(seeds)
     progress = Progress(shown=not as_json)
     progress.step(LOADING)
-    wanted, record = _seeds(seeds), read_record(the_study(storage, study))
+    record = read_record(the_study(storage, study))
     with gc_paused():
         from supermax.search.refit import refit_study, stored_settings
 
@@ -189,6 +191,7 @@ def predict(
     if precision not in PRECISIONS:
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
+    require_readable(file.expanduser())
     facts = read_facts(model.expanduser())
     out = out.expanduser()
     check_output(out, file.expanduser())
@@ -203,7 +206,7 @@ def predict(
         with gc_paused():
             from supermax.tasks.objective import local_execution
             from supermax.training.deploy.predict import predict_file
-            from supermax.training.steps.base import Execution
+            from supermax.training.steps.execution import Execution
 
         execution = replace(local_execution(Execution(device="auto")), precision=precision)
         progress.step(f"Predicting on {execution.device}")
@@ -275,6 +278,9 @@ def _seeds(text: str) -> list[int]:
         raise UserError(
             f"--seeds is a number of seeds, or seeds separated by commas, not {text!r}."
         )
+    seeds = [int(part) for part in parts if part]
     if len(parts) == 1:
-        return list(range(1, int(parts[0]) + 1))
-    return [int(part) for part in parts if part]
+        seeds = list(range(1, seeds[0] + 1))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds is at least one seed, and each only once, not {text!r}.")
+    return seeds

@@ -10,7 +10,7 @@ from supermax.errors import UserError
 
 if TYPE_CHECKING:
     from supermax.training.models.sources import Source
-    from supermax.training.steps.base import Execution
+    from supermax.training.steps.execution import Execution
 
 
 def find_encoder(name: str) -> Source:
@@ -39,6 +39,6 @@ def find_encoder(name: str) -> Source:
 
 def execution_on(device: str) -> Execution:
     """Return how a trial is trained on the device: bf16 on CUDA, fp32 on a CPU."""
-    from supermax.training.steps.base import Execution
+    from supermax.training.steps.execution import Execution
 
     return Execution(device=device, precision="bf16" if device == "cuda" else "fp32")

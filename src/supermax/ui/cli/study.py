@@ -14,7 +14,7 @@ from rich.table import Table
 from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params
 from supermax._util.text import counted, ended, nearest, printable
 from supermax.engine.ranking import best_of
-from supermax.engine.run.retry import retry as queue_again
+from supermax.engine.run.requeue import retry as queue_again
 from supermax.engine.storage.locations import find_location
 from supermax.errors import UserError
 from supermax.space import Space, changes, load, space_of
@@ -153,7 +153,7 @@ def diff(
 @app.command()
 def migrate(
     name: Name,
-    space: Annotated[str, typer.Argument(help="A space file or a shipped space.")],
+    space: Annotated[str, typer.Argument(help="A space file, or the name of a shipped space.")],
     storage: Storage = STORAGE,
     on_change: Annotated[
         str, typer.Option(help="If the space has changed: migrate, new or stop.")

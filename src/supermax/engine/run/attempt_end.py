@@ -27,7 +27,9 @@ from supermax.engine.trial.outcome import PRUNED
 from supermax.errors import RunHalted
 
 
-class Conclusions:
+class AttemptEnd:
+    """Acts on the end of each attempt of a run, and counts faults, retries and finished trials."""
+
     def __init__(
         self,
         study: Study,

@@ -1,4 +1,4 @@
-"""Resumption of trials that are RUNNING when a run starts."""
+"""Find RUNNING trials of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizer updates for captured steps.
+"""Training step with static tensors, for CUDA graph capture.
 
     begin() ──▶ prepare_capture() ──▶ micro() … ──▶ update()
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from supermax.training.optim.bf16_weights import Bf16Copies
 from supermax.training.optim.fused_adamw import FusedAdamW, fused, why_unavailable
 from supermax.training.optim.schedules import set_learning_rates
-from supermax.training.steps.base import EagerStep, Normalisers
 from supermax.training.steps.batches import Batch
+from supermax.training.steps.step import LossDenominators, TrainingStep
 
 CAPTURABLE_OPTIMIZERS = ("adamw", "adafactor", "lion")
 """Optimizers that read their learning rate from a tensor on the device and whose state begins at
@@ -28,10 +28,11 @@ _MIN_ROWS = 4096
 relative positions too, however small a batch is."""
 
 
-class Updates:
-    """Micro-steps and updates of one training in the form that is captured, and their tensors."""
+class CapturableStep:
+    """Training step with static tensors, for CUDA graph capture: learning rates, optimizer state
+    and bf16 copies stay at their addresses."""
 
-    def __init__(self, step: EagerStep, *, single_micro: bool) -> None:
+    def __init__(self, step: TrainingStep, *, single_micro: bool) -> None:
         """`single_micro`: every effective batch is one micro-batch."""
         self.captured = step.config.optim.name in CAPTURABLE_OPTIMIZERS
         """The optimizer's update can be captured; otherwise only micro-steps are."""
@@ -76,12 +77,12 @@ class Updates:
         """Reason why AdamW runs without the fused kernel; None: it has it, or needs none."""
         return why_unavailable() if self._is_adamw and self._fused is None else None
 
-    def micro(self, batch: Batch, normalisers: Normalisers) -> Tensor:
+    def micro(self, batch: Batch, denominators: LossDenominators) -> Tensor:
         """Accumulate the gradients of a micro-batch; return its contribution to the loss."""
         if self._bf16 is None:
-            return self._step.micro(batch, normalisers)
+            return self._step.micro(batch, denominators)
         with self._bf16.in_use():
-            loss = self._step.micro(batch, normalisers)
+            loss = self._step.micro(batch, denominators)
         # The fused kernel reads bf16 gradients directly. They are converted to fp32 for any other
         # optimizer, for accumulation, which would lose too much in bf16, and where a weight has
         # an fp32 gradient too, because it was used outside of its layer.

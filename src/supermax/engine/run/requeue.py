@@ -1,4 +1,4 @@
-"""Retry of finished trials under new numbers."""
+"""Queue finished trials again under new numbers."""
 
 from __future__ import annotations
 
