@@ -84,6 +84,7 @@ def test_the_first_example_runs_and_resumes(tmp_path: Path) -> None:
     assert run(few, tmp_path).strip() == "20"  # the same command again: nothing left to do
 
 
+@pytest.mark.slow
 def test_the_checkpoint_example_resumes(tmp_path: Path) -> None:
     checkpoints, _ = programs("docs/optimize.md")
     run(STAND_INS + checkpoints + CRASHES, tmp_path)

@@ -171,6 +171,7 @@ class SlowPruner(optuna.pruners.BasePruner):
         return False
 
 
+@pytest.mark.slow
 def test_slow_pruners_and_callbacks_do_not_cause_a_stall(url: str) -> None:
     """Neither a slow pruner nor a slow callback of the coordinator counts as a stall."""
     study = optuna.create_study(storage=url, pruner=SlowPruner())
@@ -224,6 +225,7 @@ def test_processes_started_by_a_module_live_as_long_as_the_cells(tmp_path: Path)
     assert done.stdout.strip() == str(["COMPLETE"] * 3), done.stderr
 
 
+@pytest.mark.slow
 def test_run_started_at_import_does_not_recurse(tmp_path: Path) -> None:
     done = in_a_module(
         tmp_path,
@@ -240,6 +242,7 @@ def test_run_started_at_import_does_not_recurse(tmp_path: Path) -> None:
     assert "__main__" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_child_of_the_program_does_not_keep_a_dead_run_alive(tmp_path: Path, url: str) -> None:
     """The child inherits all descriptors of the coordinator."""
     script = tmp_path / "script.py"
@@ -334,6 +337,7 @@ def test_running_trials_of_another_run_folder_are_foreign(
     assert study.trials[0].state is TrialState.RUNNING
 
 
+@pytest.mark.slow
 def test_a_stopped_fork_server_is_replaced(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.number == 0 and trial.attempt == 1:

@@ -209,6 +209,7 @@ def test_any_callable_is_an_objective(study: optuna.Study, kind: str) -> None:
         assert trial.value == (trial.params["x"] - 3) ** 2
 
 
+@pytest.mark.slow
 def test_a_script_whose_objective_uses_its_globals(tmp_path: Path, url: str) -> None:
     """`python script.py`, with helpers, constants and the study itself at its top level."""
     script = tmp_path / "script.py"

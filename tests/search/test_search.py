@@ -84,7 +84,10 @@ def test_a_search_keeps_the_best_weights_and_resumes(tmp_path: Path, agent: str)
 
 @pytest.mark.parametrize(
     ("objectives", "names"),
-    [((), ["macro_f1"]), (("f1_1", "model_size"), ["f1 of yes", "model_size"])],
+    [
+        pytest.param((), ["macro_f1"], marks=pytest.mark.slow),
+        (("f1_1", "model_size"), ["f1 of yes", "model_size"]),
+    ],
 )
 def test_values_have_names_and_data(
     tmp_path: Path, objectives: Sequence[str], names: list[str]
@@ -255,6 +258,7 @@ def test_a_space_of_another_agent_is_refused_before_the_first_trial(tmp_path: Pa
         assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_values_of_another_experiment_are_not_mixed_in(tmp_path: Path) -> None:
     first = search_in(tmp_path, trials=1)
     first.run(progress=False)
@@ -282,6 +286,7 @@ def searched_by_old_rules(search: Search) -> optuna.Study:
     return study
 
 
+@pytest.mark.slow
 def test_a_changed_space_is_reported_with_the_trials_it_leaves_behind(tmp_path: Path) -> None:
     first = search_in(tmp_path, trials=1, warn=(resumed := []).append)
     study = first.run(progress=False).study

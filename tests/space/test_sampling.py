@@ -321,8 +321,8 @@ def test_sampling_in_cells_of_the_engine(tmp_path: Any) -> None:
         config = MIXED.sample(trial)
         return float(config["batch"] * config["length"])
 
-    supermax.optimize(study, objective, n_trials=25, workers=2, progress=False)
-    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 25
+    supermax.optimize(study, objective, n_trials=10, workers=2, progress=False)
+    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 10
     for trial in study.trials:
         values = {
             supermax._util.attributes.plain_name(n, trial.distributions[n]): v
@@ -354,8 +354,8 @@ def test_a_second_attempt_has_the_first_ones_configuration(tmp_path: Any) -> Non
             assert flatten(config) == {n: drawn[n] for n in flatten(config)}
         return float(config["batch"])
 
-    summary = supermax.optimize(study, objective, n_trials=15, workers=2, progress=False)
-    assert summary.trials["COMPLETE"] == 15, [t.user_attrs for t in study.trials]
+    summary = supermax.optimize(study, objective, n_trials=9, workers=2, progress=False)
+    assert summary.trials["COMPLETE"] == 9, [t.user_attrs for t in study.trials]
 
 
 def test_the_sampler_can_be_read_in_a_cell(tmp_path: Any) -> None:

@@ -92,6 +92,7 @@ def test_diff_and_migrate(db: str, file: str) -> None:
     assert "carried over" in study("show", "s", "--storage", db)
 
 
+@pytest.mark.slow
 def test_the_example_of_diff_shows_a_difference(db: str, file: str) -> None:
     study("migrate", "s", file, "--storage", db)
     (line,) = [line for line in study("diff", "--help").splitlines() if "criteria@" in line]
@@ -134,6 +135,7 @@ def test_delete_asks_and_says_what_is_lost(db: str, file: str) -> None:
     assert names == ["s"]
 
 
+@pytest.mark.slow
 def test_wrong_use_is_a_sentence_and_creates_nothing(
     tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

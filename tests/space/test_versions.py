@@ -160,6 +160,7 @@ def test_a_probable_rename_is_hinted_at(storage: Any) -> None:
     assert "They also have warmup (6 trials)" in text
 
 
+@pytest.mark.slow
 def test_trials_that_were_invalid_in_a_version_return_later(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 40)
@@ -243,6 +244,7 @@ def test_failed_trials_with_missing_parameters_are_carried_unchanged(storage: An
     assert [t.state for t in result.study.trials] == [TrialState.FAIL] * 2
 
 
+@pytest.mark.slow
 def test_a_study_of_plain_optuna_is_adopted(storage: Any) -> None:
     """With plain names, and batch sizes from the union of all branches."""
     study = optuna.create_study(storage=storage, study_name="s")

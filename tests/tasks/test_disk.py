@@ -119,6 +119,7 @@ def test_a_small_disk_has_fewer_trials_at_a_time(disk: Sized, tmp_path: Path) ->
     assert tuned.summary.trials["COMPLETE"] == 2
 
 
+@pytest.mark.slow
 def test_a_smaller_disk_keeps_fewer_weights(disk: Sized, tmp_path: Path) -> None:
     size = tiny(workers=1).states + 3 * MIB
     made, seen, said = search(disk(size), tmp_path, top=9)

@@ -208,6 +208,7 @@ def repetition(study: supermax.Study, memory: int | None, **data: Any) -> Repeti
     return refit.repetition(replace(objective, **data), settings, trial, config, lambda _: None)
 
 
+@pytest.mark.slow
 def test_its_own_plan_is_kept_where_it_fits(split: supermax.Study) -> None:
     """A larger plan would fit, too."""
     trial = split.record.trial(0)

@@ -238,7 +238,7 @@ print(supported, torch.backends.mkldnn.enabled)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "isa"),
-    product(["bf16", "fp32"], ["DEFAULT", "AVX2"]),
+    list(product(["bf16", "fp32"], ["DEFAULT", "AVX2"])),
 )
 def test_a_cpu_without_bf16_trains_in_it_without_a_warning(
     tmp_path: Path, precision: str, isa: str

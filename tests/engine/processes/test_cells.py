@@ -46,6 +46,7 @@ def pollute(trial: Any) -> float:
     return 0.0
 
 
+@pytest.mark.slow
 def test_process_state_of_a_trial_does_not_reach_the_next(study: optuna.Study) -> None:
     supermax.optimize(study, pollute, n_trials=4, progress=False)
     attrs = [trial.user_attrs for trial in study.trials]
@@ -251,6 +252,7 @@ def test_silent_trial_stalls_after_its_first_report(study: optuna.Study) -> None
     assert study.trials[0].value == 1.0
 
 
+@pytest.mark.slow
 def test_stall_timeout_does_not_apply_before_the_first_report(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         eventually(lambda: False, within=1.0)
@@ -289,6 +291,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_an_objective_that_starts_threads_is_loaded_in_new_interpreters(
     study: optuna.Study, module: Any
 ) -> None:
@@ -339,6 +342,7 @@ def test_data_of_the_objective_is_shared_by_forks(study: optuna.Study) -> None:
     assert psutil.Process().memory_info().rss < 2e9
 
 
+@pytest.mark.slow
 def test_works_from_a_script_without_a_main_guard(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -73,6 +73,7 @@ def test_advice_for_a_low_hard_limit_works(workers: int, tmp_path: Path) -> None
         assert started(advice, tmp_path) == "6 {}"
 
 
+@pytest.mark.slow
 def test_required_limit_is_sufficient(tmp_path: Path) -> None:
     """A run works with exactly the number of descriptors that the message names."""
     assert started("true", tmp_path, before=EXACTLY) == "6 {}"

@@ -19,6 +19,7 @@ from supermax.engine.processes import mps
 from supermax.search.prepare import _gpu_share, run_context
 from supermax.search.settings import Settings
 from tests.conftest import eventually
+from tests.few import quick_are
 
 VERSION = torch.__version__
 SERVICE = """#!{python}
@@ -66,7 +67,7 @@ def alive(pids: Path) -> list[int]:
     return [int(pid) for pid in pids.read_text().split() if psutil.pid_exists(int(pid))]
 
 
-@pytest.mark.parametrize("obeys", [True, False])
+@pytest.mark.parametrize("obeys", quick_are([True], [True, False]))
 def test_daemon_starts_and_ends_with_the_run(
     service: Path, obeys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +117,7 @@ def test_killed_run_leaves_no_daemon(service: Path) -> None:
     assert eventually(lambda: not alive(pids), within=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

@@ -74,6 +74,7 @@ def test_run_uses_the_prestarted_fork_server(
     assert "said before" not in log
 
 
+@pytest.mark.slow
 def test_variables_set_by_imports_are_handed_over(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,6 +114,7 @@ def test_cells_of_a_prestarted_fork_server_are_tagged(study: optuna.Study) -> No
     assert study.trials[0].user_attrs["mine"] or not system.LINUX
 
 
+@pytest.mark.slow
 def test_thread_limits_must_be_known_ahead(study: optuna.Study) -> None:
     """Libraries read thread limits once, when they are imported."""
     with prestart.ahead(__name__, ["one"], prestart.thread_limits(2, os.environ)):
@@ -145,6 +147,7 @@ def test_a_fork_server_that_died_is_replaced(study: optuna.Study) -> None:
     assert attrs["fork server"] != early.pid
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", quick_are(["no.such.module"], ["no.such.module", "json"]))
 def test_preload_errors_are_left_to_the_trials(study: optuna.Study, module: str) -> None:
     with prestart.ahead(module, ["one"], {}):

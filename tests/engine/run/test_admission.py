@@ -26,7 +26,7 @@ from supermax.engine.run.job import decision_about, ran_out_of_memory
 from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
 from supermax.results.records import read_record
 from tests import ROOT
-from tests.few import a_few
+from tests.few import a_few, quick_are
 
 pytestmark = pytest.mark.usefixtures("quick")
 HELD: list[Any] = []
@@ -223,7 +223,7 @@ def kill_after_out_of_memory(study: optuna.Study, url: str, where: str) -> None:
     assert trial.state == "RUNNING"
 
 
-@pytest.mark.parametrize("where", ["provide", "room"])
+@pytest.mark.parametrize("where", quick_are(["provide"], ["provide", "room"]))
 def test_sigkill_around_a_new_plan_loses_and_repeats_nothing(
     study: optuna.Study, url: str, where: str
 ) -> None:
@@ -238,6 +238,7 @@ def test_sigkill_around_a_new_plan_loses_and_repeats_nothing(
     assert faults == [1, 2]
 
 
+@pytest.mark.slow
 def test_run_without_a_planner_does_not_split_planned_trials(
     study: optuna.Study, url: str
 ) -> None:
@@ -456,6 +457,7 @@ def leaky(trial: Any) -> float:
     return float(trial.suggest_float("x", 0, 1))
 
 
+@pytest.mark.slow
 def test_growing_cell_is_replaced_and_the_ledger_has_its_growth(
     study: optuna.Study,
 ) -> None:

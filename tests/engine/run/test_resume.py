@@ -129,6 +129,7 @@ def test_signals_ignored_from_the_start_do_not_stop_the_run(url: str, marks: Pat
     assert trial.user_attrs["supermax"]["attempts"] == 1
 
 
+@pytest.mark.slow
 def test_many_signals_do_not_interrupt_the_shutdown(url: str, marks: Path) -> None:
     program = start_staged(url, marks, 13)
     assert eventually((marks / "12-1-1").exists, 30)
@@ -337,6 +338,7 @@ def test_a_kill_while_the_objective_is_loaded_does_not_end_the_run(
         supermax.optimize(study, KilledWhileLoading(tmp_path / "b", 9), 2, progress=False)
 
 
+@pytest.mark.slow
 def test_a_run_timeout_counts_from_when_the_first_cell_is_ready(study: optuna.Study) -> None:
     objective = SlowToLoad(8.0)
     done = supermax.optimize(study, objective, n_trials=1, timeout=7.0, progress=False)
@@ -353,6 +355,7 @@ def test_a_deadline_counts_the_start_too(study: optuna.Study) -> None:
     assert paused.finished == 0
 
 
+@pytest.mark.slow
 def test_trial_that_never_reports_gets_sigterm_when_the_run_stops(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.attempt == 1:

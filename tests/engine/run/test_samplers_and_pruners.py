@@ -233,6 +233,7 @@ def two_processes(url: str, kind: str, name: str) -> list[float]:
     return drawn(study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_are(["TPE"], SEEDED))
 def test_a_seeded_sampler_does_not_repeat_itself_after_a_restart(url: str, kind: str) -> None:
     one = two_processes(url, kind, "one")

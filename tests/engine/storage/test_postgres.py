@@ -310,6 +310,7 @@ def test_keepalives_are_set_on_connections(study: optuna.Study, proxy: Proxy) ->
     connection.close()
 
 
+@pytest.mark.slow
 def test_keepalives_are_set_for_an_unpickled_storage(study: optuna.Study) -> None:
     """Unpickling creates a new engine."""
     here = rdb.server_of(study._storage)

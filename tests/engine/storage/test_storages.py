@@ -193,6 +193,7 @@ def test_run_waits_for_another_writer_and_emits_a_notice(
     check(study, 4)
 
 
+@pytest.mark.slow
 def test_run_waits_longer_than_sqlites_busy_timeout(study: optuna.Study, tmp_path: Path) -> None:
     with connected(tmp_path / "study.db") as writer:
         letting_go = threading.Timer(7.0, writer.execute, ("COMMIT",))
@@ -252,6 +253,7 @@ def test_torn_journal_is_repaired(tmp_path: Path, when: str) -> None:
 NAMES = ["a/b", "../up", "..", "", "größe 名前", "x" * 300, "x" * 299 + "y", "tab\tnew\nline"]
 
 
+@pytest.mark.slow
 def test_any_study_name_has_a_folder_of_its_own(url: str, tmp_path: Path) -> None:
     folders = set()
     for name in NAMES:

@@ -83,6 +83,7 @@ def test_stored_names_are_the_same_in_later_runs(url: str, study: optuna.Study) 
     assert set(again.trials[3].params) == set(again.trials[0].params)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("group", [False, True])
 def test_tpe_learns_across_branches(url: str, group: bool) -> None:

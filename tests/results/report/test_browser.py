@@ -141,6 +141,7 @@ def hover_everywhere(browser: Any) -> str:
     return text
 
 
+@pytest.mark.slow
 def test_a_hostile_report_is_drawn_and_nothing_of_it_runs(
     browser: Any, hostile: StudyRecord, tmp_path: Path, pictures: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_wrong_targets_are_user_errors(db: str, tmp_path: Path) -> None:
     assert "from 0 to 65535" in run("dashboard", "--storage", db, "--port", "99999")
 
 
+@pytest.mark.slow
 def test_the_dashboard_serves_until_ctrl_c(db: str) -> None:
     command = [sys.executable, "-c", "from supermax.ui.cli import main; main()", "dashboard"]
     process = subprocess.Popen(

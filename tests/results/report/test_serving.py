@@ -322,6 +322,7 @@ def test_a_bad_port_is_a_user_error(study: optuna.Study) -> None:
             pass
 
 
+@pytest.mark.slow
 def test_the_index_shows_the_state_of_each_study(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/s.db"
     study = optuna.create_study(storage=url, study_name="mine", direction="maximize")

@@ -242,6 +242,7 @@ def test_a_server_that_never_answers_does_not_affect_the_run(
     assert "open-sesame" not in sentence
 
 
+@pytest.mark.slow
 def test_a_tracker_ends_with_its_program(tmp_path: Path, study: optuna.Study) -> None:
     filled(study, 1)
     code = (

@@ -312,6 +312,7 @@ def test_a_gpu_has_bf16_where_it_computes_in_it(
     assert precision_like("bf16", "cuda") == found
 
 
+@pytest.mark.slow
 def test_another_precision_is_reported_and_the_advice_works(
     tmp_path: Path, half: tuple[Path, Prepared]
 ) -> None:

@@ -178,6 +178,7 @@ def trained(folder: Path, **how: Any) -> set[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_a_refit_takes_up_its_own_work_only(tmp_path: Path) -> None:
     stopped(tmp_path, 3)
     assert trained(tmp_path, seeds=[9]) == {9}  # and leaves the others' work alone

@@ -152,6 +152,7 @@ def test_a_compiled_encoder_drops_what_another_drops(
     assert all(map(torch.equal, trained(model), expected))
 
 
+@pytest.mark.slow
 def test_other_models_are_compiled_as_before() -> None:
     use_tensor_rates(layer_list(encoder("tiny-bert"))[1])
     other = encoder("tiny-bert").train()

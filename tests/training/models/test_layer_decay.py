@@ -91,6 +91,7 @@ def counted_from_the_deeper(prepared: Prepared) -> None:
     prepared.step = prepared.executor.step = step  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_state_with_other_groups_of_parameters_counts_as_none(
     tmp_path: Path, pair: dict[str, Any]
 ) -> None:

@@ -166,7 +166,7 @@ def test_new_weights_are_known_when_asked_for() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "micro_batch"),
     quick_are(
-        [("adamw", 3)],
+        [],
         product([*OPTIMIZERS, "adamw_8bit"], [None, 3]),
     ),
 )

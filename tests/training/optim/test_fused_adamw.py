@@ -173,6 +173,7 @@ def _at(place: int, size: int, half: Any = False) -> Any:
     return read.view(torch.bfloat16).float().numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "clip", "micro_batch"),
     quick_are(

@@ -63,6 +63,7 @@ def losses(result: Result) -> list[float]:
     return [row["train_loss"] for row in result.curve]
 
 
+@pytest.mark.slow
 def test_compiled_layers_train_the_same_and_serve_later_trials(
     tmp_path: Path,
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_compiler_that_cannot_be_configured_is_not_used(
     assert prepared.executor.how == "CUDA graphs, not compiled: there is no such setting"
 
 
+@pytest.mark.slow
 def test_equal_batch_size_and_length_are_not_specialised() -> None:
     model, backend = untrained(configuration("tiny-bert")).train(), Backend()
     compilation._configure(None)

@@ -222,7 +222,7 @@ def test_rare_sizes_are_not_captured() -> None:
     assert choose_sizes(Counter({8: 9999, 512: 9}), lambda length: 1e-4 * length, 0.3) == [8, 512]
 
 
-@pytest.mark.parametrize("agent", a_few(AGENTS, 2))
+@pytest.mark.parametrize("agent", quick_are(["criteria", "share"], AGENTS))
 @pytest.mark.parametrize("micro_batch", quick_are([3], [None, 3]))
 def test_captured_steps_train_as_eager_steps(
     tmp_path: Path, agent: str, micro_batch: int | None
@@ -319,6 +319,7 @@ def test_state_moves_between_eager_and_captured_steps(
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_capture_time_does_not_count_as_training(tmp_path: Path) -> None:
     """Otherwise the planner would take the steps of a short trial for slow."""
     took = 0.4
@@ -372,7 +373,7 @@ class Refuses(EagerBackend):
 
 
 @pytest.mark.parametrize("after", [0, 1])
-@pytest.mark.parametrize("micro_batch", [None, 3])
+@pytest.mark.parametrize("micro_batch", quick_are([3], [None, 3]))
 def test_failed_capture_falls_back_to_eager_with_a_reason(
     tmp_path: Path, after: int, micro_batch: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,5 +46,6 @@ def test_memory_in_use_does_not_count_against_the_next_trial() -> None:
     assert lifted < 0  # no limit
 
 
+@pytest.mark.slow
 def test_an_existing_limit_is_never_exceeded() -> None:
     assert run("6000")[1] == 6000

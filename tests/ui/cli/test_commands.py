@@ -39,6 +39,7 @@ LONG = (
     "supermax init",
     "supermax plan",
     "supermax refit",
+    "supermax status",  # tests/ui/display has it
     "supermax tune",  # test_tune_prints_its_plan_and_resumes runs one
     "supermax track criteria",
     "supermax dashboard",  # tests/report has it served
@@ -212,6 +213,7 @@ def test_replay_reproduces_the_values_of_a_trial(
     assert "did you mean 'objective'" in wrong
 
 
+@pytest.mark.slow
 def test_replay_shows_the_stack_and_the_signal_of_a_trial_that_dies(
     playground: Path, replayed: Callable[..., str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_targets_of_a_search_and_values_of_options(here: Path) -> None:
     assert offered("supermax doctor --agent e") == ["evidence"]
 
 
+@pytest.mark.slow
 def test_completion_process_prints_only_names(here: Path) -> None:
     line = {
         "_SUPERMAX_COMPLETE": "complete_bash",

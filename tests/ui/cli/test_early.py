@@ -14,11 +14,12 @@ from supermax._util import system
 from supermax.engine.processes import prestart
 from supermax.search.settings.model import Settings
 from supermax.ui.cli.early import started_early
+from tests.few import quick_are
 from tests.ui.cli.helping import sm
 
 
 @pytest.mark.usefixtures("quick", "preloaded")
-@pytest.mark.parametrize("workers", ["1", "auto"])
+@pytest.mark.parametrize("workers", quick_are(["auto"], ["1", "auto"]))
 def test_a_search_uses_the_fork_server_that_was_started_early(
     workers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,6 +131,7 @@ def test_every_encoder_of_a_space_has_its_share() -> None:
         assert share["split"] > 0
 
 
+@pytest.mark.slow
 def test_a_search_is_planned_as_its_file_says(tmp_path: Path) -> None:
     file = tmp_path / "notes.yaml"
     file.write_text(

@@ -42,6 +42,7 @@ def test_a_plan_is_wrapped_between_words_and_indented(width: int) -> None:
     assert folded(LONG, 10) == LONG
 
 
+@pytest.mark.slow
 def test_the_first_line_comes_before_anything_is_loaded(tmp_path: Path) -> None:
     """torch takes seconds to import; here the import fails."""
     (tmp_path / "torch.py").write_text("raise SystemExit(2)\n")

@@ -77,6 +77,7 @@ def test_children_of_a_run_without_default_signals_start_with_them(
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_a_process_left_running_fails_the_test_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "test_two.py").write_text(LEAKS)
     options = ("-c", os.devnull, "-W", "error", "-p", "tests.conftest", "--rootdir", str(tmp_path))

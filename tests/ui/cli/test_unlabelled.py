@@ -37,6 +37,7 @@ def _report(folder: Path) -> str:
     return (folder / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_test_split_without_labels_cannot_be_scored(tmp_path: Path) -> None:
     lines = [f"note number {i} of some words,{'ab'[i % 2]},train" for i in range(60)]
     lines += [f"note number {i} of some words,{'ab'[i % 2]},dev" for i in range(60, 90)]

@@ -31,6 +31,7 @@ from supermax.ui.display.state import RunState
 from supermax.ui.display.status import StatusFile, read, restore, standing, status_json, write
 from tests import ROOT
 from tests.conftest import eventually
+from tests.few import quick_are
 from tests.ui.display.test_display import Clock, ended, finish, started, state_after
 from tests.ui.display.test_view import lines, search
 
@@ -263,7 +264,7 @@ class TestCommand:
         assert "no run known" in command("--storage", db)
         assert not (tmp_path / "study.db.supermax").exists()
 
-    @pytest.mark.parametrize("by_a_run", [True, False])
+    @pytest.mark.parametrize("by_a_run", quick_are([True], [True, False]))
     def test_values_have_the_names_that_were_given(
         self, study: optuna.Study, tmp_path: Path, by_a_run: bool
     ) -> None:

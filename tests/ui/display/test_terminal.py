@@ -90,6 +90,7 @@ def header(session: Session) -> str:
     return rows[-1] if rows else ""
 
 
+@pytest.mark.slow
 def test_drawn_resized_and_interrupted(session: Session) -> None:
     session.shows("2/50 finished", "bert-base-unca…", "░", "/30", "is the best so far: value ")
     session.shows("    value  ", "  elapsed", "complete")  # of the running ones, and of the others
