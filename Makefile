@@ -8,6 +8,8 @@ PIP_OPTIONS ?=
 INSTALL := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTIONS) -c constraints.txt
 # On all cores, where pip takes one. Some packages have files that are no Python, which is no harm.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# Processes of the tests. One more than two cores, since tests wait now and then.
+JOBS ?= 3
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
@@ -54,7 +56,7 @@ test: about-test style
 	$(MAKE) --no-print-directory -j2 types tests
 
 about-test:
-	@echo "Checks style and types, runs the tests: usually 13 to 20 minutes on two cores," \
+	@echo "Checks style and types, runs the tests: usually 9 to 13 minutes on two cores," \
 	  "the first installation included."
 
 lint: style types
@@ -67,7 +69,7 @@ types: $(DEV)
 	$(BIN)/mypy
 
 tests: $(DEV)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 format: $(DEV)
 	$(BIN)/ruff check --fix

@@ -175,12 +175,25 @@ def engine_processes() -> list[int]:
 def _session_processes() -> dict[int, tuple[str, dict[str, str]]]:
     session = os.environ["SUPERMAX_TEST_SESSION"]
     found = {}
-    for process in psutil.process_iter():
+    for pid in _marked(f"SUPERMAX_TEST_SESSION={session}"):
         with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or somebody else's
-            environment = process.environ()
-            if environment.get("SUPERMAX_TEST_SESSION") == session and process.pid != os.getpid():
-                found[process.pid] = (" ".join(process.cmdline())[:80], environment)
+            process = psutil.Process(pid)
+            found[pid] = (" ".join(process.cmdline())[:80], process.environ())
     return found
+
+
+def _marked(variable: str) -> Iterator[int]:
+    """Return the other processes with this environment variable. Every test asks for them, so it
+    does not parse all environments."""
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or somebody else's
+            if sys.platform == "linux":
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            else:
+                items = psutil.Process(pid).environ().items()
+                environment = [f"{name}={value}".encode() for name, value in items]
+            if variable.encode() in environment and pid != os.getpid():
+                yield pid
 
 
 def ignoring(*signals: int, blocked: bool = False) -> list[str]:

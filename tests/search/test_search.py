@@ -82,6 +82,7 @@ def test_a_search_keeps_the_best_weights_and_resumes(tmp_path: Path, agent: str)
     assert len(again.study.trials) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("objectives", "names"),
     [

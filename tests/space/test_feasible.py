@@ -86,7 +86,7 @@ def test_a_search_that_is_too_large_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 RULES = ["a + b > {}", "a * c < {}", "a == {} or b == 3", "b - c >= {}", "a != {}", "c <= {}"]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(RULES), st.integers(-3, 9)), max_size=4))
 def test_the_search_is_exact(drawn: list[tuple[str, int]]) -> None:
     """Compared with brute force."""

@@ -37,6 +37,7 @@ def test_the_same_space_resumes_the_study(storage: Any) -> None:
     assert [s.study_name for s in find_versions(storage, "s")] == ["s"]
 
 
+@pytest.mark.slow
 def test_nine_encoders_narrowed_to_seven(storage: Any) -> None:
     nine = changed(encoder={"choices": [*ENCODERS, "albert", "longformer"], "default": "bert"})
     study = opened(nine, storage).study

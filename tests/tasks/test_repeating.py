@@ -220,6 +220,7 @@ def test_its_own_plan_is_kept_where_it_fits(split: supermax.Study) -> None:
     assert replace(unseen, before=None).first(Execution()) == Execution()
 
 
+@pytest.mark.slow
 def test_a_smaller_device_has_another_plan(split: supermax.Study) -> None:
     again = repetition(split, 320 * MIB)
     first = again.first(Execution())

@@ -150,15 +150,15 @@ def test_init_writes_the_encoders_and_names_them(
     (tmp_path / "notes.csv").write_text(f"text,label\n{rows}")
     with inside(tmp_path):
         said = sm("init", "notes.csv", "--models", "roberta-base, minilm", "-o", "a.yaml")
-        assert "encoder      roberta-base, minilm\n" in said
+        assert "models       roberta-base, minilm\n" in said
         found = Study.from_config("a.yaml").settings
         assert (found.models, found.preset) == (["roberta-base", "minilm"], "standard")
         assert "# trials: 30 " in Path("a.yaml").read_text()
         monkeypatch.delenv("SUPERMAX_MODELS")
         monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
         said = sm("init", "notes.csv", "-o", "b.yaml")
-        assert "encoder      tiny  (not pretrained: name one that is with --models" in said
+        assert "models       tiny  (not pretrained: name one that is with --models" in said
         assert Study.from_config("b.yaml").settings.preset == "demo"
         monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-        assert "encoder      minilm\n" in sm("init", "notes.csv", "-o", "c.yaml")
+        assert "models       minilm\n" in sm("init", "notes.csv", "-o", "c.yaml")
         assert Study.from_config("c.yaml").settings.models == ["minilm"]

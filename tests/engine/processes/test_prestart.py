@@ -21,7 +21,7 @@ from supermax._util import system
 from supermax.engine.processes import prestart
 from supermax.engine.storage import locations
 from tests.conftest import eventually
-from tests.few import a_few, quick_are
+from tests.few import quick_are
 
 pytestmark = pytest.mark.usefixtures("quick")
 PRELOADED: list[str] = []
@@ -103,6 +103,7 @@ def test_variables_read_by_imports_must_be_unchanged(
     assert attrs["fork server"] != early
 
 
+@pytest.mark.slow
 def test_cells_of_a_prestarted_fork_server_are_tagged(study: optuna.Study) -> None:
     def found(trial: Any) -> float:
         mine = Path("/proc/self/environ").read_bytes().split(b"\0")
@@ -123,9 +124,8 @@ def test_thread_limits_must_be_known_ahead(study: optuna.Study) -> None:
     assert attrs["fork server"] == early
 
 
-@pytest.mark.parametrize(
-    "expected", a_few([{}, prestart.thread_limits(1_000, {}), {"OTHER": "1"}])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("expected", [{}, prestart.thread_limits(1_000, {}), {"OTHER": "1"}])
 def test_fork_server_with_another_environment_is_not_used(
     study: optuna.Study, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +138,7 @@ def test_fork_server_with_another_environment_is_not_used(
     assert attrs["fork server"] != early
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_died_is_replaced(study: optuna.Study) -> None:
     with prestart.ahead(__name__, ["one"], {}):
         early = waiting()

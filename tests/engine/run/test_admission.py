@@ -483,6 +483,7 @@ def faithful(trial: Any) -> float:
     return float(trial.suggest_float("x", 0, 1))
 
 
+@pytest.mark.slow
 def test_cell_that_frees_its_memory_is_kept(study: optuna.Study) -> None:
     summary = supermax.optimize(study, faithful, 8, reuse_cells=True, progress=False)
     assert summary.cells == 1

@@ -113,6 +113,7 @@ def test_stop_signals_end_the_run_cleanly_and_the_trial_resumes(
     assert "faults" not in trial.user_attrs["supermax"]  # a stop is no fault
 
 
+@pytest.mark.slow
 def test_signals_ignored_from_the_start_do_not_stop_the_run(url: str, marks: Path) -> None:
     """As under nohup, and behind a shell's &. An ignored SIGCHLD must not hide exit statuses."""
     ignored = (signal.SIGHUP, signal.SIGINT)
@@ -143,6 +144,7 @@ def test_many_signals_do_not_interrupt_the_shutdown(url: str, marks: Path) -> No
     assert status.find_status(run_dir, run_dir / "lock")[1] == status.ENDED
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_at_once(url: str, marks: Path) -> None:
     program = start_staged(url, marks, 13)
     assert eventually((marks / "12-1-1").exists, 30)

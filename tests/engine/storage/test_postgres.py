@@ -269,6 +269,7 @@ PATIENT_WITH_STOPS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signals", "stopping"), quick_are([(1, 0.5)], [(1, 0.5), (2, 600.0)]))
 def test_ctrl_c_ends_a_run_whose_server_is_silent(
     proxy: Proxy, tmp_path: Path, signals: int, stopping: float

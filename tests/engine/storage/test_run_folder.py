@@ -44,6 +44,7 @@ def test_recreated_study_starts_with_an_empty_folder(url: str) -> None:
     assert len(list(run_dir.parent.rglob("checkpoint/mark"))) == 5  # moved aside, not removed
 
 
+@pytest.mark.slow
 def test_study_can_be_recreated_twice_within_a_second(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,7 @@ def test_a_hostile_report_is_drawn_and_nothing_of_it_runs(
     assert browser.execute_script("return window.ran") is None  # the policy holds
 
 
+@pytest.mark.slow
 def test_a_rich_report_on_a_desk_a_telephone_and_paper(
     browser: Any, tmp_path: Path, pictures: Path
 ) -> None:

@@ -329,6 +329,7 @@ def test_another_precision_is_reported_and_the_advice_works(
     assert "did you mean 'bf16'" in sm(*asked, "--force", "--precision", "bf61", code=2)
 
 
+@pytest.mark.slow
 def test_a_model_of_an_earlier_version_is_predicted_in_fp32(
     tmp_path: Path, half: tuple[Path, Prepared]
 ) -> None:

@@ -45,7 +45,7 @@ SILENT: dict[str, Any] = {
 }
 AGENTS = ["criteria", "evidence", "share", "joint"]
 OPTIMIZERS = list(CAPTURABLE_OPTIMIZERS)
-FEW = (("criteria", 0), ("share", 1))
+FEW = (("criteria", 0),)
 """Of what is drawn: the others take a minute."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import subprocess
@@ -111,6 +112,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
+@functools.cache
 def commands() -> dict[str, click.Command]:
     """Return every command by its full name."""
     found: dict[str, click.Command] = {}

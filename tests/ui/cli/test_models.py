@@ -54,9 +54,14 @@ def test_the_first_line_comes_before_torch_is_loaded(
     ("model", "out", "said"),
     [
         ("no-model", "x.csv", "no-model is not a model that Supermax exported: there is no such"),
-        ("criteria-model", "x.txt", "x.txt is neither CSV nor JSONL by its name"),
-        ("criteria-model", "nowhere/x.csv", "its folder is missing"),
-        ("criteria-model", "notes.csv", "would overwrite notes.csv"),
+        *(
+            pytest.param("criteria-model", out, said, marks=pytest.mark.slow)
+            for out, said in (
+                ("x.txt", "x.txt is neither CSV nor JSONL by its name"),
+                ("nowhere/x.csv", "its folder is missing"),
+                ("notes.csv", "would overwrite notes.csv"),
+            )
+        ),
     ],
 )
 def test_wrong_input_is_reported_before_torch_is_loaded(

@@ -164,6 +164,7 @@ def test_many_signals_at_any_moment_end_a_search_with_a_documented_exit_code(
     assert "Traceback" not in (tmp_path / "said").read_text()
 
 
+@pytest.mark.slow
 def test_files_of_the_working_directory_are_not_imported(tmp_path: Path) -> None:
     """`python -m` puts the working directory first, and data often lies beside scripts."""
     (tmp_path / "csv.py").write_text("raise SystemExit('not this one')")

@@ -114,6 +114,7 @@ def test_a_killed_run_is_started_again_until_it_is_done(
     assert said.count("SIGKILL") == 3
 
 
+@pytest.mark.slow
 def test_a_run_that_finishes_trials_may_die_as_often_as_it_likes(
     tmp_path: Path, run: Callable[[str], tuple[int, str]]
 ) -> None:

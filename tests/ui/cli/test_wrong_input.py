@@ -229,9 +229,11 @@ def test_the_version_is_said() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (("--objective", "macrof1"), "did you mean 'macro_f1'"),
+        pytest.param(
+            ("--objective", "macrof1"), "did you mean 'macro_f1'", marks=pytest.mark.slow
+        ),
         (("--set", "optim.lr=5"), "no such value 5; allowed: "),
-        (("--preset", "standrd"), "did you mean 'standard'"),
+        pytest.param(("--preset", "standrd"), "did you mean 'standard'", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_names_and_values_are_told_before_torch_is_loaded(
