@@ -14,15 +14,20 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import optuna
 import psutil
 import pytest
+from optuna.storages import RDBStorage
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
 
 from supermax.engine.processes import pool
 from supermax.engine.processes.prestart import _PLACEHOLDER, TAG
 from supermax.engine.run import deadlines, policy
+from supermax.engine.storage.sqlite import file_of_url
 from tests.preloading import Template, forked_from
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -215,12 +220,24 @@ def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
     return True
 
 
-@pytest.fixture(scope="session")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a file with Optuna's tables: creating them takes longer than most trials here."""
+@pytest.fixture(scope="session", autouse=True)
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a file with Optuna's tables. New SQLite files of this process are copies of it:
+    creating the tables takes longer than most trials here."""
+    create = RDBStorage.__init__
     file = tmp_path_factory.mktemp("empty") / "study.db"
-    optuna.storages.RDBStorage(f"sqlite:///{file}").engine.dispose()
-    return file
+    RDBStorage(f"sqlite:///{file}").engine.dispose()
+
+    def copy(self: RDBStorage, url: str, *args: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError, ArgumentError, ValueError):  # creating it raises them
+            new = file_of_url(make_url(url)) if url.startswith("sqlite") else None
+            if new is not None and not new.exists():
+                shutil.copyfile(file, new)
+        create(self, url, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RDBStorage, "__init__", copy)
+        yield file
 
 
 @pytest.fixture
