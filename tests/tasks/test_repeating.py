@@ -71,7 +71,7 @@ def limited(*args, **how):
 
 
 if what == "wrong":  # the limit is for what is trained, and not seen before
-    train, search.refit_config = search.refit_config, limited
+    train, refit.refit_config = refit.refit_config, limited
 else:
     limit(max(system.data_size(), 512 * MIB) + budget)
 if what == "replay":
