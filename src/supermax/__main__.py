@@ -56,10 +56,15 @@ def _set_handler(
 def _exit_now(signum: int, _: FrameType | None) -> NoReturn:
     """Exit at once with 128 + the signal's number; SIGHUP (a closed terminal) exits as SIGTERM."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)  # a second one would print the message again
+        signal.signal(each, _ignore)  # a second one would print the message again
     interrupted = signum == signal.SIGINT
     _print_error("Interrupted." if interrupted else "Ended.")
     os._exit(128 + (signal.SIGINT if interrupted else signal.SIGTERM))
+
+
+def _ignore(*_: object) -> None:
+    """Do nothing. With SIG_IGN instead, Python would print an error for a signal that has already
+    arrived and is not handled yet."""
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

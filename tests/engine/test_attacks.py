@@ -287,6 +287,7 @@ def test_a_child_of_the_program_does_not_keep_a_dead_run_alive(tmp_path: Path, u
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_objective_loads_ends_soon(tmp_path: Path) -> None:
     (tmp_path / "user_module.py").write_text(
         "import os, pathlib, time\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import optuna
+import pytest
 from optuna.trial import TrialState, create_trial
 
 from supermax import Space
@@ -63,6 +64,7 @@ def test_a_copy_made_by_another_program_is_a_trial_of_its_own(storage: Any) -> N
     assert sorted(t.state.name for t in three.trials) == ["COMPLETE", "FAIL"]
 
 
+@pytest.mark.slow
 def test_a_version_in_the_middle_may_be_deleted(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 20)

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import optuna
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from optuna.storages import InMemoryStorage
@@ -85,6 +86,7 @@ def test_every_valid_trial_is_kept_and_migration_is_idempotent(
     assert len(again.study.trials) == len(result.study.trials)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(changed_spaces(3), SEEDS)
 def test_migration_in_two_steps_equals_one(versions: list[Space], seed: int) -> None:

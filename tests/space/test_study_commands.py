@@ -60,6 +60,7 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_list_and_show(db: str) -> None:
     optuna.create_study(storage=f"sqlite:///{db}", study_name="plain")
     text = study("list", "--storage", db)
@@ -110,6 +111,7 @@ def test_migrate_refuses_settings_in_place_of_a_space_or_a_study(db: str, tmp_pa
     assert "notes.yaml is a file. Name a study of this storage: s." in text
 
 
+@pytest.mark.slow
 def test_retry(db: str) -> None:
     text = study("retry", "s", "--storage", db)
     assert "3 trials of 's' queued" in text

@@ -118,6 +118,7 @@ def test_renamed_parameters_keep_their_values(storage: Any) -> None:
         assert new.params["optim.lr"] == old.params["lr"]
 
 
+@pytest.mark.slow
 def test_values_of_removed_parameters_are_kept_and_restored(storage: Any) -> None:
     study = opened(Space(**BASE), storage).study
     filled(study, Space(**BASE), 12)

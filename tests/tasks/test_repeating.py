@@ -233,6 +233,7 @@ def test_a_smaller_device_has_another_plan(split: supermax.Study) -> None:
         repetition(split, 100 * MIB).first(Execution())
 
 
+@pytest.mark.slow
 def test_longer_texts_have_another_plan(split: supermax.Study) -> None:
     """The trial was planned for texts as long as these are."""
     train, validation = (

@@ -119,6 +119,7 @@ def test_the_length_follows_the_data_unless_one_is_given(tmp_path: Path) -> None
     assert not fits_length(settings(models="minilm", preset="max"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick", "preloaded")
 def test_a_plan_and_a_search_have_the_same_length(tmp_path: Path) -> None:
     given = {"data": {"path": "synthetic", "posts": 60}, "narrow": {"encoder.name": "tiny"}}

@@ -262,6 +262,7 @@ def test_stall_timeout_does_not_apply_before_the_first_report(study: optuna.Stud
     assert summary.faults == {}
 
 
+@pytest.mark.slow
 def test_stopped_cell_does_not_block_the_run(study: optuna.Study) -> None:
     """SIGSTOP: alive, silent, and not reacting to SIGTERM."""
 

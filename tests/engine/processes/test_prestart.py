@@ -88,6 +88,7 @@ def test_variables_set_by_imports_are_handed_over(
     assert attrs["imported"] == "yes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", quick_are(["BEFORE"], ["RAYON_NUM_THREADS", "MIMALLOC_ARENA_RESERVE", "BEFORE"])
 )
@@ -165,6 +166,7 @@ def test_unused_fork_server_is_ended() -> None:
     assert prestart._waiting == []
 
 
+@pytest.mark.slow
 def test_run_starts_its_own_fork_server_after_a_failed_prestart(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,7 @@ def test_run_timeout_pauses_running_trials(study: optuna.Study) -> None:
     assert study.trials[0].user_attrs["supermax"]["attempts"] == 2
 
 
+@pytest.mark.slow
 def test_duration_of_a_trial_includes_all_attempts(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.attempt == 1:

@@ -241,6 +241,7 @@ def test_a_seeded_sampler_does_not_repeat_itself_after_a_restart(url: str, kind:
     assert two_processes(url, kind, "other") == one  # and identical histories go on identically
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", a_few([*SEEDED][::-1]))
 def test_same_sampler_object_continues(url: str, kind: str) -> None:
     def history(name: str) -> list[float]:

@@ -301,6 +301,7 @@ def test_ctrl_c_ends_a_run_whose_server_is_silent(
     assert [trial.state for trial in stored(proxy, name)] == [COMPLETE] * 13
 
 
+@pytest.mark.slow
 def test_keepalives_are_set_on_connections(study: optuna.Study, proxy: Proxy) -> None:
     supermax.optimize(study, short_trial, 1, progress=False)
     connection = study._storage._backend.engine.raw_connection()  # type: ignore[attr-defined]

@@ -191,6 +191,7 @@ def test_two_studies_in_one_database_run_at_the_same_time(
     assert study.trials[0].state is TrialState.COMPLETE
 
 
+@pytest.mark.slow
 def test_a_copy_of_a_database_is_a_study_of_its_own(
     url: str, study: optuna.Study, tmp_path: Path
 ) -> None:

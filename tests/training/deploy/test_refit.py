@@ -63,7 +63,9 @@ def run(tmp_path: Path, agent: str = "criteria", **changes: Any) -> Refit:
     return refit(wanted, SPLITS, **arguments)
 
 
-@pytest.mark.parametrize("agent", ["criteria", "evidence", "share", "joint"])
+@pytest.mark.parametrize(
+    "agent", ["criteria", "evidence", "share", pytest.param("joint", marks=pytest.mark.slow)]
+)
 def test_every_agent_is_refitted_tested_and_exported(tmp_path: Path, agent: str) -> None:
     result = run(tmp_path, agent, folder=tmp_path / "model", seeds=[5, 6])
     assert [r.seed for r in result.runs] == [5, 6]
@@ -332,6 +334,7 @@ def test_epochs_end_training_on_the_schedule_of_the_search(tmp_path: Path) -> No
 # Intervals.
 
 
+@pytest.mark.slow
 def test_intervals_cover_what_they_should() -> None:
     """With groups and seeds that differ, about 95 % of the intervals hold the true mean."""
     rng = np.random.default_rng(0)

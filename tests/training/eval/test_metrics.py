@@ -152,6 +152,7 @@ some_spans = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(some_spans, some_spans), min_size=1, max_size=8), st.data())
 def test_places_as_in_scikit_learn(cases: Sequence[Any], data: st.DataObject) -> None:
     def values(chosen: Sequence[Any]) -> dict[str, float]:

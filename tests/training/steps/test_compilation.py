@@ -210,6 +210,7 @@ def _without(family: str) -> dict[str, Any]:
     return {"encoder": encoder, "head": {"dropout": 0.0}}
 
 
+@pytest.mark.slow
 def test_layers_that_cannot_be_compiled_are_still_captured(
     tmp_path: Path,
 ) -> None:

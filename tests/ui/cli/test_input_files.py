@@ -197,6 +197,7 @@ def test_a_given_encoding_is_written_to_the_settings(tmp_path: Path) -> None:
         assert Study.from_config("mine.yaml").settings.data.encoding == "utf-8"
 
 
+@pytest.mark.slow
 def test_the_settings_of_a_table_are_found_by_any_of_its_names(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text(csv("text,label", *notes(60)))
     (tmp_path / "below").mkdir()

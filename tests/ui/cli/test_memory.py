@@ -120,6 +120,7 @@ def test_what_is_left_of_the_memory_is_shown() -> None:
     assert size_text((24 << 30) - found["planned"]["total"]) in line
 
 
+@pytest.mark.slow
 def test_every_encoder_of_a_space_has_its_share() -> None:
     found = data("plan", "--space", "supermax", "--gpu-memory", "24GiB")
     assert len(found["encoders"]) == 7

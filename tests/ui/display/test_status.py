@@ -280,6 +280,7 @@ class TestCommand:
         seen = facts("test", "--storage", db)
         assert (seen["metrics"], seen["evaluated_on"]) == (["loss"], None)
 
+    @pytest.mark.slow
     def test_a_run_in_a_folder_of_its_own(self, study: optuna.Study, tmp_path: Path) -> None:
         supermax.optimize(study, lambda t: 1.0, 1, progress=False, run_dir=tmp_path / "mine")
         db, mine = str(tmp_path / "study.db"), str(tmp_path / "mine")
