@@ -9,6 +9,7 @@ from typing import Any
 
 import optuna
 
+from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.provision import Planner
@@ -34,6 +35,8 @@ def optimize(
     retries: int = 2,
     devices: Sequence[int | str] | None = None,
     run_dir: str | os.PathLike[str] | None = None,
+    checkpoints: str | os.PathLike[str] | None = None,
+    lease: float = LEASE,
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = (),
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
@@ -69,6 +72,11 @@ def optimize(
         devices: GPUs over which trials are distributed, as in CUDA_VISIBLE_DEVICES.
         run_dir: Folder of logs, outcomes and checkpoints. Default: a folder beside the study's
             file, or in the user's data folder.
+        checkpoints: Folder, or fsspec URL such as ``s3://bucket/folder``, of the trials'
+            ``checkpoint_dir``, for a study that several machines share: the machine that takes
+            over a trial continues from its checkpoint. Default: in the run folder.
+        lease: Seconds without a sign of life after which other runs on the same database server
+            take over the trials of this run.
         callbacks: Optuna callbacks, called with the study and each finished trial.
         progress: None: a live view on a terminal, plain lines elsewhere. False: nothing. A
             function: called with each event of the run instead.
@@ -93,6 +101,8 @@ def optimize(
         retries=retries,
         devices=devices if devices is not None else (),
         run_dir=run_dir,
+        checkpoints=checkpoints,
+        lease=lease,
         callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,

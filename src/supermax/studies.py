@@ -16,7 +16,8 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import Study, StudyDirection
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -25,6 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from supermax._util.text import in_short, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
+from supermax.engine.run.sharing import runs_of
 from supermax.engine.storage import journal, locks, sqlite
 from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
@@ -178,11 +180,22 @@ def _connect(address: _Address) -> BaseStorage:
     try:
         if file is not None and address.is_journal:
             return journal.open_journal(file)
+        if isinstance(where, str) and "://" in where and file is None:
+            return _server(where)
         return optuna.storages.get_storage(where)
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = _disk_problem(file) or _journal_damage(address) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
+
+
+def _server(url: str) -> BaseStorage:
+    """Connect to a database server with one connection: hundreds of runs may share it. Redis, and
+    SQLite in memory, are left to Optuna."""
+    if make_url(url).get_backend_name() not in ("postgresql", "mysql", "mariadb"):
+        return optuna.storages.get_storage(url)
+    one = {"pool_size": 1, "max_overflow": 0}
+    return _CachedStorage(RDBStorage(url, engine_kwargs=one))
 
 
 @contextlib.contextmanager
@@ -363,6 +376,12 @@ def refuse_while_running(study: Study, what: str = "change its space") -> None:
     """Raise UserError if a run is active on the study on this machine. Creates no file.
 
     `what` completes the message: It cannot {what} meanwhile."""
+    for run in runs_of(study):
+        if run.info.alive:
+            raise UserError(
+                f"A run is at work on the study '{study.study_name}' on {run.info.host} (process "
+                f"{run.info.pid}). It cannot {what} meanwhile."
+            )
     file = find_location(study).file
     shared = [locks.beside(file, str(study._study_id))] if file is not None else []
     for path in (*locks_of(study), *shared):

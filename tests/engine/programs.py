@@ -73,5 +73,42 @@ def staged(url: str, marks: str, n_trials: str, name: str = "staged") -> None:
     print(summary.stopped_by)
 
 
+def with_checkpoint(trial: Any) -> float:
+    """Do as short_trial, continue from a checkpoint, and append a line to the file MARKS at the
+    end of each attempt."""
+    x = trial.suggest_float("x", -10, 10)
+    choice = trial.suggest_categorical("choice", ["a", "bb", "ccc"])
+    depth = trial.suggest_int("depth", 1, 4)
+    saved = trial.checkpoint_dir / "step"
+    first = int(saved.read_text()) + 1 if saved.exists() else 0
+    for step in range(first, 3):
+        time.sleep(float(os.environ.get("PACE", "0.01")))
+        trial.report(value_of(x, choice, depth) + 3 - step, step)
+        spare = trial.checkpoint_dir / "spare"
+        spare.write_text(str(step))
+        spare.replace(saved)
+    if marks := os.environ.get("MARKS"):
+        line = json.dumps([trial.number, trial.attempt, first, os.getpid()]) + "\n"
+        with Path(marks).open("a") as file:
+            file.write(line)
+    return value_of(x, choice, depth)
+
+
+def shared(url: str, n_trials: str, run_dir: str, lease: str, checkpoints: str = "") -> None:
+    """Run trials beside other runs on the same study."""
+    study = optuna.create_study(storage=url, study_name="shared", load_if_exists=True)
+    summary = supermax.optimize(
+        study,
+        with_checkpoint,
+        n_trials=int(n_trials),
+        workers=2,
+        run_dir=run_dir,
+        lease=float(lease),
+        checkpoints=checkpoints or None,
+        progress=lambda event: print(event, flush=True),
+    )
+    print("told", summary.told)
+
+
 if __name__ == "__main__":
-    {"chaos": chaos, "staged": staged}[sys.argv[1]](*sys.argv[2:])
+    {"chaos": chaos, "staged": staged, "shared": shared}[sys.argv[1]](*sys.argv[2:])

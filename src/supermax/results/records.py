@@ -18,6 +18,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import (
+    CLAIM,
     EXPERIMENT,
     NOTICES,
     ORIGIN,
@@ -29,6 +30,7 @@ from supermax._util.text import metric_title
 from supermax.engine.processes.protocol import RECORD
 from supermax.engine.ranking import broken, front, ranked
 from supermax.engine.run.job import fault_from
+from supermax.engine.run.sharing import runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
@@ -324,11 +326,26 @@ def read_record(study: Study, run_dir: Path | None = None) -> StudyRecord:
     """Return the study as it is now. `run_dir` is its run folder, if not at the default place."""
     folder = StudyFolder(run_dir or find_location(study).run_dir)
     trials = study.get_trials(deepcopy=False)
-    return StudyRecord(study, folder.path, _records(trials, folder))
+    return StudyRecord(study, folder.path, _records(trials, folder, _other_folders(study)))
 
 
-def _records(trials: Iterable[FrozenTrial], folder: StudyFolder) -> list[TrialRecord]:
-    return [TrialRecord(trial, folder.trial(trial.number)) for trial in trials]
+def _other_folders(study: Study) -> dict[object, StudyFolder]:
+    """Return run → its folder, of the runs that share the study."""
+    return {run.info.run: StudyFolder(Path(run.info.run_dir)) for run in runs_of(study)}
+
+
+def _records(
+    trials: Iterable[FrozenTrial], folder: StudyFolder, others: Mapping[object, StudyFolder]
+) -> list[TrialRecord]:
+    """Return the trials with their folders: each is in the folder of the run that owned it last,
+    if this machine can reach that."""
+    records = []
+    for trial in trials:
+        owner = others.get(trial.system_attrs.get(CLAIM), folder)
+        found = owner.trial(trial.number)
+        at_home = owner is folder or not found.path.is_dir()
+        records.append(TrialRecord(trial, folder.trial(trial.number) if at_home else found))
+    return records
 
 
 def _attempts(trial: TrialRecord) -> list[AttemptRecord]:

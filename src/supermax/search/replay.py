@@ -106,6 +106,7 @@ class ReplayedTrial(FixedTrial):
         # Space suggests them by.
         super().__init__({**record.params, **record.trial.params}, number=record.number)
         self.checkpoint_dir = folder
+        self.folder = folder.parent
         self.attempt = 1
         self.stop_requested = False
         self._on_report = on_report

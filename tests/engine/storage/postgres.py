@@ -7,6 +7,7 @@ import os
 import pwd
 import select
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -23,7 +24,39 @@ _SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=20", "listen_a
 
 @contextlib.contextmanager
 def server() -> Iterator[str]:
-    """Run a server of the wheel's binaries; yields the path of its socket.
+    """Run a server of the wheel's binaries; yields the path of its socket."""
+    with restartable_server() as running:
+        yield running.path
+
+
+class Server:
+    """Running server, which can be stopped and started again."""
+
+    def __init__(self, command: list[str | Path], folder: Path, user: int | None) -> None:
+        self._command, self._folder, self._user = command, folder, user
+        self.path = str(folder / "data" / ".s.PGSQL.5432")
+
+    def start(self) -> None:
+        data, log = self._folder / "data", self._folder / "log"
+        env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command, user=self._user, env=env, stdout=output, stderr=output, cwd=data
+            )
+        ready = data / "postmaster.pid"
+        assert eventually(lambda: ready.exists() and "ready" in ready.read_text(), within=60), (
+            log.read_text()
+        )
+
+    def stop(self) -> None:
+        """Stop the server; its connections are lost."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(30)
+
+
+@contextlib.contextmanager
+def restartable_server() -> Iterator[Server]:
+    """Run a server of the wheel's binaries.
 
     PostgreSQL refuses to run as root, so there it runs as `nobody`, from a copy that `nobody` may
     read.
@@ -48,21 +81,12 @@ def server() -> Iterator[str]:
     command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
     subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
     options = [word for setting in _SETTINGS for word in ("-c", setting)]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [bin_ / "postgres", "-D", data, "-k", data, *options],
-            user=user, env=env, stdout=log, stderr=log, cwd=data,
-        )  # fmt: skip
+    running = Server([bin_ / "postgres", "-D", data, "-k", data, *options], folder, user)
+    running.start()
     try:
-        path = data / ".s.PGSQL.5432"
-        ready = data / "postmaster.pid"
-        assert eventually(lambda: ready.exists() and "ready" in ready.read_text(), within=60), (
-            folder / "log"
-        ).read_text()
-        yield str(path)
+        yield running
     finally:
-        process.send_signal(2)
-        process.wait(30)
+        running.stop()
         shutil.rmtree(folder)
 
 

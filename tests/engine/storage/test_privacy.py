@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import stat
 import subprocess
@@ -23,6 +24,7 @@ from sqlalchemy.engine import make_url
 import supermax
 from supermax._util.files import make_private
 from supermax.engine.storage.locations import find_location
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.memory.measurements import default_folder
 from supermax.results.records import read_record
 from tests import ROOT
@@ -248,12 +250,16 @@ def test_a_folder_that_was_named_after_a_password_is_found_again(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     url = "postgresql://bob:x@host/db?sslmode=require"
     plain = find_location(at(url))
-    assert plain.run_dir.parent.name == "8ef2cffbd463"  # as it always was
+    assert plain.run_dir.parents[2].name == "8ef2cffbd463"  # as it always was
     secret = find_location(at(f"{url}&password={SECRET}"))
     assert SECRET not in secret.address
     assert secret.run_dir == find_location(at(f"{url}&password=other")).run_dir
     older = tmp_path / "supermax" / "0879221196b5"
     older.mkdir(parents=True)
+    found = find_location(at(f"{url}&password={SECRET}")).run_dir
+    assert found == older / "s" / "hosts" / platform.node()
+    identity, used = "0" * 32, StudyFolder(older / "s")
+    used.open(identity, "s", "postgresql")  # as a run of an earlier version on this machine
     assert find_location(at(f"{url}&password={SECRET}")).run_dir == older / "s"
 
 

@@ -85,6 +85,8 @@ def run_task(
     state, values, raised = _attempt(RemoteTrial(connection), objective)
     if os.getpid() != cell_pid:  # a process that the objective forked has returned from it
         os._exit(0 if state == COMPLETE else 1)
+    if state == INTERRUPTED:
+        connection.checkpoints.upload(now=True)
     allocated, reserved = _device_peaks()
     outcome = Outcome(
         attempt=task.attempt,

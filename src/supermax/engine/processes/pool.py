@@ -55,7 +55,7 @@ class Pool:
         self._devices = devices
         self._emit = emit
         self._loaded = self._ever_loaded = False
-        self._load_by = time.monotonic() + _LOAD_TIMEOUT
+        self._load_by: float | None = None  # None: no fork server was needed yet
         self._starting: dict[int, tuple[Cell, float]] = {}
         self._idle: list[Cell] = []
         self._leaving: dict[int, tuple[Cell, float, str | None]] = {}
@@ -65,7 +65,11 @@ class Pool:
         self.faults: Counter[str] = Counter()
 
     def keep_ready(self, launches: int, busy: int) -> None:
-        """Start cells ahead of time, at most as many as the `launches` to come can use."""
+        """Start the fork server when it is first needed, and cells ahead of time, at most as many
+        as the `launches` to come can use."""
+        if launches > 0 and self._load_by is None:
+            self._load_by = time.monotonic() + _LOAD_TIMEOUT
+            self._processes.start_fork_server()
         if not self._loaded or time.monotonic() < self._not_before:
             return
         wanted = min(self._workers - busy if self._reuse else self._workers, launches)
@@ -148,6 +152,10 @@ class Pool:
             self._idle.append(cell)
         else:
             self.dismiss(cell, unclean)
+
+    def put_back(self, cell: Cell) -> None:
+        """Take a cell back that got no trial."""
+        self._idle.append(cell)
 
     def dismiss(self, cell: Cell, note: str | None = None) -> None:
         """Have a cell exit by itself; kill it after _EXIT_TIMEOUT seconds."""
@@ -237,13 +245,13 @@ class Pool:
         """Return the moment of time.monotonic() at which enforce_deadlines is due; inf: never."""
         due = [deadline for _, deadline in self._starting.values()]
         due += [deadline for _, deadline, _ in self._leaving.values()]
-        due += [self._load_by] if not self._loaded else []
+        due += [self._load_by] if self._load_by is not None and not self._loaded else []
         due += [self._not_before] if self._not_before > time.monotonic() else []
         return min(due, default=math.inf)
 
     def enforce_deadlines(self) -> None:
         now = time.monotonic()
-        if not self._loaded and now > self._load_by:
+        if self._load_by is not None and not self._loaded and now > self._load_by:
             raise EnvironmentFault(
                 f"Loading the objective takes longer than {_LOAD_TIMEOUT:.0f} s. Move start-up "
                 f"work into the objective."

@@ -209,6 +209,10 @@ class Task(Message):
     """True: the study is in memory, where attributes may be any object."""
     plan: dict[str, object] | None = None
     """Execution plan (`trial.plan`); None: the run has no planner."""
+    checkpoints: str | None = None
+    """Shared folder or URL of the trial's checkpoints; None: they are in the run folder."""
+    token: int = 0
+    """Fencing token of the trial's lease; 0: it has none."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from optuna.study import Study, StudyDirection
 from optuna.study.study import _ThreadLocalStudyAttribute
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from supermax._util.files import make_folder
+from supermax.engine.processes.checkpoints import Checkpoints
 from supermax.engine.processes.protocol import (
     RECORD,
     Attribute,
@@ -69,6 +69,8 @@ class Connection:
         self._channel: Channel | None = channel
         self._lock = threading.RLock()
         self._notes = Notes()
+        local = TrialFolder(Path(task.folder)).checkpoint
+        self.checkpoints = Checkpoints(local, task.checkpoints, task.token)
 
     @property
     def channel(self) -> Channel:
@@ -306,11 +308,14 @@ class RemoteTrial(Trial):
         return self._task.plan
 
     @property
+    def folder(self) -> Path:
+        """Folder of this trial in the run folder, on this machine."""
+        return Path(self._task.folder)
+
+    @property
     def checkpoint_dir(self) -> Path:
         """Folder of this trial that all its attempts share; created on access."""
-        folder = TrialFolder(Path(self._task.folder)).checkpoint
-        make_folder(folder)
-        return folder
+        return self._connection.checkpoints.open()
 
     @property
     def stop_requested(self) -> bool:
@@ -336,6 +341,7 @@ class RemoteTrial(Trial):
     def report(self, value: float, step: int) -> None:
         self._connection.send_notes()
         super().report(value, step)
+        self._connection.checkpoints.upload()
         self._connection.raise_if_stopped()
 
     def should_prune(self) -> bool:

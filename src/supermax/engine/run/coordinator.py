@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 
+import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
@@ -54,6 +55,8 @@ from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, trial_for_attempt
 from supermax.engine.run.seeded_samplers import exhausted
+from supermax.engine.run.sharing import SharedRun, adopt_folder, takeover_notice
+from supermax.engine.storage.leases import Expired, LeaseLost, TargetReached
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
@@ -80,6 +83,7 @@ class Coordinator:
         emit: events.Listener,
         *,
         volatile: bool,
+        shared: SharedRun | None = None,
     ) -> None:
         self.study = study
         self.storage = storage
@@ -89,6 +93,7 @@ class Coordinator:
         self.options = options
         self.emit = emit
         self.volatile = volatile
+        self.shared = shared
         devices = tuple(map(str, options.devices))
         self.pool = Pool(
             processes, options.workers, options.reuse_cells, devices, emit, storage.patience
@@ -115,15 +120,21 @@ class Coordinator:
             job.provision = None  # planned for an earlier run's device
         if exhausted(self.study):
             self.study._stop_flag = True
-        if self.has_trials_left():
-            self.processes.start_fork_server()
         while True:
             self.stop_if_requested()
-            self.launch_trials()
-            if not self.attempts and not self.has_trials_left():
+            try:
+                self.renew_leases()
+                self.launch_trials()
+            except LeaseLost as error:
+                self.end_lost({error.trial_id})
+                continue
+            if not self.attempts and not self.has_trials_left() and not self.waits_for_others():
                 return
             for event in self.processes.wait(self.next_deadline()):
-                self.handle_event(event)
+                try:
+                    self.handle_event(event)
+                except LeaseLost as error:
+                    self.end_lost({error.trial_id})
             self.pool.enforce_deadlines()
             self.deadlines.enforce(self.attempts.values())
 
@@ -174,19 +185,77 @@ class Coordinator:
             return self.options.workers
         return progress.target - progress.finished - len(self.attempts)
 
+    # Other runs on the same study.
+
+    def renew_leases(self) -> None:
+        if self.shared is not None:
+            self.end_lost(self.shared.renew_if_due(self.attempt_end.told))
+
+    def waits_for_others(self) -> bool:
+        """Return whether trials of other runs are missing: should those runs die, this one takes
+        their trials over."""
+        return not self.stop_reason and self.progress.others_may_finish()
+
+    def end_lost(self, trial_ids: set[int]) -> None:
+        """End the attempts at trials that another run has taken over."""
+        for attempt in list(self.attempts.values()):
+            if attempt.job.trial._trial_id in trial_ids:
+                self.kill(attempt, "another run has taken over its trial")
+                self.drop_lost(attempt.job)
+        for job in [job for job in self.waiting if job.trial._trial_id in trial_ids]:
+            self.waiting.remove(job)
+            self.drop_lost(job)
+        if trial_ids:
+            self.progress.recount_soon()
+
+    def drop_lost(self, job: Job) -> None:
+        job.record_stop()
+        self.emit(
+            events.Notice(
+                f"Trial {job.number} was taken over by another run, because this one did not "
+                f"renew its lease in time; its attempt here has ended."
+            )
+        )
+        self.emit(events.TrialPaused(job.number))
+
+    def take_over_trials(self) -> None:
+        """Take over trials of runs that are gone, as far as workers are free."""
+        if self.shared is None or self.stop_reason:
+            return
+        free = self.options.workers - len(self.attempts) - len(self.waiting)
+        for lost in self.shared.expired() if free > 0 else ():
+            if free > 0 and self.shared.take_over(lost):
+                self.continue_trial(lost)
+                free -= 1
+
+    def continue_trial(self, lost: Expired) -> None:
+        self.progress.recount()  # Optuna's cache must know the trial before it is written to
+        trial = optuna.trial.Trial(self.study, lost.trial_id)
+        job = Job(trial, self.folder.trial(trial.number))
+        adopted = adopt_folder(lost, job.number, job.folder.path)
+        job.reload()
+        job.taken_over(lost.takeovers + 1, adopted=adopted)
+        self.emit(events.Notice(takeover_notice(lost, job.number, adopted)))
+        self.resume(job)
+        job.provision = None
+        self.progress.recount_soon()
+
     # Launching.
 
     def launch_trials(self) -> None:
         """Launch trials until every worker is busy, or memory or the target allows no more."""
         self.progress.recount_if_due()
+        self.take_over_trials()
         self.pool.keep_ready(self.remaining_launches(), len(self.attempts))
         while len(self.attempts) < self.options.workers and self.has_trials_left():
             due = [job for job in self.waiting if job.not_before <= time.monotonic()]
             if not due and not self.wants_new_trial():
                 return
             if not due and self.admission.plans and self.pool.has_idle:
-                due = [self.ask_trial()]
-                self.waiting.append(due[0])
+                if (asked := self.ask_trial()) is None:
+                    return
+                due = [asked]
+                self.waiting.append(asked)
             job = due[0] if due else None
             if job is not None and (refused := self.admission.provide(job)) is not None:
                 self.waiting.remove(job)
@@ -197,10 +266,18 @@ class Coordinator:
                 return
             if job is not None:
                 self.waiting.remove(job)
-            self.launch(job or self.ask_trial(), cell)
+            elif (job := self.ask_trial()) is None:
+                self.pool.put_back(cell)
+                return
+            self.launch(job, cell)
 
-    def ask_trial(self) -> Job:
-        trial = self.study.ask()
+    def ask_trial(self) -> Job | None:
+        """Return a new trial; None: with those of other runs, the study has enough."""
+        try:
+            trial = self.study.ask()
+        except TargetReached:
+            self.progress.recount()
+            return None
         return Job(trial, self.folder.trial(trial.number))
 
     def refuse(self, job: Job, refused: Refusal) -> None:
@@ -224,6 +301,8 @@ class Coordinator:
             env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
             volatile=self.volatile,
             plan=job.provision.plan if job.provision is not None else None,
+            checkpoints=self.folder.checkpoints_of(job.number),
+            token=self.storage.token_of(job.trial._trial_id),
         )
         attempt = Attempt(job, cell, system.oom_kills())
         self.attempts[cell.number] = attempt
@@ -283,7 +362,7 @@ class Coordinator:
     def store_report(self, attempt: Attempt, step: int, value: float) -> None:
         try:
             self.requests.store_report(attempt, step, value)
-        except EnvironmentFault:
+        except (EnvironmentFault, LeaseLost):
             raise
         except UpdateFinishedTrialError:
             number = attempt.job.number
@@ -372,7 +451,7 @@ class Coordinator:
         outcome = job.outcome()
         try:
             self.requests.store_missed_reports(job)
-        except EnvironmentFault:
+        except (EnvironmentFault, LeaseLost):
             raise
         except Exception as error:  # a step the database has no room for, say
             self.emit(
@@ -406,6 +485,10 @@ class Coordinator:
         due = [self.pool.next_deadline(), *self.deadlines.due(self.attempts.values())]
         if self.admission.waiting_for_memory and not self.stop_reason:
             due.append(now + RECHECK_INTERVAL)
+        if self.shared is not None:
+            due.append(self.shared.next_deadline())
+            if len(self.attempts) < self.options.workers and not self.stop_reason:
+                due.append(now + RECHECK_INTERVAL)  # other runs may finish, or be gone
         if not self.stop_reason:
             due.append(self.pause_deadline())
             due += [job.not_before for job in self.waiting if job.not_before > now]

@@ -107,6 +107,15 @@ class Job:
             self.not_before = time.monotonic() + decision.delay
             self.blocking_launches |= decision.blocking_launches
 
+    def taken_over(self, times: int, *, adopted: bool) -> None:
+        """Note that runs were lost in which attempts at this trial ran. `adopted`: its ledger has
+        them already."""
+        self.attempt = max(self.attempt, times)
+        if not adopted:
+            self.faults = [lost_coordinator()] * times
+            self.last_fault = None
+        self.needs_fresh_cell = True
+
     def record_unclean(self, why: str) -> None:
         """Note why the attempt left its cell in a state in which no other trial should start."""
         self.folder.append({"unclean": why, "attempt": self.attempt})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial
@@ -13,17 +15,22 @@ from supermax.engine.storage.run_folder import StudyFolder
 
 
 def find_leftovers(
-    study: Study, running: list[FrozenTrial], claim: str, folder: StudyFolder
+    study: Study,
+    running: list[FrozenTrial],
+    claim: str,
+    folder: StudyFolder,
+    leased: Container[int] = (),
 ) -> tuple[list[Job], list[int]]:
     """Return the trials that earlier runs in this folder have claimed, and the numbers of those
-    that other programs run."""
+    that other programs run. `leased`: ids of trials with a lease; those of other runs are taken
+    over when it expires."""
     own, foreign = [], []
     for frozen in running:
         if frozen.system_attrs.get(CLAIM) == claim:
             job = Job(optuna.trial.Trial(study, frozen._trial_id), folder.trial(frozen.number))
             job.reload()
             own.append(job)
-        else:
+        elif frozen._trial_id not in leased:  # those are other runs' business
             foreign.append(frozen.number)
     return own, foreign
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
+from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.run.provision import Planner
 
@@ -38,8 +39,13 @@ class RunOptions:
     """Number of retries of a trial after faults; kills from outside are not counted."""
     devices: Sequence[int | str] = ()
     """GPUs over which trials are distributed; empty: all trials see all GPUs."""
+    lease: float = LEASE
+    """Seconds without a sign of life after which other runs on the same database server take over
+    the trials of this run."""
     run_dir: str | os.PathLike[str] | None = None
     """Folder of logs, outcomes and checkpoints; None: the one that belongs to the study."""
+    checkpoints: str | os.PathLike[str] | None = None
+    """Folder or fsspec URL of the checkpoints of trials; None: in the run folder."""
     callbacks: Sequence[Callback] = ()
     """Functions called with the study and each finished trial."""
     progress: bool | Listener | None = None

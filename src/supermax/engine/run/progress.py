@@ -22,6 +22,8 @@ class StudyProgress:
         self.finished = 0
         self.ever_succeeded = False
         """A trial of the study has completed, or was pruned without a fault."""
+        self.elsewhere = 0
+        """Trials that other runs on the same study have leased."""
         self._counted = 0.0
 
     def recount(self) -> None:
@@ -29,6 +31,8 @@ class StudyProgress:
         trials = self._storage.get_all_trials(self._study._study_id, deepcopy=False)
         self.finished = sum(trial.state.is_finished() for trial in trials)
         self.ever_succeeded |= any(map(succeeded, trials))
+        if (leases := self._storage.leases) is not None:
+            self.elsewhere = self._storage.call(leases.count_elsewhere)
         self._counted = time.monotonic()
 
     def recount_if_due(self) -> None:
@@ -44,5 +48,10 @@ class StudyProgress:
         self.ever_succeeded |= success
 
     def has_room(self, claimed: int) -> bool:
-        """Return whether another trial may be launched beside `claimed` unfinished ones."""
-        return self.target is None or self.finished + claimed < self.target
+        """Return whether another trial may be launched beside `claimed` unfinished ones of this
+        run."""
+        return self.target is None or self.finished + claimed + self.elsewhere < self.target
+
+    def others_may_finish(self) -> bool:
+        """Return whether the study lacks trials that other runs have leased."""
+        return self.elsewhere > 0 and self.target is not None and self.finished < self.target

@@ -31,6 +31,7 @@ from supermax.engine.processes.protocol import (
     json_or_pickle,
 )
 from supermax.engine.run.job import Attempt, Job
+from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.branch_names import Names
 from supermax.errors import EnvironmentFault
@@ -57,7 +58,7 @@ class RequestHandler:
         """Return the reply to a request.
 
         An error becomes part of the reply and is raised in the objective, where Optuna would raise
-        it; only EnvironmentFault is raised here.
+        it; only EnvironmentFault and LeaseLost are raised here.
         """
         try:
             match message:
@@ -71,7 +72,7 @@ class RequestHandler:
                     return Reply(json_or_pickle(self._relative_params(attempt.job)))
                 case ReadStudy(what, args):
                     return Reply(json_or_pickle(self._read_study(what, args)))
-        except EnvironmentFault:
+        except (EnvironmentFault, LeaseLost):
             raise
         except Exception as error:
             return Reply(error=_picklable(error))

@@ -11,21 +11,24 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 
-def reseed(sampler: BaseSampler, trials: int, seen: frozenset[int] = frozenset()) -> None:
+def reseed(
+    sampler: BaseSampler, trials: int, run: str = "", seen: frozenset[int] = frozenset()
+) -> None:
     """Reseed a seeded sampler, so that after a restart it does not repeat its first samples.
 
     The new seed is derived from the old state and the number of trials: the same call on the same
-    study samples the same values. A sampler without a seed stays as it is.
+    study samples the same values. A sampler without a seed stays as it is. `run`: name of the run
+    if others share the study, which must not all sample the same values.
     """
-    if trials == 0 or id(sampler) in seen:
+    if (trials == 0 and not run) or id(sampler) in seen:
         return
     for value in getattr(sampler, "__dict__", {}).values():
         if isinstance(value, LazyRandomState) and value._rng is not None:
             keys = value._rng.get_state()[1].tobytes()  # type: ignore[index]
-            digest = hashlib.sha256(keys + trials.to_bytes(8, "big")).digest()
+            digest = hashlib.sha256(keys + trials.to_bytes(8, "big") + run.encode()).digest()
             value._rng.seed(int.from_bytes(digest[:4], "big"))
         elif isinstance(value, BaseSampler):
-            reseed(value, trials, seen | {id(sampler)})
+            reseed(value, trials, run, seen | {id(sampler)})
 
 
 def exhausted(study: Study) -> bool:

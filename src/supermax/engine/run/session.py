@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -19,6 +20,7 @@ from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_private
 from supermax.engine import events
 from supermax.engine.processes import descriptors
+from supermax.engine.processes.checkpoints import is_url
 from supermax.engine.processes.pickling import pickle_objective
 from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.transport import Processes
@@ -30,8 +32,10 @@ from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.seeded_samplers import reseed
+from supermax.engine.run.sharing import SharedRun, check_versions, this_run
 from supermax.engine.run.signals import SignalHandlers
-from supermax.engine.storage import locations, locks
+from supermax.engine.storage import locations, locks, rdb
+from supermax.engine.storage.leases import Leases, create_tables, read_owners
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.rdb import reason
@@ -48,6 +52,7 @@ from supermax.errors import EnvironmentFault
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
+_OWN_FOLDER = "To run beside it, give this run a folder of its own (run_dir, --run-dir)."
 
 
 def run(
@@ -66,12 +71,18 @@ def run(
     emit = _emitter(listeners)
     patience = Patience(lambda text: emit(events.Notice(text)))
     elsewhere = options.run_dir is not None
-    where = _absolute(options.run_dir) if options.run_dir is not None else place.run_dir
+    where = _absolute(options.run_dir, "run_dir") if options.run_dir is not None else place.run_dir
     folder = StudyFolder(where, patience)
     signals = SignalHandlers()
     try:
-        with _opened(study, place, folder, patience, elsewhere) as (storage, trials):
-            coordinator = _coordinator(study, storage, folder, blob, options, emit, trials, place)
+        with (
+            _opened(study, place, folder, patience, elsewhere) as (storage, trials),
+            _shared(study, storage, folder, options) as shared,
+        ):
+            folder.checkpoints = _checkpoints(study, storage, options)
+            coordinator = _coordinator(
+                study, storage, folder, blob, options, emit, trials, place, shared
+            )
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
             signals.install(coordinator)
@@ -87,11 +98,11 @@ def run(
         signals.restore()
 
 
-def _absolute(run_dir: str | os.PathLike[str]) -> Path:
+def _absolute(path: str | os.PathLike[str], what: str) -> Path:
     try:
-        return Path(run_dir).absolute()
+        return Path(path).absolute()
     except OSError as error:  # the working directory is gone
-        raise EnvironmentFault(f"run_dir {str(run_dir)!r} leads nowhere ({error}).") from error
+        raise EnvironmentFault(f"{what} {str(path)!r} leads nowhere ({error}).") from error
 
 
 def _coordinator(
@@ -103,8 +114,9 @@ def _coordinator(
     emit: Callable[[events.Event], None],
     trials: list[FrozenTrial],
     place: locations.Location,
+    shared: SharedRun | None,
 ) -> Coordinator:
-    reseed(study.sampler, len(trials))
+    reseed(study.sampler, len(trials), storage.claim if shared and shared.has_others else "")
     processes = Processes(
         blob,
         identity=storage.claim,
@@ -114,7 +126,15 @@ def _coordinator(
     )
     requests = RequestHandler(study, storage, Names(trials))
     return Coordinator(
-        study, storage, folder, processes, requests, options, emit, volatile=place.volatile
+        study,
+        storage,
+        folder,
+        processes,
+        requests,
+        options,
+        emit,
+        volatile=place.volatile,
+        shared=shared,
     )
 
 
@@ -122,11 +142,38 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     """Emit the state of the study. Return the trials of earlier runs to continue with."""
     claim, emit = coordinator.storage.claim, coordinator.emit
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    own, foreign = find_leftovers(coordinator.study, running, claim, coordinator.folder)
+    storage = coordinator.storage
+    server = rdb.server_of(storage.inner)
+    leased = (
+        storage.call(read_owners, server, coordinator.study._study_id)
+        if server is not None
+        else {}
+    )
+    own, foreign = find_leftovers(
+        coordinator.study, running, claim, coordinator.folder, leased.keys()
+    )
+    if (leases := storage.leases) is not None:
+        own = [
+            job
+            for job in own
+            if job.trial._trial_id in leases.tokens
+            or storage.call(leases.adopt, job.trial._trial_id)
+        ]
     emit(_started(coordinator, trials, len(own)))
     if foreign:
         emit(events.Notice(foreign_notice(foreign)))
     return own
+
+
+def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> str | None:
+    """Return the shared folder or URL of the study's checkpoints; None: they are not shared."""
+    if options.checkpoints is None:
+        return None
+    root = os.fspath(options.checkpoints)
+    root = root.rstrip("/") if is_url(root) else str(_absolute(root, "checkpoints"))
+    identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
+    name = f"{locations.file_name(study.study_name)}-{identity[:8]}"
+    return f"{root}/{name}"
 
 
 @contextlib.contextmanager
@@ -174,23 +221,62 @@ def _opened(
                 words = cannot_be_written(place.run_dir, error, in_home=place.file is None)
                 raise EnvironmentFault(words) from error
         else:
-            stack.enter_context(_locked(place.lock, name))
+            if not place.shared:
+                stack.enter_context(_locked(place.lock, name))
+        if place.shared:
+            make_private(folder.path)
+            lock = _locked(folder.path / "lock", name, advice=_OWN_FOLDER)
+            stack.enter_context(lock)
         if place.file is not None:
             shared = locks.beside(place.file, str(study._study_id))
             stack.enter_context(_locked(shared, name, like=place.file))
         storage = stack.enter_context(_patient(study, place, patience))
         identity, trials = _first_look(study, storage)
-        own = locks.own_folder() / locations.key_of(study, place, identity)
-        stack.enter_context(_locked(own, name))
+        if not place.shared:
+            own = locks.own_folder() / locations.key_of(study, place, identity)
+            stack.enter_context(_locked(own, name))
         storage.claim = folder.open(identity, name, place.address)
         system.kill_tagged(f"{TAG}={storage.claim}")
         yield storage, trials
 
 
 @contextlib.contextmanager
-def _locked(path: Path, study_name: str, like: Path | None = None) -> Iterator[None]:
-    """Allow one coordinator per study and host, wherever its run folder is."""
-    lock = locks.Lock(path, study_name, like=like)
+def _shared(
+    study: Study, storage: PatientStorage, folder: StudyFolder, options: RunOptions
+) -> Iterator[SharedRun | None]:
+    """Register the run on a database server, which other runs may share; None: no server."""
+    if (server := rdb.server_of(storage.inner)) is None:
+        yield None
+        return
+    leases = Leases(server, study._study_id, storage.claim, options.lease, options.n_trials)
+    try:
+        storage.call(create_tables, server)
+    except StorageInternalError as error:
+        raise EnvironmentFault(
+            f"The tables supermax_runs and supermax_leases cannot be created: {reason(error)}. "
+            f"Grant this database user the right to create tables, or have its owner run once."
+        ) from error
+    info = this_run(storage.claim, folder.path, options.workers)
+    others = storage.call(leases.register, info)
+    check_versions(others)
+    storage.leases = leases
+    shared = SharedRun(storage, leases, has_others=bool(others))
+    with leases.enforced():
+        try:
+            yield shared
+        finally:
+            with contextlib.suppress(EnvironmentFault, StorageInternalError):
+                shared.end(release=options.checkpoints is not None)
+            storage.leases = None
+
+
+@contextlib.contextmanager
+def _locked(
+    path: Path, study_name: str, like: Path | None = None, advice: str | None = None
+) -> Iterator[None]:
+    """Allow one coordinator per study and host, wherever its run folder is; on a server, one per
+    run folder."""
+    lock = locks.Lock(path, study_name, like=like, advice=advice)
     try:
         yield
     finally:

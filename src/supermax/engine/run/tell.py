@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from supermax.engine.processes.protocol import RECORD
 from supermax.engine.run.job import Job
+from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence, Fault
 from supermax.engine.trial.outcome import Raised
@@ -52,7 +53,7 @@ def tell(
         # What study.tell does, without reading the trial back from storage once more.
         state, told, _ = _tell_with_warning(study, job.trial, values, state, skip_if_finished=True)
         return ToldTrial(state, told)
-    except EnvironmentFault:  # reading the trial would wait for the storage again
+    except (EnvironmentFault, LeaseLost):  # reading the trial would wait for the storage again
         raise
     except Exception as error:
         finished = storage.get_trial(trial_id)

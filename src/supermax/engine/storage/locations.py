@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import platform
 import shutil
 import tempfile
 import uuid
@@ -22,6 +23,7 @@ from optuna.study import Study
 from supermax._util.files import user_folder
 from supermax._util.text import masked_addresses, masked_query
 from supermax.engine.storage import journal, rdb, sqlite
+from supermax.engine.storage.run_folder import StudyFolder
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Location:
     """File that holds the study; None: a server, or memory."""
     volatile: bool
     """True: the study is in the memory of this process."""
+    shared: bool = False
+    """True: a database server, on which several runs work on one study."""
 
     @property
     def lock(self) -> Path:
@@ -50,7 +54,7 @@ def find_location(study: Study) -> Location:
 def locate(storage: BaseStorage, study_name: str) -> Location:
     """Return where a study of this name is, or would be, in a storage. Creates nothing."""
     storage = rdb.unwrapped(storage)
-    name = _file_name(study_name)
+    name = file_name(study_name)
     file = _file_of(storage)
     if file is not None:
         return Location(str(file), _beside(file) / name, file, False)
@@ -64,7 +68,17 @@ def locate(storage: BaseStorage, study_name: str) -> Location:
     folder, legacy = (data_folder() / _digest(text) for text in (address, raw))
     if legacy.is_dir() and not folder.is_dir():  # earlier versions hashed the password too
         folder = legacy
-    return Location(address, folder / name, None, False)
+    if rdb.server_of(storage) is None:
+        return Location(address, folder / name, None, False)
+    return Location(address, _folder_of_host(folder / name), None, False, shared=True)
+
+
+def _folder_of_host(folder: Path) -> Path:
+    """Return the run folder of this machine: the home directory may be shared by many. Earlier
+    versions had one for all."""
+    if StudyFolder(folder).is_of_this_host():
+        return folder
+    return folder / "hosts" / file_name(platform.node())
 
 
 def data_folder() -> Path:
@@ -142,7 +156,7 @@ def _address(storage: BaseStorage) -> str:
     return f"{type(storage).__name__} {host}:{port}"
 
 
-def _file_name(study_name: str) -> str:
+def file_name(study_name: str) -> str:
     """Return a study's name as a file name: readable, safe and unique."""
     name = quote(study_name, safe=" ,=@+")
     if len(name) > 100 or name in ("", ".", ".."):

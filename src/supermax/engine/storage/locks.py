@@ -34,14 +34,21 @@ class Lock:
 
     `wait`: block while another process holds it; otherwise raise UserError. `like`: the file whose
     writers may all take this lock; None: it is private to this user, and its file has the pid of
-    the holder.
+    the holder. `advice`: what to do when another process holds it.
     """
 
     def __init__(
-        self, path: Path, study_name: str, *, like: Path | None = None, wait: bool = False
+        self,
+        path: Path,
+        study_name: str,
+        *,
+        like: Path | None = None,
+        wait: bool = False,
+        advice: str | None = None,
     ) -> None:
         self._path = path
         self._like = like
+        self._advice = advice or "Wait for it or stop it, then call again."
         self._fd = -1
         try:
             if like is None:
@@ -79,7 +86,7 @@ class Lock:
                 owner = "another user's, or one in another container"
             raise UserError(
                 f"Another run is at work on the study '{study_name}' on this machine ({owner}). "
-                f"Wait for it or stop it, then call again."
+                f"{self._advice}"
             ) from None
         return _is_at(self._fd, self._path)
 

@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax.engine.storage import rdb
+from supermax.engine.storage.leases import FIRST_TOKEN, LeaseLost, Leases
 from supermax.engine.storage.patience import Patience, Subject, Wait
 from supermax.engine.storage.sqlite import SameFile
 from supermax.errors import EnvironmentFault, UserError
@@ -65,6 +66,7 @@ class PatientStorage(BaseStorage):
         self.claim = ""  # set once the study's identity is known
         self.patience = patience
         self._server = rdb.server_of(inner)
+        self.leases: Leases | None = None  # set by a run on a server, which others may share
         self._study_id = study._study_id
         self._study_name = study.study_name
         self._cached_trials: dict[int, FrozenTrial] = {}  # RUNNING ones created here
@@ -118,6 +120,14 @@ class PatientStorage(BaseStorage):
             wait.check("its server is silent")
         return future.result()
 
+    def call(self, action: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function that uses the storage, and retry it while the storage is away."""
+        return self._do(action, *args, **kwargs)
+
+    def token_of(self, trial_id: int) -> int:
+        """Return the fencing token of a trial's lease; 0: trials have none here."""
+        return self.leases.tokens.get(trial_id, 0) if self.leases is not None else 0
+
     def _study_is_gone(self) -> bool:
         try:
             self._retry(partial(self.inner.get_study_user_attrs, self._study_id))
@@ -154,9 +164,14 @@ class PatientStorage(BaseStorage):
 
         def create() -> FrozenTrial:
             repeated = next(attempts) > 0
-            return rdb.create_trial(self.inner, study_id, marked, repeated=repeated)
+            return rdb.create_trial(
+                self.inner, study_id, marked, repeated=repeated, leases=self.leases
+            )
 
-        return self._do(create)._trial_id
+        trial_id = self._do(create)._trial_id
+        if self.leases is not None and marked.state is TrialState.RUNNING:
+            self.leases.tokens[trial_id] = FIRST_TOKEN
+        return trial_id
 
     def _write(
         self,
@@ -165,23 +180,41 @@ class PatientStorage(BaseStorage):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        """Write to a trial; drop it from the cache if another program has finished it."""
+        """Write to a trial that this run owns; drop it from the cache if it does no longer, or if
+        another program has finished it."""
         try:
-            return self._do(action, trial_id, *args, **kwargs)
-        except UpdateFinishedTrialError:
+            return self._do(self._checked(trial_id, action), trial_id, *args, **kwargs)
+        except (UpdateFinishedTrialError, LeaseLost):
             self._cached_trials.pop(trial_id, None)
             raise
+
+    def _checked(
+        self, trial_id: int, action: Callable[P, T], *, ends: bool = False
+    ) -> Callable[P, T]:
+        """Return the action with a check of the trial's lease in its transaction."""
+        if (leases := self.leases) is None:
+            return action
+
+        def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+            with leases.writing(trial_id, ends=ends):
+                return action(*args, **kwargs)
+
+        return checked
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
         if state is not TrialState.RUNNING:
-            done = self._write(trial_id, self._finish, state, values)
-            self._cached_trials.pop(trial_id, None)
-            return done
+            try:
+                return self._do(self._finish, trial_id, state, values)
+            finally:
+                self._cached_trials.pop(trial_id, None)
         backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
-            return self._do(rdb.take_trial, backend, trial_id, self.claim)
+            taken = self._do(rdb.take_trial, backend, trial_id, self.claim, self.leases)
+            if taken and self.leases is not None:
+                self.leases.tokens[trial_id] = FIRST_TOKEN
+            return taken
         self.set_trial_system_attr(trial_id, CLAIM, self.claim)
         taken = self._do(self.inner.set_trial_state_values, trial_id, state, values)
         if not taken:  # another run was faster
@@ -191,13 +224,17 @@ class PatientStorage(BaseStorage):
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
         """Finish a trial. If it already has this state and these values, an earlier attempt at
         this write succeeded and its reply was lost."""
+        finish = self._checked(trial_id, self.inner.set_trial_state_values, ends=True)
         try:
-            return self.inner.set_trial_state_values(trial_id, state, values)
+            done = finish(trial_id, state, values)
         except UpdateFinishedTrialError:
             found = self.inner.get_trial(trial_id)
-            if found.state is state and list(found.values or ()) == list(values or ()):
-                return True
-            raise
+            if found.state is not state or list(found.values or ()) != list(values or ()):
+                raise
+            done = True
+        if self.leases is not None:
+            self.leases.tokens.pop(trial_id, None)
+        return done
 
     def forget_steps(self, trial_id: int, first: int) -> None:
         """Delete intermediate values from step `first` on, which a superseded attempt has
@@ -210,7 +247,8 @@ class PatientStorage(BaseStorage):
             cached.intermediate_values = kept
         backend = rdb.unwrapped(self.inner)
         if isinstance(backend, RDBStorage):
-            self._do(rdb.delete_steps, backend, trial_id, first)
+            delete = self._checked(trial_id, rdb.delete_steps)
+            self._do(delete, backend, trial_id, first)
         elif isinstance(backend, InMemoryStorage):
             with backend._lock:
                 trial = copy.copy(backend._get_trial(trial_id))

@@ -24,6 +24,7 @@ from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax._util.text import masked
+from supermax.engine.storage.leases import Leases
 from supermax.engine.storage.sqlite import is_sqlite
 
 _TRANSIENT_SQLITE = ("locked", "busy", "full", "disk i/o")
@@ -132,9 +133,14 @@ def _set_keepalives(_: object, __: object, ___: object, parameters: dict[str, ob
 
 
 def create_trial(
-    storage: BaseStorage, study_id: int, template: FrozenTrial, *, repeated: bool
+    storage: BaseStorage,
+    study_id: int,
+    template: FrozenTrial,
+    *,
+    repeated: bool,
+    leases: Leases | None = None,
 ) -> FrozenTrial:
-    """Create the trial in one transaction, and return it.
+    """Create the trial in one transaction, with its lease if it is RUNNING, and return it.
 
     `template` has a unique `CREATION` attribute. `repeated`: an earlier attempt may have
     succeeded; then return its trial. Optuna's own call, when retried after a lost reply, leaves a
@@ -148,7 +154,13 @@ def create_trial(
         models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
         creation = template.system_attrs[CREATION]
         created: Any = _created(session, study_id, creation) if repeated else None
-        created = created or backend._get_prepared_new_trial(study_id, template, session)
+        if created is None:
+            leased = leases if template.state is TrialState.RUNNING else None
+            if leased is not None:
+                leased.check_target(session)
+            created = backend._get_prepared_new_trial(study_id, template, session)
+            if leased is not None:
+                leased.add(session, created.trial_id)
         trial = copy.deepcopy(template)
         trial.number, trial._trial_id = created.number, created.trial_id
         trial.datetime_start = created.datetime_start
@@ -171,15 +183,22 @@ def _created(session: Session, study_id: int, creation: str) -> models.TrialMode
     )
 
 
-def take_trial(backend: RDBStorage, trial_id: int, claim: str) -> bool:
-    """Set a WAITING trial RUNNING and claim it, in one transaction; False: another run has it.
+def take_trial(
+    backend: RDBStorage, trial_id: int, claim: str, leases: Leases | None = None
+) -> bool:
+    """Set a WAITING trial RUNNING and claim it, in one transaction; False: another run has it, or
+    the study has as many trials as it shall get.
 
     Raises UpdateFinishedTrialError for a trial that is finished.
     """
     with _create_scoped_session(backend.scoped_session) as session:
+        if leases is not None:
+            leases.lock(session)
         waiting = session.query(models.TrialModel).filter(
             models.TrialModel.trial_id == trial_id, models.TrialModel.state == TrialState.WAITING
         )
+        if leases is not None and waiting.count() and not leases.may_add(session):
+            return False
         if waiting.update(
             {"state": TrialState.RUNNING, "datetime_start": datetime.now()},
             synchronize_session=False,
@@ -187,6 +206,8 @@ def take_trial(backend: RDBStorage, trial_id: int, claim: str) -> bool:
             backend._set_trial_attr_without_commit(
                 session, models.TrialSystemAttributeModel, trial_id, CLAIM, claim
             )
+            if leases is not None:
+                leases.add(session, trial_id)
             return True
         trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
         backend.check_trial_is_updatable(trial_id, trial.state)

@@ -207,10 +207,16 @@ class StudyFolder:
         self.trials = path / "trials"
         self.fork_server_log = path / "fork_server.log"
         self.status = path / "status.json"
+        self.checkpoints: str | None = None
+        """Shared folder or URL of the checkpoints of this study; None: they are here."""
         self._run = path / "run.json"
 
     def trial(self, number: int) -> TrialFolder:
         return TrialFolder(self.trials / f"{number:05d}", self._patience)
+
+    def checkpoints_of(self, number: int) -> str | None:
+        """Return the shared folder or URL of a trial's checkpoints; None: they are not shared."""
+        return None if self.checkpoints is None else f"{self.checkpoints}/{number:05d}"
 
     def open(self, identity: str, study: str, storage: str) -> str:
         """Prepare the folder for the study `identity`; return the claim that marks the trials of
@@ -235,6 +241,23 @@ class StudyFolder:
             return str(claim)
         except (OSError, ValueError) as error:
             raise EnvironmentFault(cannot_be_written(self.path, error)) from error
+
+    def claim(self) -> str | None:
+        """Return the claim of the runs in this folder; None: there was none, or it cannot be
+        read."""
+        try:
+            return (self._known() or {}).get("claim")
+        except OSError:
+            return None
+
+    def is_of_this_host(self) -> bool:
+        """Return whether a run on this machine has made the folder."""
+        try:
+            known = self._known() or {}
+        except OSError:
+            return False
+        identity = known.get("identity")
+        return identity is not None and known.get("claim") == _claim_of(identity, self.path)
 
     def _restrict(self, known: bool) -> None:
         """Remove permissions of other users from the files of the run.

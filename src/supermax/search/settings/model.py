@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import CACHE, STORAGE, Agent
+from supermax._util.attributes import CACHE, LEASE, STORAGE, Agent
 from supermax.search.settings import units
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
@@ -141,6 +141,14 @@ class Settings(_Part):
     )
     retries: int = Field(
         2, ge=0, description="retries of a trial after a crash, a stall or out of memory"
+    )
+    lease: Seconds = Field(
+        LEASE,
+        description="time after which other machines take over the trials of a silent run",
+    )
+    run_dir: str | None = Field(None, description="folder of the run's files; else the study's")
+    checkpoints: str | None = Field(
+        None, description="folder or URL of checkpoints that several machines share"
     )
     outdir: str = Field(".", description="folder for storage and cache, unless these are set")
     storage: str | None = Field(

@@ -139,6 +139,8 @@ _EXAMPLES = {
     "gpus": "[0, 1]",
     "trial_timeout": "1h",
     "stall_timeout": "10m",
+    "run_dir": "runs/1",
+    "checkpoints": "/shared/checkpoints",
     "storage": STORAGE,
     "cache": CACHE,
     "keep": "20GiB",

@@ -6,8 +6,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from rich.text import Text
 from supermax._util.attributes import STORAGE, evaluated_on, metric_names
 from supermax._util.text import clock, one_line
 from supermax.engine.ranking import best_of
+from supermax.engine.run.sharing import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
 from supermax.errors import UserError
@@ -35,6 +36,7 @@ from supermax.ui.display.view import draw_view
 POLL_INTERVAL = 1.0  # seconds between two reads of the status file
 ALIVE = (file.RUNNING, file.ELSEWHERE)
 NEVER = "no run known"
+_MOST_RUNS = 30  # that are shown
 
 
 def status(
@@ -98,6 +100,8 @@ class Snapshot:
     """Contents of the status file; None without one."""
     front: int | None = None
     """Trials on the Pareto front; None for a single objective."""
+    runs: tuple[RunOfStudy, ...] = ()
+    """Runs on all machines, the latest first; (): the study is not on a database server."""
 
     @property
     def alive(self) -> bool:
@@ -110,7 +114,10 @@ class Snapshot:
             kept = ("study", "directions", "finished", "best", "metrics", "evaluated_on")
             known = {key: known[key] for key in kept}
             known["trials"] = dict(self.state.states)
-        return {"alive": self.alive, "standing": self.standing, **known}
+        everywhere: dict[str, object] = {}
+        if self.runs:
+            everywhere["runs"] = [_run_data(run) for run in self.runs]
+        return {"alive": self.alive, "standing": self.standing, **known, **everywhere}
 
     def line(self) -> str:
         """Return one line: run, progress, best value, time left."""
@@ -139,6 +146,10 @@ class Snapshot:
 
 def find_snapshot(study: Study, run_dir: Path | None = None) -> Snapshot:
     """Return the current state of a study. A missing or damaged status file is not an error."""
+    return replace(_snapshot(study, run_dir), runs=tuple(runs_of(study)))
+
+
+def _snapshot(study: Study, run_dir: Path | None) -> Snapshot:
     location, front = find_location(study), front_size(study)
     locks = locks_of(study)
     fields, standing = file.find_status(run_dir or location.run_dir, *locks)
@@ -222,6 +233,40 @@ def _print_one(snapshot: Snapshot, as_json: bool) -> None:
     else:
         height = shutil.get_terminal_size().lines if sys.stdout.isatty() else 1000
         console().print(draw_view(snapshot.state, height))
+    if snapshot.runs and not as_json:
+        console().print(_runs_table(snapshot.runs))
+
+
+def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
+    """Return the runs on all machines: who runs what, and who was lost."""
+    table = Table("machine", "run", "seen", "finished", "running", box=None, pad_edge=False)
+    for run in runs[:_MOST_RUNS]:
+        info = run.info
+        shown = ", ".join(map(str, run.running[:8])) + (", …" if len(run.running) > 8 else "")
+        table.add_row(
+            Text(one_line(f"{info.host} (process {info.pid})")),
+            Text(run.state, style="green" if run.state == "running" else ""),
+            f"{clock(max(0.0, info.now - info.seen_at))} ago",
+            str(info.finished),
+            f"trial {shown}" if shown else "",
+        )
+    return table
+
+
+def _run_data(run: RunOfStudy) -> dict[str, object]:
+    info = run.info
+    return {
+        "host": info.host,
+        "pid": info.pid,
+        "run_dir": info.run_dir,
+        "version": info.version,
+        "workers": info.workers,
+        "state": run.state,
+        "note": info.note,
+        "seen": round(info.now - info.seen_at, 3),
+        "finished": info.finished,
+        "running": list(run.running),
+    }
 
 
 def _without_status_file(snapshot: Snapshot) -> str:

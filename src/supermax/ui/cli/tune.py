@@ -99,6 +99,9 @@ def tune(
     storage: Annotated[
         Text, typer.Option(help="Storage of the study: a file or an Optuna URL.")
     ] = None,
+    run_dir: Annotated[
+        Text, typer.Option(help="Folder of the run, for a second run on the same server.")
+    ] = None,
     timeout: Annotated[Text, typer.Option(help="Pause after this time, such as 8h.")] = None,
     sampler: Annotated[
         Text,
@@ -162,6 +165,7 @@ def tune(
         "data.path": data,
         "name": study,
         "storage": storage,
+        "run_dir": run_dir,
         "timeout": timeout,
         "sampler": sampler,
         "pruner": pruner,

@@ -1,0 +1,435 @@
+"""Leases of trials on a database server: which run owns a RUNNING trial, and until when.
+
+    supermax_runs      one row per run: machine, process, run folder, end of its lease
+    supermax_leases    one row per RUNNING trial: its run, and a fencing token
+
+A run renews its own row from its loop. Once the row has expired, another run may take over the
+trials: that raises their tokens. Every write to a trial checks the token in the same transaction,
+so a run that was only slow cannot write to a trial that it has lost. All times are those of the
+database: the clocks of the machines do not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import sqlalchemy as sa
+import sqlalchemy.event
+import sqlalchemy.exc
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.trial import TrialState
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from supermax._util.attributes import CLAIM
+
+FIRST_TOKEN = 1
+PROTOCOL = 1
+"""Version of the tables and of the rules for them. Runs with different ones share no study."""
+RUNNING, ENDED, QUARANTINED = "running", "ended", "quarantined"
+_metadata = sa.MetaData()
+_RUNS = sa.Table(
+    "supermax_runs",
+    _metadata,
+    sa.Column("run", sa.String(32), primary_key=True),
+    sa.Column(
+        "study_id",
+        sa.ForeignKey(models.StudyModel.study_id, ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    sa.Column("host", sa.String(255), nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("run_dir", sa.Text, nullable=False),
+    sa.Column("workers", sa.Integer, nullable=False),
+    sa.Column("version", sa.String(64), nullable=False),
+    sa.Column("protocol", sa.Integer, nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
+    sa.Column("finished", sa.Integer, nullable=False),
+    sa.Column("started_at", sa.Float(53), nullable=False),
+    sa.Column("seen_at", sa.Float(53), nullable=False),
+    sa.Column("expires_at", sa.Float(53), nullable=False),
+)
+_LEASES = sa.Table(
+    "supermax_leases",
+    _metadata,
+    sa.Column(
+        "trial_id",
+        sa.ForeignKey(models.TrialModel.trial_id, ondelete="CASCADE"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("study_id", sa.Integer, nullable=False, index=True),
+    sa.Column("run", sa.String(32), nullable=False, index=True),
+    sa.Column("token", sa.Integer, nullable=False),
+    sa.Column("takeovers", sa.Integer, nullable=False),
+)
+
+
+class _DatabaseTime(sa.sql.functions.FunctionElement[float]):
+    """Seconds since 1970 by the clock of the database."""
+
+    type = sa.Float()
+    inherit_cache = True
+
+
+@compiles(_DatabaseTime, "postgresql")
+def _postgresql_time(_: object, __: SQLCompiler, **___: object) -> str:
+    return "extract(epoch from clock_timestamp())::float8"
+
+
+@compiles(_DatabaseTime, "mysql")
+@compiles(_DatabaseTime, "mariadb")
+def _mysql_time(_: object, __: SQLCompiler, **___: object) -> str:
+    return "(unix_timestamp(sysdate(6)) + 0e0)"
+
+
+class LeaseLost(Exception):
+    """Error: another run has taken the trial over, or its lease was ended."""
+
+    def __init__(self, trial_id: int) -> None:
+        super().__init__(f"The lease of trial id {trial_id} is lost.")
+        self.trial_id = trial_id
+
+
+class TargetReached(Exception):
+    """Error: with the trials that are running, the study has as many as it shall get."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Row of a run."""
+
+    run: str
+    host: str
+    pid: int
+    run_dir: str
+    workers: int
+    version: str
+    protocol: int
+    state: str
+    note: str
+    finished: int
+    """Trials whose end the run has written."""
+    started_at: float
+    seen_at: float
+    expires_at: float
+    now: float
+    """Time of the database when the row was read."""
+
+    @property
+    def alive(self) -> bool:
+        return self.state == RUNNING and self.expires_at > self.now
+
+
+@dataclass(frozen=True)
+class Expired:
+    """Trial whose run has not renewed its lease."""
+
+    trial_id: int
+    run: str
+    token: int
+    takeovers: int
+    run_dir: str
+    host: str
+
+
+class Leases:
+    """Leases of one run on one study. `seconds`: time after the last renewal at which another run
+    may take over. `target`: finished trials that the study shall hold; None: no limit."""
+
+    def __init__(
+        self, backend: RDBStorage, study_id: int, run: str, seconds: float, target: int | None
+    ) -> None:
+        self.run = run
+        self.seconds = seconds
+        self._backend = backend
+        self._study_id = study_id
+        self._target = target
+        self.tokens: dict[int, int] = {}
+        """Trial id → token, of the trials that this run owns."""
+        self._current = threading.local()  # trial that the transaction of this thread writes to
+
+    # Runs.
+
+    def register(self, info: RunInfo) -> list[RunInfo]:
+        """Write the row of this run; return the rows of the other runs. Trials that it still owns
+        from before get new tokens, so that an earlier process of this run cannot write to them."""
+        with self._session() as session:
+            others = [row for row in self._rows(session) if row.run != self.run]
+            now = _DatabaseTime()
+            values: dict[str, Any] = {
+                "host": info.host,
+                "pid": info.pid,
+                "run_dir": info.run_dir,
+                "workers": info.workers,
+                "version": info.version,
+                "protocol": PROTOCOL,
+                "state": RUNNING,
+                "note": "",
+                "started_at": now,
+                "seen_at": now,
+                "expires_at": now + self.seconds,
+            }
+            where = _RUNS.c.run == self.run
+            if not _count(session.execute(sa.update(_RUNS).where(where).values(values))):
+                keys = {"run": self.run, "study_id": self._study_id, "finished": 0}
+                session.execute(sa.insert(_RUNS).values(values | keys))
+            own = _LEASES.c.run == self.run
+            session.execute(sa.update(_LEASES).where(own).values(token=_LEASES.c.token + 1))
+            owned = self._owned(session)
+        self.tokens = owned
+        return others
+
+    def renew(self, finished: int) -> set[int]:
+        """Renew the leases of this run; return the ids of trials that it has lost."""
+        with self._session() as session:
+            now = _DatabaseTime()
+            session.execute(
+                sa.update(_RUNS)
+                .where(_RUNS.c.run == self.run)
+                .values(seen_at=now, expires_at=now + self.seconds, finished=finished)
+            )
+            owned = self._owned(session)
+        lost = {trial for trial, token in self.tokens.items() if owned.get(trial) != token}
+        for trial in lost:
+            del self.tokens[trial]
+        return lost
+
+    def end(self, *, state: str = ENDED, note: str = "", release: bool) -> None:
+        """Write the end of this run. `release`: others may take over its trials at once, instead
+        of when its leases expire."""
+        values: dict[str, Any] = {"state": state, "note": note, "seen_at": _DatabaseTime()}
+        if release:
+            values["expires_at"] = _DatabaseTime()
+        with self._session() as session:
+            session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(values))
+
+    def _owned(self, session: Session) -> dict[int, int]:
+        query = sa.select(_LEASES.c.trial_id, _LEASES.c.token).where(_LEASES.c.run == self.run)
+        return {row.trial_id: row.token for row in session.execute(query)}
+
+    def _rows(self, session: Session) -> list[RunInfo]:
+        return _rows(session, self._study_id)
+
+    # Taking trials.
+
+    def expired(self) -> list[Expired]:
+        """Return the trials of this study whose runs have not renewed their leases."""
+        columns = (
+            _LEASES.c.trial_id,
+            _LEASES.c.run,
+            _LEASES.c.token,
+            _LEASES.c.takeovers,
+            _RUNS.c.run_dir,
+            _RUNS.c.host,
+        )
+        with self._session() as session:
+            found = session.execute(
+                self._leases(*columns)
+                .join(_RUNS, _RUNS.c.run == _LEASES.c.run)
+                .where(_LEASES.c.run != self.run, _RUNS.c.expires_at < _DatabaseTime())
+                .order_by(_LEASES.c.trial_id)
+            )
+            return [Expired(*row) for row in found]
+
+    def count_elsewhere(self) -> int:
+        """Return the number of trials that other runs have leased."""
+        query = self._leases(sa.func.count()).where(_LEASES.c.run != self.run)
+        with self._session() as session:
+            return int(session.execute(query).scalar_one())
+
+    def _leases(self, *columns: Any) -> sa.Select[Any]:
+        """Return the query for the leases of this study. Another program may have finished a
+        trial, which leaves its lease: it does not count."""
+        trial = models.TrialModel
+        return (
+            sa.select(*columns)
+            .select_from(_LEASES)
+            .join(trial, trial.trial_id == _LEASES.c.trial_id)
+            .where(_LEASES.c.study_id == self._study_id, trial.state == TrialState.RUNNING)
+        )
+
+    def take_over(self, lost: Expired) -> bool:
+        """Take a trial whose lease has expired; return False if another run was faster, or its
+        own run is back."""
+        alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= _DatabaseTime())
+        with self._session() as session:
+            taken = session.execute(
+                sa.update(_LEASES)
+                .where(
+                    _LEASES.c.trial_id == lost.trial_id,
+                    _LEASES.c.run == lost.run,
+                    _LEASES.c.token == lost.token,
+                    ~alive,
+                )
+                .values(run=self.run, token=lost.token + 1, takeovers=lost.takeovers + 1)
+            )
+            if not _count(taken):
+                # With the next token of this run, an earlier attempt at this call has succeeded.
+                held = self._owned(session).get(lost.trial_id) == lost.token + 1
+            elif held := self._is_running(session, lost.trial_id):
+                self._backend._set_trial_attr_without_commit(
+                    session, models.TrialSystemAttributeModel, lost.trial_id, CLAIM, self.run
+                )
+        if held:
+            self.tokens[lost.trial_id] = lost.token + 1
+        return held
+
+    def _is_running(self, session: Session, trial_id: int) -> bool:
+        """Return whether a trial is RUNNING, and lock its row."""
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+        return bool(trial.state is TrialState.RUNNING)
+
+    def lock(self, session: Session) -> None:
+        """Lock the study's row. Every trial becomes RUNNING under this lock."""
+        models.StudyModel.find_or_raise_by_id(self._study_id, session, for_update=True)
+
+    def may_add(self, session: Session) -> bool:
+        """Return whether a further trial may become RUNNING, in a transaction with the lock."""
+        if self._target is None:
+            return True
+        trial = models.TrialModel
+        finished = sa.select(sa.func.count()).where(
+            trial.study_id == self._study_id,
+            trial.state.in_([state for state in TrialState if state.is_finished()]),
+        )
+        leased = self._leases(sa.func.count())
+        # In one statement: a trial that is finished meanwhile is counted once.
+        counts = finished.scalar_subquery() + leased.scalar_subquery()
+        return int(session.execute(sa.select(counts)).scalar_one()) < self._target
+
+    def check_target(self, session: Session) -> None:
+        """Raise TargetReached if no further trial may become RUNNING."""
+        if not self.may_add(session):
+            raise TargetReached
+
+    def add(self, session: Session, trial_id: int) -> None:
+        """Write the lease of a trial in the transaction that makes it RUNNING."""
+        row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
+        session.execute(sa.insert(_LEASES).values(row | {"token": FIRST_TOKEN, "takeovers": 0}))
+
+    def adopt(self, trial_id: int) -> bool:
+        """Lease a trial that has this run's claim but no lease, as an earlier version leaves it;
+        return False if it was finished, or leased, meanwhile."""
+        with self._session() as session:
+            self.lock(session)
+            taken = sa.select(_LEASES.c.run).where(_LEASES.c.trial_id == trial_id)
+            if not self._is_running(session, trial_id) or session.execute(taken).first():
+                return False
+            self.add(session, trial_id)
+        self.tokens[trial_id] = FIRST_TOKEN
+        return True
+
+    # Writing.
+
+    @contextlib.contextmanager
+    def writing(self, trial_id: int, *, ends: bool = False) -> Iterator[None]:
+        """Check the token of the trial in the transaction that this thread commits inside the
+        block; raise LeaseLost instead of the commit. `ends`: the transaction finishes the trial,
+        and removes its lease."""
+        if trial_id not in self.tokens:
+            raise LeaseLost(trial_id)
+        outer = getattr(self._current, "write", None)
+        self._current.write = (trial_id, self.tokens[trial_id], ends)
+        try:
+            yield
+        finally:
+            self._current.write = outer
+
+    def _check(self, session: Session) -> None:
+        """Called by SQLAlchemy before every commit on the storage."""
+        if (write := getattr(self._current, "write", None)) is None:
+            return
+        trial_id, token, ends = write
+        mine = (_LEASES.c.trial_id == trial_id, _LEASES.c.token == token)
+        if ends:
+            held = bool(_count(session.execute(sa.delete(_LEASES).where(*mine))))
+        else:
+            query = sa.select(_LEASES.c.token).where(*mine).with_for_update(read=True)
+            held = session.execute(query).first() is not None
+        if not held:
+            raise LeaseLost(trial_id)
+
+    @contextlib.contextmanager
+    def enforced(self) -> Iterator[None]:
+        """Check writes inside this block."""
+        sessions, engine = self._backend.scoped_session, self._backend.engine
+        sqlalchemy.event.listen(sessions, "before_commit", self._check)
+        sqlalchemy.event.listen(engine, "connect", self._limit_idle_time)
+        engine.dispose()  # existing connections have no limit
+        try:
+            yield
+        finally:
+            sqlalchemy.event.remove(sessions, "before_commit", self._check)
+            sqlalchemy.event.remove(engine, "connect", self._limit_idle_time)
+
+    def _limit_idle_time(self, connection: DBAPIConnection, _: object) -> None:
+        """Have the server end a transaction of a process that was stopped in the middle of it:
+        until then its locks would stop all other runs."""
+        seconds = max(1, round(self.seconds / 2))
+        statement = {
+            "postgresql": f"SET idle_in_transaction_session_timeout = {seconds * 1000}",
+            "mariadb": f"SET SESSION idle_transaction_timeout = {seconds}",
+            "mysql": f"SET SESSION wait_timeout = {2 * seconds}",
+        }[self._backend.engine.name]
+        cursor = connection.cursor()
+        cursor.execute(statement)
+        cursor.close()
+        connection.commit()
+
+    def _session(self) -> contextlib.AbstractContextManager[Session]:
+        return _session(self._backend)
+
+
+def create_tables(backend: RDBStorage) -> None:
+    """Create the tables if they do not exist. Another run may do so at the same moment."""
+    try:
+        _metadata.create_all(backend.engine)
+    except (sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.IntegrityError,
+            sqlalchemy.exc.OperationalError):  # fmt: skip
+        if not all(map(sa.inspect(backend.engine).has_table, _metadata.tables)):
+            raise
+
+
+def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:
+    """Return the runs of a study, the latest first; []: none has shared it yet."""
+    if not sa.inspect(backend.engine).has_table(_RUNS.name):
+        return []
+    with _session(backend) as session:
+        return _rows(session, study_id)
+
+
+def read_owners(backend: RDBStorage, study_id: int) -> dict[int, str]:
+    """Return trial id → run, of the trials that are leased."""
+    if not sa.inspect(backend.engine).has_table(_LEASES.name):
+        return {}
+    with _session(backend) as session:
+        query = sa.select(_LEASES.c.trial_id, _LEASES.c.run)
+        rows = session.execute(query.where(_LEASES.c.study_id == study_id))
+        return {row.trial_id: row.run for row in rows}
+
+
+def _rows(session: Session, study_id: int) -> list[RunInfo]:
+    columns = [column for column in _RUNS.c if column.name != "study_id"]
+    query = sa.select(*columns, _DatabaseTime().label("now"))
+    rows = session.execute(query.where(_RUNS.c.study_id == study_id)).mappings()
+    found = [RunInfo(**row) for row in rows]
+    return sorted(found, key=lambda row: -row.started_at)
+
+
+def _session(backend: RDBStorage) -> contextlib.AbstractContextManager[Session]:
+    return _create_scoped_session(backend.scoped_session)
+
+
+def _count(result: sa.Result[Any]) -> int:
+    return cast("sa.CursorResult[Any]", result).rowcount

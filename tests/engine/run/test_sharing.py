@@ -1,0 +1,325 @@
+"""Several runs on one study, on PostgreSQL: killed, stopped, cut off, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+import supermax
+from supermax._util.attributes import CLAIM
+from supermax.engine.storage.leases import read_owners, read_runs
+from supermax.errors import UserError
+from tests import ROOT
+from tests.conftest import eventually
+from tests.engine.programs import short_trial, value_of, with_checkpoint
+from tests.engine.storage.postgres import Proxy, Server, restartable_server
+
+LEASE = 2.0
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Server]:
+    with restartable_server() as running:
+        yield running
+
+
+@pytest.fixture
+def proxy(database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Empty database behind a proxy."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    proxy = Proxy(database.path)
+    with opened(proxy) as storage:
+        for summary in storage.get_all_studies():
+            storage.delete_study(summary._study_id)
+    yield proxy
+    proxy.close()
+
+
+@contextlib.contextmanager
+def opened(proxy: Proxy) -> Iterator[RDBStorage]:
+    storage = RDBStorage(proxy.url)
+    try:
+        yield storage
+    finally:
+        storage.engine.dispose()
+
+
+@dataclass
+class Run:
+    """A coordinator of its own, with its own connection to the database."""
+
+    proxy: Proxy
+    folder: Path
+    n_trials: int
+    checkpoints: Path | None = None
+    pace: float = 0.01
+    lease: float = LEASE
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self) -> Run:
+        self.folder.mkdir(exist_ok=True)
+        arguments = [self.proxy.url, str(self.n_trials), str(self.folder / "run"), str(self.lease)]
+        if self.checkpoints is not None:
+            arguments.append(str(self.checkpoints))
+        env = {**os.environ, "MARKS": str(self.folder.parent / "marks"), "PACE": str(self.pace)}
+        with (self.folder / "output").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.engine.programs", "shared", *arguments],
+                cwd=ROOT,
+                env=env,
+                stdout=output,
+                stderr=output,
+            )
+        return self
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "output").read_text()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def running(*runs: Run) -> Iterator[None]:
+    try:
+        for run in runs:
+            run.start()
+        yield
+    finally:
+        for run in runs:
+            run.end()
+
+
+def stored(proxy: Proxy) -> list[FrozenTrial]:
+    with opened(proxy) as storage:
+        try:
+            return storage.get_all_trials(storage.get_study_id_from_name("shared"))
+        except KeyError:
+            return []
+
+
+def finished(proxy: Proxy) -> int:
+    return sum(trial.state.is_finished() for trial in stored(proxy))
+
+
+def check(proxy: Proxy, n_trials: int) -> None:
+    """Every number once, with its value and its curve; nothing is left RUNNING or leased."""
+    trials = stored(proxy)
+    assert [trial.number for trial in trials] == list(range(n_trials))
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
+    for trial in trials:
+        value = value_of(**trial.params)
+        assert trial.value == value
+        assert trial.intermediate_values == {step: value + 3 - step for step in range(3)}
+    with opened(proxy) as storage:
+        study_id = storage.get_study_id_from_name("shared")
+        assert read_owners(storage, study_id) == {}
+        owners = {run.run for run in read_runs(storage, study_id)}
+    assert {trial.system_attrs[CLAIM] for trial in trials} <= owners
+
+
+@pytest.mark.slow
+def test_two_runs_meet_the_target_together(proxy: Proxy, tmp_path: Path) -> None:
+    one, other = (Run(proxy, tmp_path / name, 16, pace=0.05) for name in ("one", "other"))
+    with running(one, other):
+        assert one.process.wait(60) == other.process.wait(60) == 0, one.output + other.output
+    check(proxy, 16)
+    assert len({trial.system_attrs[CLAIM] for trial in stored(proxy)}) == 2
+    assert len((tmp_path / "marks").read_text().splitlines()) == 16  # none was run twice
+
+
+def test_trials_of_a_killed_run_are_continued_by_another(proxy: Proxy, tmp_path: Path) -> None:
+    shared = tmp_path / "checkpoints"
+    one = Run(proxy, tmp_path / "one", 4, shared, pace=0.4)
+    with running(one):
+        assert eventually(lambda: len(list(shared.glob("*/*/1/step"))) >= 2)
+        one.end()
+        numbers = [t.number for t in stored(proxy) if t.state is TrialState.RUNNING]
+        assert numbers
+        other = Run(proxy, tmp_path / "other", 4, shared)
+        with running(other):
+            assert other.process.wait(60) == 0, other.output
+    check(proxy, 4)
+    marks = [json.loads(line) for line in (tmp_path / "marks").read_text().splitlines()]
+    first_steps = {number: first for number, _, first, _ in marks}
+    assert all(first_steps[number] > 0 for number in numbers), marks  # from the checkpoint
+    assert "is taken over" in other.output
+
+
+def test_a_stopped_run_loses_its_trials_and_writes_nothing_more(
+    proxy: Proxy, tmp_path: Path
+) -> None:
+    one = Run(proxy, tmp_path / "one", 2, pace=0.5)
+    other = Run(proxy, tmp_path / "other", 2)
+    with running(one):
+        assert eventually(lambda: len(stored(proxy)) == 2)
+        one.process.send_signal(signal.SIGSTOP)
+        with running(other):
+            assert eventually(lambda: finished(proxy) == 2, within=30)
+            before = [vars(trial) for trial in stored(proxy)]
+            one.process.send_signal(signal.SIGCONT)
+            assert one.process.wait(60) == other.process.wait(60) == 0, one.output
+    assert [vars(trial) for trial in stored(proxy)] == before
+    check(proxy, 2)
+    assert "was taken over by another run" in one.output
+
+
+@pytest.mark.slow
+def test_a_database_that_is_away_stops_nothing(
+    database: Server, proxy: Proxy, tmp_path: Path
+) -> None:
+    """All leases expire meanwhile, but nobody takes a trial from a living run."""
+    runs = [Run(proxy, tmp_path / name, 8, pace=0.3) for name in ("one", "other")]
+    with running(*runs):
+        assert eventually(lambda: len(stored(proxy)) >= 4)
+        database.stop()
+        time.sleep(2 * LEASE)  # the time that passes is what is tested
+        database.start()
+        for run in runs:
+            assert run.process.wait(60) == 0, run.output
+    check(proxy, 8)
+    for run in runs:
+        assert "taken over" not in run.output
+    assert len((tmp_path / "marks").read_text().splitlines()) == 8
+
+
+@pytest.mark.slow
+def test_an_enqueued_trial_is_run_once(proxy: Proxy, tmp_path: Path) -> None:
+    study = optuna.create_study(storage=proxy.url, study_name="shared")
+    for x in range(6):
+        study.enqueue_trial({"x": float(x)})
+    runs = [Run(proxy, tmp_path / name, 6) for name in ("one", "other")]
+    with running(*runs):
+        for run in runs:
+            assert run.process.wait(60) == 0, run.output
+    check(proxy, 6)
+    assert sorted(trial.params["x"] for trial in stored(proxy)) == [0, 1, 2, 3, 4, 5]
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_two_runs_in_one_folder_are_refused(proxy: Proxy, tmp_path: Path) -> None:
+    one = Run(proxy, tmp_path / "one", 100_000)
+    with running(one):
+        assert eventually(lambda: finished(proxy) > 0)
+        study = optuna.load_study(storage=proxy.url, study_name="shared")
+        with pytest.raises(UserError, match="give this run a folder of its own"):
+            supermax.optimize(
+                study, with_checkpoint, 1, run_dir=tmp_path / "one" / "run", progress=False
+            )
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_seeded_runs_do_not_sample_the_same_values(proxy: Proxy, tmp_path: Path) -> None:
+    def drawn(name: str) -> list[float]:
+        sampler = optuna.samplers.RandomSampler(seed=1)
+        study = optuna.create_study(
+            storage=proxy.url, study_name="shared", load_if_exists=True, sampler=sampler
+        )
+        before = len(study.trials)
+        folder = tmp_path / name
+        supermax.optimize(study, short_trial, before + 3, run_dir=folder, progress=False)
+        values = [trial.params["x"] for trial in study.trials[before:]]
+        study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+        with opened(proxy) as storage:
+            for summary in storage.get_all_studies() if name == "first" else ():
+                storage.delete_study(summary._study_id)
+        return values
+
+    first = drawn("first")
+    assert drawn("second") == first  # alone on its study, a run samples what its seed says
+    assert not set(drawn("third")) & set(first)
+
+
+def under_fire(
+    database: Server, proxies: list[Proxy], folder: Path, n_trials: int, seed: int, restarts: int
+) -> Counter[str]:
+    """Run to the target with one run per proxy, while runs are killed, stopped for longer than
+    their lease, cut off from the database, and started again, and the database is restarted.
+    Return how often each happened."""
+    dice = random.Random(seed)
+    done: Counter[str] = Counter()
+    runs = [
+        Run(proxy, folder / f"run-{place}", n_trials, folder / "checkpoints", pace=0.03)
+        for place, proxy in enumerate(proxies)
+    ]
+    deadline = time.monotonic() + 600
+    stopped: dict[int, float] = {}
+    cut: dict[int, float] = {}
+    at = [n_trials * (n + 1) // (restarts + 1) for n in range(restarts)]
+    with running(*runs):
+        while (count := finished(proxies[0])) < n_trials:
+            assert time.monotonic() < deadline, (done, count, [run.output[-500:] for run in runs])
+            time.sleep(dice.uniform(0.2, 0.6))
+            now = time.monotonic()
+            for place in [place for place, until in stopped.items() if until < now]:
+                runs[place].process.send_signal(signal.SIGCONT)
+                del stopped[place]
+            for place in [place for place, until in cut.items() if until < now]:
+                proxies[place].frozen.clear()
+                del cut[place]
+            if at and count >= at[0]:
+                at.pop(0)
+                database.stop()
+                time.sleep(dice.uniform(0.1, 1.5))
+                database.start()
+                done["database restarted"] += 1
+            place = dice.randrange(1, len(runs))  # the first one is left alone: its proxy is ours
+            if place in stopped or place in cut:
+                continue
+            run, what = runs[place], dice.random()
+            if run.process.poll() is not None:
+                run.start()
+            elif what < 0.25:
+                run.end()
+                done["killed"] += 1
+                run.start()
+            elif what < 0.4:
+                run.process.send_signal(signal.SIGSTOP)
+                stopped[place] = now + dice.uniform(1, 3) * LEASE
+                done["stopped"] += 1
+            elif what < 0.5:
+                proxies[place].frozen.set()
+                cut[place] = now + dice.uniform(1, 3) * LEASE
+                done["cut off"] += 1
+        for place in stopped:
+            runs[place].process.send_signal(signal.SIGCONT)
+        for place in cut:
+            proxies[place].frozen.clear()
+        for run in runs:
+            if run.process.poll() is None:
+                assert run.process.wait(120) == 0, run.output
+    return done
+
+
+@pytest.mark.parametrize(
+    ("n_runs", "n_trials", "restarts"),
+    [(3, 40, 1), pytest.param(4, 400, 2, marks=pytest.mark.slow)],
+)
+def test_every_trial_is_stored_once_whatever_happens_to_runs(
+    database: Server, proxy: Proxy, tmp_path: Path, n_runs: int, n_trials: int, restarts: int
+) -> None:
+    proxies = [proxy, *(Proxy(database.path) for _ in range(n_runs - 1))]
+    done = under_fire(database, proxies, tmp_path, n_trials, seed=3, restarts=restarts)
+    check(proxy, n_trials)
+    assert done["database restarted"] == restarts
+    assert done["killed"] > 0
+    for other in proxies[1:]:
+        other.close()

@@ -1,0 +1,306 @@
+"""Leases of trials on PostgreSQL: one owner for each, and no write of a former one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution
+from optuna.storages import RDBStorage
+from optuna.trial import TrialState
+
+from supermax._util.attributes import CLAIM
+from supermax.engine.run.sharing import SharedRun, check_versions, this_run
+from supermax.engine.storage.leases import (
+    ENDED,
+    LeaseLost,
+    Leases,
+    TargetReached,
+    create_tables,
+    read_owners,
+    read_runs,
+)
+from supermax.engine.storage.patience import Patience
+from supermax.engine.storage.patient import PatientStorage
+from supermax.errors import UserError
+from tests.engine.storage.postgres import Proxy, server
+
+RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
+LONG = 600.0
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    with server() as path:
+        yield path
+
+
+@pytest.fixture
+def url(postgres: str) -> Iterator[str]:
+    proxy = Proxy(postgres)
+    yield proxy.url
+    proxy.close()
+
+
+Opener = Callable[..., PatientStorage]
+
+
+@pytest.fixture
+def opened(url: str, tmp_path: Path) -> Iterator[Opener]:
+    """Function that opens the study as a run of the given name does."""
+    with_checks = []
+
+    def open_(run: str, seconds: float = LONG, target: int | None = None) -> PatientStorage:
+        study = optuna.create_study(storage=url, study_name=tmp_path.name, load_if_exists=True)
+        inner = study._storage
+        backend = inner._backend  # type: ignore[attr-defined]
+        storage = PatientStorage(inner, study, file=None, patience=Patience(lambda _: None))
+        storage.claim = run
+        create_tables(backend)
+        leases = Leases(backend, study._study_id, run, seconds, target)
+        leases.register(this_run(run, tmp_path / run, 1))
+        storage.leases = leases
+        checks = leases.enforced()
+        checks.__enter__()
+        with_checks.append((checks, backend))
+        return storage
+
+    yield open_
+    for checks, backend in with_checks:
+        checks.__exit__(None, None, None)
+        with contextlib.suppress(KeyError):  # the first one has deleted it
+            backend.delete_study(backend.get_study_id_from_name(tmp_path.name))
+        backend.engine.dispose()
+
+
+def study_id(storage: PatientStorage) -> int:
+    return storage._study_id
+
+
+def leases(storage: PatientStorage) -> Leases:
+    assert storage.leases is not None
+    return storage.leases
+
+
+def backend(storage: PatientStorage) -> RDBStorage:
+    found = storage._server
+    assert found is not None
+    return found
+
+
+def test_a_new_trial_is_leased_until_it_is_finished(opened: Opener) -> None:
+    one = opened("one")
+    trial = one.create_new_trial(study_id(one))
+    assert read_owners(backend(one), study_id(one)) == {trial: "one"}
+    assert one.set_trial_state_values(trial, COMPLETE, [1.0])
+    assert read_owners(backend(one), study_id(one)) == {}
+    assert leases(one).tokens == {}
+
+
+WRITES: dict[str, Callable[[PatientStorage, int], object]] = {
+    "parameter": lambda s, t: s.set_trial_param(t, "x", 0.5, FloatDistribution(0, 1)),
+    "report": lambda s, t: s.set_trial_intermediate_value(t, 3, 0.5),
+    "user attribute": lambda s, t: s.set_trial_user_attr(t, "late", 1),
+    "system attribute": lambda s, t: s.set_trial_system_attr(t, "late", 1),
+    "deletion of reports": lambda s, t: s.forget_steps(t, 0),
+    "end": lambda s, t: s.set_trial_state_values(t, COMPLETE, [2.0]),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_run_that_lost_a_trial_cannot_write_to_it(
+    opened: Opener, write: Callable[[PatientStorage, int], object]
+) -> None:
+    slow, other = opened("slow", seconds=-1.0), opened("other")
+    trial = slow.create_new_trial(study_id(slow))
+    slow.set_trial_intermediate_value(trial, 0, 1.0)
+    (lost,) = leases(other).expired()
+    assert leases(other).take_over(lost)
+    (before,) = other.inner.get_all_trials(study_id(other))
+    with pytest.raises(LeaseLost) as caught:
+        write(slow, trial)
+    assert caught.value.trial_id == trial
+    after = other.inner.get_trial(trial)
+    assert vars(after) == vars(before)
+    assert after.system_attrs[CLAIM] == "other"
+    write(other, trial)  # the new owner can
+    assert leases(slow).renew(0) == {trial}
+    assert leases(slow).renew(0) == set()
+
+
+def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
+    one, other = opened("one"), opened("other")
+    trial = one.create_new_trial(study_id(one))
+    assert leases(other).expired() == []
+    assert leases(other).count_elsewhere() == 1
+    assert leases(one).count_elsewhere() == 0
+    leases(one).end(release=True)
+    (lost,) = leases(other).expired()
+    assert (lost.trial_id, lost.run, lost.takeovers) == (trial, "one", 0)
+    leases(one).renew(0)  # it is back before the other one is done
+    assert not leases(other).take_over(lost)
+    one.set_trial_user_attr(trial, "mine", 1)
+
+
+def test_only_one_run_takes_a_trial_over(opened: Opener) -> None:
+    gone = opened("gone", seconds=-1.0)
+    trials = [gone.create_new_trial(study_id(gone)) for _ in range(12)]
+    others = [opened(f"other-{n}") for n in range(4)]
+    taken: list[list[int]] = [[] for _ in others]
+
+    def take(place: int) -> None:
+        for lost in leases(others[place]).expired():
+            if leases(others[place]).take_over(lost):
+                taken[place].append(lost.trial_id)
+
+    threads = [threading.Thread(target=take, args=(place,)) for place in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(itertools.chain(*taken)) == sorted(trials)
+    assert [sorted(leases(other).tokens) for other in others] == [sorted(t) for t in taken]
+
+
+def test_all_runs_together_start_no_trial_too_many(opened: Opener) -> None:
+    runs = [opened(f"run-{n}", target=10) for n in range(4)]
+    queue = runs[0]
+    for _ in range(3):
+        template = optuna.trial.create_trial(state=WAITING)
+        queue.inner.create_new_trial(study_id(queue), template)
+    waiting = [t._trial_id for t in queue.inner.get_all_trials(study_id(queue))]
+    taken: list[int] = []
+    created: list[int] = []
+
+    def work(run: PatientStorage) -> None:
+        taken.extend(t for t in waiting if run.set_trial_state_values(t, RUNNING))
+        while True:
+            try:
+                trial = run.create_new_trial(study_id(run))
+            except TargetReached:
+                return
+            created.append(trial)
+            if len(created) % 2:
+                run.set_trial_state_values(trial, COMPLETE, [1.0])
+
+    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(waiting)
+    assert len(taken) + len(created) == 10
+    assert len(queue.inner.get_all_trials(study_id(queue))) == 10
+
+
+def test_a_trial_of_another_program_does_not_count(opened: Opener) -> None:
+    one = opened("one", target=1)
+    one.inner.create_new_trial(study_id(one))  # by Optuna itself, RUNNING for ever
+    one.create_new_trial(study_id(one))
+    with pytest.raises(TargetReached):
+        one.create_new_trial(study_id(one))
+
+
+def test_a_run_that_starts_again_excludes_its_earlier_process(opened: Opener) -> None:
+    before = opened("one")
+    trial = before.create_new_trial(study_id(before))
+    again = opened("one")
+    assert leases(again).tokens == {trial: 2}
+    with pytest.raises(LeaseLost):
+        before.set_trial_user_attr(trial, "late", 1)
+    again.set_trial_user_attr(trial, "mine", 1)
+
+
+def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> None:
+    one, other = opened("one"), opened("other", seconds=-1.0)
+    one.create_new_trial(study_id(one))
+    leases(one).renew(7)
+    leases(other).end(state=ENDED, note="done", release=True)
+    rows = {row.run: row for row in read_runs(backend(one), study_id(one))}
+    assert rows["one"].alive
+    assert rows["one"].finished == 7
+    assert rows["one"].run_dir == str(tmp_path / "one")
+    assert not rows["other"].alive
+    assert (rows["other"].state, rows["other"].note) == (ENDED, "done")
+
+
+def test_deleting_the_study_deletes_its_leases(opened: Opener) -> None:
+    one = opened("one")
+    one.create_new_trial(study_id(one))
+    one.inner.delete_study(study_id(one))
+    assert read_owners(backend(one), study_id(one)) == {}
+    assert read_runs(backend(one), study_id(one)) == []
+
+
+def test_versions_with_other_rules_do_not_share_a_study(opened: Opener) -> None:
+    one = opened("one")
+    (row,) = read_runs(backend(one), study_id(one))
+    check_versions([row])
+    other = type(row)(**{**vars(row), "protocol": row.protocol + 1, "host": "far"})
+    with pytest.raises(UserError, match="A run on far works on this study with Supermax"):
+        check_versions([other])
+    check_versions([type(row)(**{**vars(other), "expires_at": row.now - 1})])
+
+
+def test_nothing_is_taken_over_right_after_an_outage(opened: Opener) -> None:
+    """All leases have expired then, and all runs are alive."""
+    gone, one = opened("gone", seconds=-1.0), opened("one", seconds=40.0)
+    gone.create_new_trial(study_id(gone))
+    now = [0.0]
+    shared = SharedRun(one, leases(one), clock=lambda: now[0])
+
+    def pass_time(seconds: float, step: float = 10.0) -> None:
+        for _ in range(int(seconds / step)):
+            now[0] += step
+            assert shared.renew_if_due(0) == set()
+
+    pass_time(30)
+    assert shared.expired() == []  # it has just begun
+    pass_time(10)
+    assert len(shared.expired()) == 1
+    now[0] += 300.0  # an outage
+    assert shared.renew_if_due(0) == set()
+    assert shared.expired() == []
+    pass_time(30)
+    assert shared.expired() == []
+    pass_time(10)
+    assert len(shared.expired()) == 1
+
+
+def test_a_trial_that_another_program_finished_is_neither_counted_nor_taken(
+    opened: Opener,
+) -> None:
+    gone, one = opened("gone", seconds=-1.0), opened("one", target=2)
+    trial = gone.create_new_trial(study_id(gone))
+    (lost,) = leases(one).expired()
+    one.inner.set_trial_state_values(trial, TrialState.FAIL)  # study.tell of Optuna
+    assert leases(one).expired() == []
+    assert not leases(one).take_over(lost)
+    assert leases(one).count_elsewhere() == 0
+    one.create_new_trial(study_id(one))
+    with pytest.raises(TargetReached):
+        one.create_new_trial(study_id(one))
+
+
+def test_a_takeover_whose_reply_was_lost_succeeds_when_repeated(opened: Opener) -> None:
+    gone, one = opened("gone", seconds=-1.0), opened("one")
+    trial = gone.create_new_trial(study_id(gone))
+    (lost,) = leases(one).expired()
+    assert leases(one).take_over(lost)
+    leases(one).tokens.clear()  # as if the first call had raised
+    assert leases(one).take_over(lost)
+    assert leases(one).tokens == {trial: 2}
+
+
+def test_a_trial_without_a_lease_is_adopted_once(opened: Opener) -> None:
+    one, other = opened("one"), opened("other")
+    trial = one.inner.create_new_trial(study_id(one))  # as an earlier version does
+    assert leases(one).adopt(trial)
+    assert not leases(other).adopt(trial)
+    one.set_trial_state_values(trial, COMPLETE, [1.0])
+    assert not leases(one).adopt(trial)
