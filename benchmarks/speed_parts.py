@@ -258,7 +258,7 @@ def counted(eager: Prepared, indices: Indices, rows: int, length: int) -> Operat
     """Count the operations of one eager step on `rows` rows of the padded length."""
     data = eager.train
     batch = resized(collate(data.views, eager.pads, data.rows(indices)), rows, length)
-    denominators = loss_denominators(*data.targets(indices), eager.weights)
+    denominators = loss_denominators(*data.targets(indices), eager.step.weights)
     device = eager.execution.device
     moved = Batch(
         tuple(Inputs(*(t.to(device) for t in (o.ids, o.mask, o.types))) for o in batch.inputs),
