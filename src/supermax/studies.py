@@ -190,11 +190,12 @@ def _connect(address: _Address) -> BaseStorage:
 
 
 def _server(url: str) -> BaseStorage:
-    """Connect to a database server with one connection: hundreds of runs may share it. Redis, and
-    SQLite in memory, are left to Optuna."""
+    """Connect to a database server with one connection: hundreds of runs may share it. Optuna
+    needs a second one for a moment when it opens the storage. Redis, and SQLite in memory, are
+    left to Optuna."""
     if make_url(url).get_backend_name() not in ("postgresql", "mysql", "mariadb"):
         return optuna.storages.get_storage(url)
-    one = {"pool_size": 1, "max_overflow": 0}
+    one = {"pool_size": 1, "max_overflow": 1}
     return _CachedStorage(RDBStorage(url, engine_kwargs=one))
 
 

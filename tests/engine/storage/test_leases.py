@@ -10,10 +10,12 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
+import supermax
 from supermax._util.attributes import CLAIM
 from supermax.engine.run.sharing import SharedRun, check_versions, this_run
 from supermax.engine.storage.leases import (
@@ -28,6 +30,8 @@ from supermax.engine.storage.leases import (
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.errors import UserError
+from supermax.studies import make_storage
+from tests.engine.programs import short_trial
 from tests.engine.storage.postgres import Proxy, server
 
 RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
@@ -304,3 +308,24 @@ def test_a_trial_without_a_lease_is_adopted_once(opened: Opener) -> None:
     assert not leases(other).adopt(trial)
     one.set_trial_state_values(trial, COMPLETE, [1.0])
     assert not leases(one).adopt(trial)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_uses_one_connection(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    observer = sqlalchemy.create_engine(url)
+    counts: list[int] = []
+    query = sqlalchemy.text("SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres'")
+
+    def count(*_: object) -> None:
+        with observer.connect() as connection:
+            counts.append(connection.execute(query).scalar_one() - 1)  # without this one
+
+    storage = make_storage(url)
+    study = optuna.create_study(storage=storage, study_name="one")
+    supermax.optimize(study, short_trial, 4, workers=2, progress=False, callbacks=[count])
+    assert counts == [1, 1, 1, 1]
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    observer.dispose()
