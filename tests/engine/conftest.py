@@ -1,9 +1,13 @@
 """Fork servers of the engine's tests are forked from a process with the imports done, except where
-their start is tested."""
+their start is tested. One database server serves all tests of a worker."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests.engine.storage.postgres import Server, restartable_server
 
 _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
 
@@ -12,3 +16,9 @@ _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py"
 def forked(request: pytest.FixtureRequest, engine_template: object) -> None:
     if request.path.name not in _STARTED_AS_BY_USERS:
         request.getfixturevalue("engine_preloaded")
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[Server]:
+    with restartable_server() as running:
+        yield running

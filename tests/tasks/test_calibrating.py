@@ -76,7 +76,8 @@ def test_what_a_trial_probed_is_known_to_the_next_run(tmp_path: Path) -> None:
     objective = replace(planner.objective, execution=Execution(), book=planner.book)
 
     class Here(optuna.trial.FixedTrial):
-        checkpoint_dir = tmp_path / "trial" / "checkpoint"
+        folder = tmp_path / "trial"
+        checkpoint_dir = folder / "checkpoint"
 
     Here.checkpoint_dir.mkdir(parents=True)
     trial = Here({"encoder.name": "tiny-bert", "train.effective_batch": 8, "optim.lr": 0.001})

@@ -123,7 +123,8 @@ def test_a_trial_that_cannot_be_kept_writes_no_weights(tmp_path: Path) -> None:
     WeightRetention(tmp_path, top=1)(study, study.trials[0])
     for _ in range(2):
         trial: Any = study.ask()
-        trial.checkpoint_dir = tmp_path / "trials" / f"{trial.number:05}" / "checkpoint"
+        trial.folder = tmp_path / "trials" / f"{trial.number:05}"
+        trial.checkpoint_dir = trial.folder / "checkpoint"
         trial.checkpoint_dir.mkdir(parents=True)
         objective(trial)
         objective = replace(objective, top=None)  # each its own

@@ -6,6 +6,7 @@ study, run folder ──read_record()──▶ StudyRecord ──▶ TrialRecord
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -343,8 +344,8 @@ def _records(
     for trial in trials:
         owner = others.get(trial.system_attrs.get(CLAIM), folder)
         found = owner.trial(trial.number)
-        at_home = owner is folder or not found.path.is_dir()
-        records.append(TrialRecord(trial, folder.trial(trial.number) if at_home else found))
+        reachable = owner is folder or os.access(found.path, os.R_OK | os.X_OK)
+        records.append(TrialRecord(trial, found if reachable else folder.trial(trial.number)))
     return records
 
 

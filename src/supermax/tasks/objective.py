@@ -125,7 +125,7 @@ class AgentObjective:
             gauge.result = result
         values = values_of(self.objectives, prepared, result)
         trial.set_user_attr(RESULT, summary(prepared, result, self.train.label_names))
-        folder = getattr(trial, "folder", trial.checkpoint_dir.parent)  # checkpoints may be shared
+        folder = trial.folder
         if self.top is None or worth_keeping(folder.parent, self.top, values[0], trial.number):
             save_weights(result, folder)
         return values[0] if len(values) == 1 else tuple(values)

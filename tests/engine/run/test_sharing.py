@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -17,25 +18,20 @@ from pathlib import Path
 
 import optuna
 import pytest
+import sqlalchemy
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
 import supermax
 from supermax._util.attributes import CLAIM
 from supermax.engine.storage.leases import read_owners, read_runs
-from supermax.errors import UserError
+from supermax.errors import EnvironmentFault, UserError
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import short_trial, value_of, with_checkpoint
-from tests.engine.storage.postgres import Proxy, Server, restartable_server
+from tests.engine.storage.postgres import Proxy, Server
 
 LEASE = 2.0
-
-
-@pytest.fixture(scope="module")
-def database() -> Iterator[Server]:
-    with restartable_server() as running:
-        yield running
 
 
 @pytest.fixture
@@ -224,6 +220,52 @@ def test_two_runs_in_one_folder_are_refused(proxy: Proxy, tmp_path: Path) -> Non
                 study, with_checkpoint, 1, run_dir=tmp_path / "one" / "run", progress=False
             )
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def created(proxy: Proxy, user: str = "postgres") -> Iterator[optuna.Study]:
+    study = optuna.create_study(storage=proxy.url, study_name="shared")
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+    study = optuna.load_study(
+        storage=proxy.url.replace("postgres@", f"{user}@"), study_name="shared"
+    )
+    yield study
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_a_user_without_the_right_to_create_tables_is_told_so(proxy: Proxy) -> None:
+    with opened(proxy) as storage, storage.engine.begin() as connection:
+        for table in ("supermax_leases", "supermax_runs"):
+            connection.execute(sqlalchemy.text(f"DROP TABLE IF EXISTS {table}"))
+        connection.execute(sqlalchemy.text("DROP ROLE IF EXISTS reader"))
+        connection.execute(
+            sqlalchemy.text("CREATE ROLE reader LOGIN IN ROLE pg_read_all_data, pg_write_all_data")
+        )
+    with (
+        created(proxy, "reader") as study,
+        pytest.raises(EnvironmentFault, match="be created in the database: permission denied"),
+    ):
+        supermax.optimize(study, short_trial, 1, progress=False)
+
+
+def test_the_users_own_run_folder_keeps_its_mode(proxy: Proxy, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with created(proxy) as study:
+        supermax.optimize(study, short_trial, 1, run_dir=folder, progress=False)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+
+
+def test_unusable_checkpoints_are_refused_before_the_run(proxy: Proxy, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with created(proxy) as study:
+        with pytest.raises(UserError, match=r"Checkpoints cannot be stored at s4://") as caught:
+            supermax.optimize(study, short_trial, 1, checkpoints="s4://me:secret@x/y")
+        assert "secret" not in str(caught.value)
+        with pytest.raises(EnvironmentFault, match="of checkpoints cannot be created"):
+            supermax.optimize(study, short_trial, 1, checkpoints=tmp_path / "file")
+        assert study.trials == []
 
 
 @pytest.mark.slow

@@ -22,13 +22,6 @@ from tests.conftest import eventually
 _SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=20", "listen_addresses=")
 
 
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """Run a server of the wheel's binaries; yields the path of its socket."""
-    with restartable_server() as running:
-        yield running.path
-
-
 class Server:
     """Running server, which can be stopped and started again."""
 

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax._util.attributes import CLAIM
-from supermax.engine.run.sharing import SharedRun, check_versions, this_run
+from supermax.engine.run.sharing import SharedRun, check_versions
 from supermax.engine.storage.leases import (
     ENDED,
     LeaseLost,
@@ -32,21 +32,15 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.errors import UserError
 from supermax.studies import make_storage
 from tests.engine.programs import short_trial
-from tests.engine.storage.postgres import Proxy, server
+from tests.engine.storage.postgres import Proxy, Server
 
 RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
 LONG = 600.0
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with server() as path:
-        yield path
-
-
 @pytest.fixture
-def url(postgres: str) -> Iterator[str]:
-    proxy = Proxy(postgres)
+def url(database: Server) -> Iterator[str]:
+    proxy = Proxy(database.path)
     yield proxy.url
     proxy.close()
 
@@ -67,7 +61,7 @@ def opened(url: str, tmp_path: Path) -> Iterator[Opener]:
         storage.claim = run
         create_tables(backend)
         leases = Leases(backend, study._study_id, run, seconds, target)
-        leases.register(this_run(run, tmp_path / run, 1))
+        leases.register(tmp_path / run, 1, "0.1")
         storage.leases = leases
         checks = leases.enforced()
         checks.__enter__()
@@ -100,7 +94,7 @@ def backend(storage: PatientStorage) -> RDBStorage:
 def test_a_new_trial_is_leased_until_it_is_finished(opened: Opener) -> None:
     one = opened("one")
     trial = one.create_new_trial(study_id(one))
-    assert read_owners(backend(one), study_id(one)) == {trial: "one"}
+    assert read_owners(backend(one), study_id(one)) == {0: "one"}
     assert one.set_trial_state_values(trial, COMPLETE, [1.0])
     assert read_owners(backend(one), study_id(one)) == {}
     assert leases(one).tokens == {}
@@ -224,13 +218,13 @@ def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> Non
     one, other = opened("one"), opened("other", seconds=-1.0)
     one.create_new_trial(study_id(one))
     leases(one).renew(7)
-    leases(other).end(state=ENDED, note="done", release=True)
+    leases(other).end(release=True)
     rows = {row.run: row for row in read_runs(backend(one), study_id(one))}
     assert rows["one"].alive
     assert rows["one"].finished == 7
     assert rows["one"].run_dir == str(tmp_path / "one")
     assert not rows["other"].alive
-    assert (rows["other"].state, rows["other"].note) == (ENDED, "done")
+    assert rows["other"].state == ENDED
 
 
 def test_deleting_the_study_deletes_its_leases(opened: Opener) -> None:

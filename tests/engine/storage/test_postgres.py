@@ -30,23 +30,17 @@ from supermax.engine.storage.patient import PatientStorage
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import short_trial, value_of
-from tests.engine.storage.postgres import Loss, Proxy, server
+from tests.engine.storage.postgres import Loss, Proxy, Server
 from tests.few import quick_are
 
 pytestmark = pytest.mark.usefixtures("quick")
 RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[str]:
-    with server() as path:
-        yield path
-
-
 @pytest.fixture
-def proxy(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy(database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    proxy = Proxy(postgres)
+    proxy = Proxy(database.path)
     yield proxy
     proxy.close()
 

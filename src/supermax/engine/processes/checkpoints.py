@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from supermax._util.files import make_folder
+from supermax._util.text import masked_url
+from supermax.errors import UserError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -29,6 +31,17 @@ _UPLOAD_SHARE = 10  # an upload may take a tenth of the time
 
 def is_url(place: str) -> bool:
     return "://" in place
+
+
+def check_url(url: str) -> None:
+    """Raise UserError for a URL that fsspec cannot open: a protocol it does not know, or one
+    whose package is missing."""
+    import fsspec
+
+    try:
+        fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"Checkpoints cannot be stored at {masked_url(url)}: {error}.") from error
 
 
 class Checkpoints:

@@ -11,6 +11,7 @@ living cell look dead.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -116,7 +117,8 @@ class Coordinator:
     def run(self, leftovers: Sequence[Job]) -> None:
         self.progress.recount()
         for job in leftovers:
-            self.resume(job)
+            with contextlib.suppress(LeaseLost):  # another run has it already
+                self.resume(job)
             job.provision = None  # planned for an earlier run's device
         if exhausted(self.study):
             self.study._stop_flag = True

@@ -22,15 +22,15 @@ def find_leftovers(
     leased: Container[int] = (),
 ) -> tuple[list[Job], list[int]]:
     """Return the trials that earlier runs in this folder have claimed, and the numbers of those
-    that other programs run. `leased`: ids of trials with a lease; those of other runs are taken
-    over when it expires."""
+    that other programs run. Not among the latter: those in `leased`, which other runs own; they
+    are taken over when their lease expires."""
     own, foreign = [], []
     for frozen in running:
         if frozen.system_attrs.get(CLAIM) == claim:
             job = Job(optuna.trial.Trial(study, frozen._trial_id), folder.trial(frozen.number))
             job.reload()
             own.append(job)
-        elif frozen._trial_id not in leased:  # those are other runs' business
+        elif frozen.number not in leased:  # those are other runs' business
             foreign.append(frozen.number)
     return own, foreign
 

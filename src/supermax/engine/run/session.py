@@ -15,12 +15,13 @@ from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
+from supermax import __version__
 from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
-from supermax._util.files import make_private
+from supermax._util.files import make_folder, make_private
 from supermax.engine import events
 from supermax.engine.processes import descriptors
-from supermax.engine.processes.checkpoints import is_url
+from supermax.engine.processes.checkpoints import check_url, is_url
 from supermax.engine.processes.pickling import pickle_objective
 from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.transport import Processes
@@ -32,7 +33,7 @@ from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.seeded_samplers import reseed
-from supermax.engine.run.sharing import SharedRun, check_versions, this_run
+from supermax.engine.run.sharing import SharedRun, check_versions
 from supermax.engine.run.signals import SignalHandlers
 from supermax.engine.storage import locations, locks, rdb
 from supermax.engine.storage.leases import Leases, create_tables, read_owners
@@ -142,16 +143,10 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     """Emit the state of the study. Return the trials of earlier runs to continue with."""
     claim, emit = coordinator.storage.claim, coordinator.emit
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
-    storage = coordinator.storage
-    server = rdb.server_of(storage.inner)
-    leased = (
-        storage.call(read_owners, server, coordinator.study._study_id)
-        if server is not None
-        else {}
-    )
-    own, foreign = find_leftovers(
-        coordinator.study, running, claim, coordinator.folder, leased.keys()
-    )
+    storage, study, leased = coordinator.storage, coordinator.study, frozenset[int]()
+    if (server := rdb.server_of(storage.inner)) is not None:
+        leased = frozenset(storage.call(read_owners, server, study._study_id))
+    own, foreign = find_leftovers(study, running, claim, coordinator.folder, leased)
     if (leases := storage.leases) is not None:
         own = [
             job
@@ -170,7 +165,17 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
     if options.checkpoints is None:
         return None
     root = os.fspath(options.checkpoints)
-    root = root.rstrip("/") if is_url(root) else str(_absolute(root, "checkpoints"))
+    if is_url(root):
+        root = root.rstrip("/")
+        check_url(root)
+    else:
+        root = str(_absolute(root, "checkpoints"))
+        try:
+            make_folder(Path(root))
+        except OSError as error:
+            raise EnvironmentFault(
+                f"The folder {root} of checkpoints cannot be created ({error.strerror})."
+            ) from error
     identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
     name = f"{locations.file_name(study.study_name)}-{identity[:8]}"
     return f"{root}/{name}"
@@ -224,9 +229,7 @@ def _opened(
             if not place.shared:
                 stack.enter_context(_locked(place.lock, name))
         if place.shared:
-            make_private(folder.path)
-            lock = _locked(folder.path / "lock", name, advice=_OWN_FOLDER)
-            stack.enter_context(lock)
+            stack.enter_context(_locked(folder.lock, name, advice=_OWN_FOLDER))
         if place.file is not None:
             shared = locks.beside(place.file, str(study._study_id))
             stack.enter_context(_locked(shared, name, like=place.file))
@@ -251,13 +254,12 @@ def _shared(
     leases = Leases(server, study._study_id, storage.claim, options.lease, options.n_trials)
     try:
         storage.call(create_tables, server)
-    except StorageInternalError as error:
+    except EnvironmentFault as error:
         raise EnvironmentFault(
-            f"The tables supermax_runs and supermax_leases cannot be created: {reason(error)}. "
-            f"Grant this database user the right to create tables, or have its owner run once."
+            f"The tables supermax_runs and supermax_leases cannot be created in the database: "
+            f"{reason(error.__cause__ or error)}. Grant its user the right to create tables."
         ) from error
-    info = this_run(storage.claim, folder.path, options.workers)
-    others = storage.call(leases.register, info)
+    others = storage.call(leases.register, folder.path, options.workers, __version__)
     check_versions(others)
     storage.leases = leases
     shared = SharedRun(storage, leases, has_others=bool(others))

@@ -9,18 +9,15 @@ The loop of the coordinator renews the leases, not a thread: a coordinator that 
 from __future__ import annotations
 
 import math
-import os
-import platform
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from optuna.study import Study
 
-from supermax._util.text import counted
+from supermax import __version__
 from supermax.engine.storage import rdb
 from supermax.engine.storage.leases import (
     PROTOCOL,
@@ -119,32 +116,10 @@ def runs_of(study: Study) -> list[RunOfStudy]:
     if server is None:
         return []
     owners = read_owners(server, study._study_id)
-    number_of = study._storage.get_trial_number_from_id
-    leased: dict[str, list[int]] = {}
-    for trial_id, run in owners.items():
-        leased.setdefault(run, []).append(number_of(trial_id))
-    rows = read_runs(server, study._study_id)
-    return [RunOfStudy(row, tuple(sorted(leased.get(row.run, ())))) for row in rows]
-
-
-def this_run(run: str, run_dir: Path, workers: int) -> RunInfo:
-    """Return the row of this run; the database sets its times."""
-    return RunInfo(
-        run=run,
-        host=platform.node(),
-        pid=os.getpid(),
-        run_dir=str(run_dir),
-        workers=workers,
-        version=version("supermax"),
-        protocol=PROTOCOL,
-        state=RUNNING,
-        note="",
-        finished=0,
-        started_at=0.0,
-        seen_at=0.0,
-        expires_at=0.0,
-        now=0.0,
-    )
+    return [
+        RunOfStudy(row, tuple(sorted(n for n, run in owners.items() if run == row.run)))
+        for row in read_runs(server, study._study_id)
+    ]
 
 
 def check_versions(others: list[RunInfo]) -> None:
@@ -153,7 +128,7 @@ def check_versions(others: list[RunInfo]) -> None:
         if other.alive and other.protocol != PROTOCOL:
             raise UserError(
                 f"A run on {other.host} works on this study with Supermax {other.version}, which "
-                f"cannot share a study with this version ({version('supermax')}). Install the "
+                f"cannot share a study with this version ({__version__}). Install the "
                 f"same version on all machines."
             )
 
@@ -162,17 +137,20 @@ def adopt_folder(lost: Expired, number: int, target: Path) -> bool:
     """Copy the files of a trial that is taken over, if the folder of its run can be reached;
     return whether that is so."""
     found = StudyFolder(Path(lost.run_dir))
-    source = found.trial(number).path
-    if found.claim() != lost.run or not source.is_dir():
+    if found.claim() != lost.run:
         return False
-    shutil.copytree(source, target, dirs_exist_ok=True)
+    try:
+        shutil.copytree(found.trial(number).path, target, dirs_exist_ok=True)
+    except OSError:  # it is gone, or cannot be read by this user, or this disk is full
+        return False
     return True
 
 
 def takeover_notice(lost: Expired, number: int, adopted: bool) -> str:
-    times = counted(lost.takeovers + 1, "time")
-    how = "with its files" if adopted else "from what is in the study and its checkpoint"
+    how = (
+        "where it was" if adopted else "from its checkpoint if that is shared, else from the start"
+    )
     return (
-        f"Trial {number} is taken over from the run on {lost.host}, which has not been heard of "
-        f"since its lease ended; it continues {how} (taken over {times})."
+        f"Trial {number} is taken over from the run on {lost.host}, whose lease has expired. It "
+        f"continues {how}."
     )

@@ -12,9 +12,12 @@ database: the clocks of the machines do not matter.
 from __future__ import annotations
 
 import contextlib
+import os
+import platform
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -34,7 +37,7 @@ from supermax._util.attributes import CLAIM
 FIRST_TOKEN = 1
 PROTOCOL = 1
 """Version of the tables and of the rules for them. Runs with different ones share no study."""
-RUNNING, ENDED, QUARANTINED = "running", "ended", "quarantined"
+RUNNING, ENDED = "running", "ended"
 _metadata = sa.MetaData()
 _RUNS = sa.Table(
     "supermax_runs",
@@ -53,7 +56,6 @@ _RUNS = sa.Table(
     sa.Column("version", sa.String(64), nullable=False),
     sa.Column("protocol", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
     sa.Column("finished", sa.Integer, nullable=False),
     sa.Column("started_at", sa.Float(53), nullable=False),
     sa.Column("seen_at", sa.Float(53), nullable=False),
@@ -117,7 +119,6 @@ class RunInfo:
     version: str
     protocol: int
     state: str
-    note: str
     finished: int
     """Trials whose end the run has written."""
     started_at: float
@@ -161,21 +162,20 @@ class Leases:
 
     # Runs.
 
-    def register(self, info: RunInfo) -> list[RunInfo]:
+    def register(self, run_dir: Path, workers: int, version: str) -> list[RunInfo]:
         """Write the row of this run; return the rows of the other runs. Trials that it still owns
         from before get new tokens, so that an earlier process of this run cannot write to them."""
-        with self._session() as session:
-            others = [row for row in self._rows(session) if row.run != self.run]
+        with _session(self._backend) as session:
+            others = [row for row in _rows(session, self._study_id) if row.run != self.run]
             now = _DatabaseTime()
             values: dict[str, Any] = {
-                "host": info.host,
-                "pid": info.pid,
-                "run_dir": info.run_dir,
-                "workers": info.workers,
-                "version": info.version,
+                "host": platform.node(),
+                "pid": os.getpid(),
+                "run_dir": str(run_dir),
+                "workers": workers,
+                "version": version,
                 "protocol": PROTOCOL,
                 "state": RUNNING,
-                "note": "",
                 "started_at": now,
                 "seen_at": now,
                 "expires_at": now + self.seconds,
@@ -192,7 +192,7 @@ class Leases:
 
     def renew(self, finished: int) -> set[int]:
         """Renew the leases of this run; return the ids of trials that it has lost."""
-        with self._session() as session:
+        with _session(self._backend) as session:
             now = _DatabaseTime()
             session.execute(
                 sa.update(_RUNS)
@@ -205,21 +205,18 @@ class Leases:
             del self.tokens[trial]
         return lost
 
-    def end(self, *, state: str = ENDED, note: str = "", release: bool) -> None:
+    def end(self, *, release: bool) -> None:
         """Write the end of this run. `release`: others may take over its trials at once, instead
         of when its leases expire."""
-        values: dict[str, Any] = {"state": state, "note": note, "seen_at": _DatabaseTime()}
+        values: dict[str, Any] = {"state": ENDED, "seen_at": _DatabaseTime()}
         if release:
             values["expires_at"] = _DatabaseTime()
-        with self._session() as session:
+        with _session(self._backend) as session:
             session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(values))
 
     def _owned(self, session: Session) -> dict[int, int]:
         query = sa.select(_LEASES.c.trial_id, _LEASES.c.token).where(_LEASES.c.run == self.run)
         return {row.trial_id: row.token for row in session.execute(query)}
-
-    def _rows(self, session: Session) -> list[RunInfo]:
-        return _rows(session, self._study_id)
 
     # Taking trials.
 
@@ -233,7 +230,7 @@ class Leases:
             _RUNS.c.run_dir,
             _RUNS.c.host,
         )
-        with self._session() as session:
+        with _session(self._backend) as session:
             found = session.execute(
                 self._leases(*columns)
                 .join(_RUNS, _RUNS.c.run == _LEASES.c.run)
@@ -245,7 +242,7 @@ class Leases:
     def count_elsewhere(self) -> int:
         """Return the number of trials that other runs have leased."""
         query = self._leases(sa.func.count()).where(_LEASES.c.run != self.run)
-        with self._session() as session:
+        with _session(self._backend) as session:
             return int(session.execute(query).scalar_one())
 
     def _leases(self, *columns: Any) -> sa.Select[Any]:
@@ -263,7 +260,7 @@ class Leases:
         """Take a trial whose lease has expired; return False if another run was faster, or its
         own run is back."""
         alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= _DatabaseTime())
-        with self._session() as session:
+        with _session(self._backend) as session:
             taken = session.execute(
                 sa.update(_LEASES)
                 .where(
@@ -308,11 +305,6 @@ class Leases:
         counts = finished.scalar_subquery() + leased.scalar_subquery()
         return int(session.execute(sa.select(counts)).scalar_one()) < self._target
 
-    def check_target(self, session: Session) -> None:
-        """Raise TargetReached if no further trial may become RUNNING."""
-        if not self.may_add(session):
-            raise TargetReached
-
     def add(self, session: Session, trial_id: int) -> None:
         """Write the lease of a trial in the transaction that makes it RUNNING."""
         row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
@@ -321,7 +313,7 @@ class Leases:
     def adopt(self, trial_id: int) -> bool:
         """Lease a trial that has this run's claim but no lease, as an earlier version leaves it;
         return False if it was finished, or leased, meanwhile."""
-        with self._session() as session:
+        with _session(self._backend) as session:
             self.lock(session)
             taken = sa.select(_LEASES.c.run).where(_LEASES.c.trial_id == trial_id)
             if not self._is_running(session, trial_id) or session.execute(taken).first():
@@ -387,9 +379,6 @@ class Leases:
         cursor.close()
         connection.commit()
 
-    def _session(self) -> contextlib.AbstractContextManager[Session]:
-        return _session(self._backend)
-
 
 def create_tables(backend: RDBStorage) -> None:
     """Create the tables if they do not exist. Another run may do so at the same moment."""
@@ -410,13 +399,16 @@ def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:
 
 
 def read_owners(backend: RDBStorage, study_id: int) -> dict[int, str]:
-    """Return trial id → run, of the trials that are leased."""
+    """Return number → run, of the trials that are leased."""
     if not sa.inspect(backend.engine).has_table(_LEASES.name):
         return {}
+    trial = models.TrialModel
     with _session(backend) as session:
-        query = sa.select(_LEASES.c.trial_id, _LEASES.c.run)
+        query = sa.select(trial.number, _LEASES.c.run).join(
+            _LEASES, _LEASES.c.trial_id == trial.trial_id
+        )
         rows = session.execute(query.where(_LEASES.c.study_id == study_id))
-        return {row.trial_id: row.run for row in rows}
+        return {row.number: row.run for row in rows}
 
 
 def _rows(session: Session, study_id: int) -> list[RunInfo]:

@@ -24,7 +24,7 @@ from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax._util.text import masked
-from supermax.engine.storage.leases import Leases
+from supermax.engine.storage.leases import Leases, TargetReached
 from supermax.engine.storage.sqlite import is_sqlite
 
 _TRANSIENT_SQLITE = ("locked", "busy", "full", "disk i/o")
@@ -156,8 +156,8 @@ def create_trial(
         created: Any = _created(session, study_id, creation) if repeated else None
         if created is None:
             leased = leases if template.state is TrialState.RUNNING else None
-            if leased is not None:
-                leased.check_target(session)
+            if leased is not None and not leased.may_add(session):
+                raise TargetReached
             created = backend._get_prepared_new_trial(study_id, template, session)
             if leased is not None:
                 leased.add(session, created.trial_id)

@@ -207,6 +207,7 @@ class StudyFolder:
         self.trials = path / "trials"
         self.fork_server_log = path / "fork_server.log"
         self.status = path / "status.json"
+        self.lock = path / "lock"
         self.checkpoints: str | None = None
         """Shared folder or URL of the checkpoints of this study; None: they are here."""
         self._run = path / "run.json"

@@ -262,7 +262,6 @@ def _run_data(run: RunOfStudy) -> dict[str, object]:
         "version": info.version,
         "workers": info.workers,
         "state": run.state,
-        "note": info.note,
         "seen": round(info.now - info.seen_at, 3),
         "finished": info.finished,
         "running": list(run.running),
