@@ -31,7 +31,7 @@ IMPORTS = {
     "results": "_util engine engine.processes engine.run engine.storage engine.trial",
     "results.report": "_util engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
-    "run": "_util engine engine.run ui.display",
+    "run": "_util engine engine.processes engine.run ui.display",
     "search": (
         "_util engine engine.processes engine.run engine.storage engine.trial memory results "
         "results.tracking run search.settings space studies tasks training.config training.data "

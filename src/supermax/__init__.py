@@ -35,6 +35,7 @@ moved.install()
 
 if TYPE_CHECKING:
     from supermax import space
+    from supermax.engine.processes.ray_cluster import RayExecutor
     from supermax.engine.processes.remote_trial import RemoteTrial as Trial
     from supermax.engine.processes.remote_trial import TrialInterrupted
     from supermax.engine.run.requeue import retry
@@ -48,6 +49,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
     "Infeasible",
+    "RayExecutor",
     "RunHalted",
     "Space",
     "Study",
@@ -62,6 +64,7 @@ __all__ = [
     "space",
 ]
 _LAZY_IMPORTS = {
+    "RayExecutor": "supermax.engine.processes.ray_cluster:RayExecutor",
     "Space": "supermax.space:Space",
     "Study": "supermax.study:Study",
     "Summary": "supermax.engine.summary:Summary",

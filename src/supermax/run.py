@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
+from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
@@ -37,6 +38,7 @@ def optimize(
     run_dir: str | os.PathLike[str] | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     lease: float = LEASE,
+    executor: RayExecutor | Literal["local", "ray"] = "local",
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = (),
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
@@ -77,6 +79,8 @@ def optimize(
             over a trial continues from its checkpoint. Default: in the run folder.
         lease: Seconds without a sign of life after which other runs on the same database server
             take over the trials of this run.
+        executor: Where trials run: ``"local"``: on this machine; ``"ray"``: on a Ray cluster, each
+            with one CPU; ``supermax.RayExecutor(num_gpus=1, …)``: with these resources.
         callbacks: Optuna callbacks, called with the study and each finished trial.
         progress: None: a live view on a terminal, plain lines elsewhere. False: nothing. A
             function: called with each event of the run instead.
@@ -103,6 +107,7 @@ def optimize(
         run_dir=run_dir,
         checkpoints=checkpoints,
         lease=lease,
+        executor=cluster_of(executor),
         callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,
@@ -132,6 +137,17 @@ def run_study(
         raise error.with_traceback(None) from None  # the message alone
     except KeyboardInterrupt:
         raise KeyboardInterrupt("The run was ended at once. Call again to go on.") from None
+
+
+def cluster_of(executor: object) -> RayExecutor | None:
+    """Return the cluster that an executor names; None: this machine."""
+    if isinstance(executor, RayExecutor):
+        return executor
+    if executor not in ("local", "ray"):
+        raise UserError(
+            f"executor must be 'local', 'ray' or a supermax.RayExecutor, but is {executor!r:.80}."
+        )
+    return RayExecutor() if executor == "ray" else None
 
 
 def callback_list(callbacks: Any) -> Any:

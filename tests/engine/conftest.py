@@ -3,13 +3,27 @@ their start is tested. One database server serves all tests of a worker."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
+from tests.engine.executors import EXECUTOR, cluster, elsewhere
 from tests.engine.storage.postgres import Server, restartable_server
 
 _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_cluster() -> Iterator[None]:
+    with cluster() if EXECUTOR == "ray" else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    if EXECUTOR != "local":
+        elsewhere(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import psutil
 
 from supermax.memory.devices import Gpu, Nvml, find_gpu, gpus, machine_memory
 
-_GPU_MARGIN = 256 << 20
+GPU_MARGIN = 256 << 20
 """Bytes of a GPU that are left free, since the driver's own use varies."""
 _CELL_BASELINE = 512 << 20
 """Bytes of data that a cell has allocated before its trial begins."""
-_HOST_SHARE = 0.85
+HOST_SHARE = 0.85
 """Share of the host's free memory that trials on the CPU may use."""
 
 
@@ -25,7 +25,7 @@ def host_budget() -> int:
     """Return the bytes that all trials on the CPU may use together: most of what is free now."""
     free = int(psutil.virtual_memory().available)
     total = machine_memory()
-    return int(_HOST_SHARE * (min(free, total) if total is not None else free))
+    return int(HOST_SHARE * (min(free, total) if total is not None else free))
 
 
 def data_limit() -> int | None:
@@ -75,7 +75,7 @@ class GpuBudget:
     def whole(self) -> int:
         """Bytes of the largest GPU without other processes; 0 where no GPU can be read."""
         found = self._gpus()
-        total = max((gpu.total - _GPU_MARGIN for gpu in found), default=self._limit or 0)
+        total = max((gpu.total - GPU_MARGIN for gpu in found), default=self._limit or 0)
         return min(total, self._limit) if self._limit is not None else total
 
     def available(self, device: str | None, pids: Collection[int], ours: int) -> int:
@@ -93,7 +93,7 @@ class GpuBudget:
             if reported
             else min(ours, max(0, gpu.used - self._others.get(gpu.index, 0)))
         )
-        free = gpu.total - _GPU_MARGIN - max(0, gpu.used - mine)
+        free = gpu.total - GPU_MARGIN - max(0, gpu.used - mine)
         return min(free, self._limit) if self._limit is not None else free
 
     def _gpus(self) -> tuple[Gpu, ...]:

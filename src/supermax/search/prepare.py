@@ -22,6 +22,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
 from supermax.results.tracking import tracked
+from supermax.search.cluster import Cluster, read_cluster
 from supermax.search.data import data_of, join_splits, with_columns
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
@@ -36,7 +37,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
     `tell` is called with messages during the run, such as what a tracker could not send."""
     resolved = with_columns(resolved)
     settings = resolved.settings
-    check_gpus(settings.gpus)
+    cluster = _cluster_of(settings)
     check_cache(settings.cache_folder)
     splits = data_of(settings)
     check_parts(settings.agent, splits)
@@ -63,6 +64,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         execution=execution,
         memory=settings.gpu_memory,
         workers=settings.workers,
+        cluster=cluster,
         resolved=resolved,
         options=RunOptions(
             reuse_cells=True,
@@ -82,6 +84,20 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
     )
 
 
+def _cluster_of(settings: Settings) -> Cluster | None:
+    """Return the Ray cluster of a search; None: it runs on this machine."""
+    if settings.executor == "local":
+        check_gpus(settings.gpus)
+        return None
+    given = [name for name in ("gpus", "mps") if getattr(settings, name)]
+    if given:
+        raise UserError(
+            f"{' and '.join(given)} cannot be combined with executor ray: Ray chooses the GPUs. "
+            f"Leave {'them' if len(given) > 1 else 'it'} out."
+        )
+    return read_cluster(settings.address)
+
+
 @contextmanager
 def run_context(
     settings: Settings, tell: Callable[[str], None], study: optuna.Study, workers: int, gpus: int
@@ -91,7 +107,7 @@ def run_context(
     `workers` and `gpus` are the numbers of the run, which may differ from the settings."""
     with ExitStack() as stack:
         wanted = [name for name in ("mps", "compile") if getattr(settings, name) is True]
-        if wanted and not torch.cuda.is_available():
+        if wanted and settings.executor == "local" and not torch.cuda.is_available():
             are, do = ("is", "does") if len(wanted) == 1 else ("are", "do")
             tell(
                 f"{' and '.join(wanted)} {are} for GPUs and {do} nothing here: torch "

@@ -55,6 +55,8 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     untrained = [name for name, source in fit.sources.items() if not source.trained]
     encoders = ", ".join(f"{n} (not pretrained)" if n in untrained else n for n in fit.sources)
     device = _on_gpus(settings, workers) if cuda else "on the CPU"
+    if search.cluster is not None:
+        device = f"on {search.cluster}"
     lines = [
         f"Search      {settings.agent} into the study '{settings.study}' in "
         f"{without_password(str(search.storage))}",
@@ -171,6 +173,8 @@ def _memory_fit(search: Search, settings: Settings) -> list[str]:
     total = sum(share.all for share in shares.values())
     whole, split = (sum(getattr(s, k) for s in shares.values()) for k in ("whole", "split"))
     whose = "the GPU" if cuda else "this machine's memory"
+    if search.cluster is not None:
+        whose = "each GPU" if cuda else "memory"
     in_parts = f", {split / total:.0%} in micro-batches" if split else ""
     lines = [
         f"{size_text(budget)} of {whose} for trials: {whole / total:.0%} of batches, lengths "

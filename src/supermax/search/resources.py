@@ -15,7 +15,8 @@ from supermax.errors import UserError
 from supermax.memory.budgets import ON_CPU, GpuBudget, HostBudget
 from supermax.memory.devices import find_gpu, gpus
 from supermax.memory.measurements import MeasurementLog, default_folder
-from supermax.memory.sharing import resolve_workers
+from supermax.memory.sharing import AUTO, resolve_workers
+from supermax.search.cluster import Cluster, ClusterBudget
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.provisioning import MemoryPlanner
 from supermax.training.steps.execution import Execution
@@ -28,10 +29,14 @@ class Resources:
     execution: Execution
     memory: int | None = None
     """Bytes of a GPU, or of the host's memory without one; None: all that is available."""
+    cluster: Cluster | None = None
+    """Ray cluster that trials run on; None: this machine."""
 
     @property
     def has_cuda(self) -> bool:
         device = self.execution.device
+        if device == "auto" and self.cluster is not None:
+            return self.cluster.gpus > 0
         return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
     @property
@@ -44,12 +49,16 @@ class Resources:
         precision = default if self.execution.precision == "auto" else self.execution.precision
         return replace(self.execution, device=self.device, precision=precision)
 
-    def budget(self) -> GpuBudget | HostBudget:
+    def budget(self) -> GpuBudget | HostBudget | ClusterBudget:
         """Return the memory budget of the device that trials run on."""
+        if self.cluster is not None:
+            return ClusterBudget(min(self.cluster.memory, self.memory or self.cluster.memory))
         return GpuBudget(self.memory) if self.has_cuda else HostBudget(self.memory)
 
     def workers(self, wanted: int | Literal["auto"], devices: Sequence[int | str]) -> int:
         """Return the number of parallel trials for a number or "auto"."""
+        if self.cluster is not None:
+            return self.cluster.workers() if wanted == AUTO else wanted
         count = max(1, len(devices)) if self.has_cuda else 0
         return resolve_workers(wanted, gpus=count, cores=system.cores())
 
@@ -57,7 +66,9 @@ class Resources:
         """Return the log of memory and speed measured on this device with the installed
         versions."""
         device: str = self.device
-        if self.has_cuda and (found := find_gpu(gpus(), None)) is not None:
+        if self.cluster is not None:
+            device = self.cluster.gpu_name or device
+        elif self.has_cuda and (found := find_gpu(gpus(), None)) is not None:
             device = found.name
         versions = f"torch {version('torch')} transformers {version('transformers')}"
         return MeasurementLog(default_folder(), device, versions)

@@ -39,6 +39,7 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance, Demand
 from supermax.run import callback_list, run_study
+from supermax.search.cluster import Cluster
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset
@@ -174,6 +175,8 @@ class Search:
     workers: int | Literal["auto"] | None = None
     """Number of parallel trials; "auto": by the GPUs of the run and the cores; None: as in
     `options`."""
+    cluster: Cluster | None = None
+    """Ray cluster that trials run on; None: this machine."""
     resolved: Resolved | None = None
     """Settings to store on the study, for later commands such as refit, with the source of each;
     None: store none."""
@@ -192,7 +195,7 @@ class Search:
 
     @property
     def resources(self) -> Resources:
-        return Resources(self.execution, self.memory)
+        return Resources(self.execution, self.memory, self.cluster)
 
     @cached_property
     def all_splits(self) -> Splits:
@@ -332,6 +335,8 @@ class Search:
             callbacks=[retention, *options.callbacks],
             planner=planner if planned else options.planner,
         )
+        if self.cluster is not None:
+            options = replace(options, executor=self.cluster.executor(options.workers))
         around: AbstractContextManager[object] = nullcontext()
         if self.around is not None:
             around = self.around(study, options.workers, max(1, len(options.devices)))

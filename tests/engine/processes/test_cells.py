@@ -27,6 +27,7 @@ from supermax._util import system
 from supermax.engine import events
 from supermax.engine.processes.prestart import thread_limits
 from tests.conftest import eventually
+from tests.engine.executors import local_only
 from tests.few import a_few
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -176,6 +177,7 @@ def test_reused_cell_is_replaced_when_joblib_is_still_busy(study: optuna.Study) 
     assert all("left 1 child process running" in note for note in notes)
 
 
+@local_only
 def test_cells_are_spread_evenly_over_devices(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,6 +221,7 @@ def test_torch_dynamo_is_imported_before_cells_fork(study: optuna.Study, fresh: 
     assert study.trials[0].user_attrs["there"] is fresh
 
 
+@local_only
 def test_long_fork_server_log_is_truncated(study: optuna.Study, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     supermax.optimize(study, lambda trial: 0.0, 1, run_dir=folder, progress=False)

@@ -70,6 +70,7 @@ TABLE = [
     (Evidence(killed_for=KilledFor.STALL, signum=signal.SIGKILL, limit=5.0), Kind.STALL),
     (Evidence(killed_for=KilledFor.DISCONNECTED, signum=signal.SIGKILL), Kind.EXIT),
     (Evidence(coordinator_lost=True), Kind.COORDINATOR_LOST),
+    (Evidence(signum=signal.SIGKILL, lost_node="far"), Kind.NODE_LOST),
 ]
 
 

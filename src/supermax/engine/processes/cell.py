@@ -98,8 +98,8 @@ def run_task(
         device_allocated=allocated,
         device_reserved=reserved,
     )
-    written = True
-    if state != INTERRUPTED:
+    written = not task.away
+    if written and state != INTERRUPTED:
         try:
             TrialFolder(Path(task.folder)).write_outcome(outcome)
         except OSError:  # such as a full disk: the coordinator retries until it can be written

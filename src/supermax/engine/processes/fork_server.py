@@ -13,6 +13,7 @@ and exits.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import gc
 import importlib
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from supermax._util import system
@@ -42,6 +44,7 @@ from supermax.engine.processes.protocol import (
     Exited,
     LoadFailed,
     ObjectiveLoaded,
+    Output,
     Preload,
     Setup,
     SignalCell,
@@ -78,7 +81,8 @@ def command(module: str, *numbers: int) -> list[str]:
 class _Log:
     cell: int
     fd: int
-    file: BoundedLog
+    write: Callable[[bytes], None]
+    close: Callable[[], None]
 
 
 class ForkServer:
@@ -96,6 +100,7 @@ class ForkServer:
         self.cells: dict[int, int] = {}  # pid -> number, of live cells
         self.own_children: set[int] = set()
         self.logs: dict[int, _Log] = {}  # fd -> log, of open output pipes
+        self.oom_kills_before: dict[int, int] = {}  # number of cell -> count before its task
         self.wake_fds: tuple[int, ...] = ()
         self.selector = selectors.DefaultSelector()
         self.restore_random: Callable[[], None] = lambda: None
@@ -151,11 +156,8 @@ class ForkServer:
                 case StartCell():
                     if run_cell := self.start_cell(message, self.channel.take_fd()):
                         return run_cell
-                case CaptureLog(cell, path):
-                    fd = self.channel.take_fd()
-                    os.set_blocking(fd, False)
-                    self.logs[fd] = _Log(cell, fd, BoundedLog(Path(path)))
-                    self.selector.register(fd, selectors.EVENT_READ)
+                case CaptureLog():
+                    self.capture_log(message, self.channel.take_fd())
                 case SignalCell(cell, signum, group):
                     self.signal(cell, signum, group)
         return None
@@ -207,6 +209,20 @@ class ForkServer:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signum)  # it may not have called setsid yet
 
+    def capture_log(self, request: CaptureLog, fd: int) -> None:
+        os.set_blocking(fd, False)
+        file = BoundedLog(Path(request.path))
+        write, close = file.write, file.close
+        if request.send:
+            write, close = partial(self.send_output, request.path), lambda: None
+        self.logs[fd] = _Log(request.cell, fd, write, close)
+        self.oom_kills_before[request.cell] = system.oom_kills()
+        self.selector.register(fd, selectors.EVENT_READ)
+
+    def send_output(self, path: str, data: bytes) -> None:
+        with contextlib.suppress(ConnectionLost):  # run() notices it
+            self.channel.send(Output(path, base64.b64encode(data).decode()))
+
     def copy_output(self, log: _Log) -> None:
         """Copy the available output of a trial from its pipe to its log."""
         while True:
@@ -217,14 +233,14 @@ class ForkServer:
             if not data:
                 self.close_log(log)
                 return
-            log.file.write(data)
+            log.write(data)
             if len(data) < 1 << 15:
                 return
 
     def close_log(self, log: _Log) -> None:
         self.selector.unregister(log.fd)
         os.close(log.fd)
-        log.file.close()
+        log.close()
         del self.logs[log.fd]
 
     def reap(self) -> None:
@@ -242,8 +258,10 @@ class ForkServer:
                     self.copy_output(log)
                     if log.fd in self.logs:
                         self.close_log(log)
+                oom_kills = system.oom_kills()
+                killed = oom_kills - self.oom_kills_before.pop(cell, oom_kills)
                 rss = usage.ru_maxrss * (1024 if system.LINUX else 1)
-                self.channel.send(Exited(cell, *_code_and_signal(status), rss, strays))
+                self.channel.send(Exited(cell, *_code_and_signal(status), rss, strays, killed))
 
     def kill_strays(self, pgid: int | None) -> int:
         """Kill what a dead cell left: its process group, and descendants outside it. Return their

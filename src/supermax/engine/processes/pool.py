@@ -12,13 +12,12 @@ from collections.abc import Sequence
 
 from supermax._util.text import counted
 from supermax.engine import events
+from supermax.engine.processes.executor import KILL, Cell, Executor
 from supermax.engine.processes.protocol import Exited
-from supermax.engine.processes.transport import KILL, Cell, Processes
 from supermax.engine.storage.patience import Patience, Subject
 from supermax.engine.trial.faults import Kind, signal_name
 from supermax.errors import EnvironmentFault, UserError
 
-_LOAD_TIMEOUT = 900.0  # seconds to import the objective's modules
 _START_TIMEOUT = 120.0  # seconds until a cell is ready
 _EXIT_TIMEOUT = 10.0  # seconds for a cell to exit after its trial
 _MAX_FAILED_STARTS = 5  # in a row
@@ -36,23 +35,27 @@ class Pool:
     """Cells by state: starting, idle and leaving; busy ones are the coordinator's.
 
     `reuse`: cells run one trial after another. `devices`: values of CUDA_VISIBLE_DEVICES to
-    spread the cells over; empty: as inherited.
+    spread the cells over, or hosts; empty: as inherited. `per_device`: trials at the same time on
+    each; None: an equal share of `workers`.
     """
 
     def __init__(
         self,
-        processes: Processes,
+        processes: Executor,
         workers: int,
         reuse: bool,
         devices: Sequence[str],
         emit: events.Listener,
         patience: Patience,
+        per_device: int | None = None,
     ) -> None:
         self._processes = processes
         self._patience = patience
         self._workers = workers
         self._reuse = reuse
-        self._devices = devices
+        self.devices = list(devices)
+        self.has_hosts = per_device is not None
+        self._per_device = per_device or math.ceil(workers / max(1, len(devices)))
         self._emit = emit
         self._loaded = self._ever_loaded = False
         self._load_by: float | None = None  # None: no fork server was needed yet
@@ -68,11 +71,14 @@ class Pool:
         """Start the fork server when it is first needed, and cells ahead of time, at most as many
         as the `launches` to come can use."""
         if launches > 0 and self._load_by is None:
-            self._load_by = time.monotonic() + _LOAD_TIMEOUT
-            self._processes.start_fork_server()
+            self._load_by = time.monotonic() + self._processes.load_timeout
+            self._processes.start()
         if not self._loaded or time.monotonic() < self._not_before:
             return
-        wanted = min(self._workers - busy if self._reuse else self._workers, launches)
+        capacity = self._workers
+        if self.devices:
+            capacity = min(capacity, self._per_device * len(self.devices))
+        wanted = min(capacity - busy if self._reuse else capacity, launches)
         for _ in range(wanted - len(self._idle) - len(self._starting)):
             self._start()
 
@@ -81,11 +87,11 @@ class Pool:
         self._starting[cell.number] = (cell, time.monotonic() + _START_TIMEOUT)
 
     def _least_loaded_device(self) -> str | None:
-        if not self._devices:
+        if not self.devices:
             return None
         staying = [c for c in self._processes.cells.values() if c.number not in self._leaving]
         load = Counter(cell.device for cell in staying)
-        return min(self._devices, key=lambda device: load[device])
+        return min(self.devices, key=lambda device: load[device])
 
     def idle_on(self, device: str | None) -> list[Cell]:
         return [cell for cell in self._idle if cell.device == device]
@@ -126,11 +132,10 @@ class Pool:
         return bool(surplus)
 
     def _by_device_load(self, cells: list[Cell], busy: Sequence[Cell]) -> list[Cell]:
-        if not self._devices:
+        if not self.devices:
             return cells
         load = Counter(cell.device for cell in busy)
-        most = math.ceil(self._workers / len(self._devices))
-        available = [cell for cell in cells if load[cell.device] < most]
+        available = [cell for cell in cells if load[cell.device] < self._per_device]
         return sorted(available, key=lambda cell: load[cell.device])
 
     def _replace(self, cell: Cell, device: str | None) -> None:
@@ -161,6 +166,22 @@ class Pool:
         """Have a cell exit by itself; kill it after _EXIT_TIMEOUT seconds."""
         self._leaving[cell.number] = (cell, time.monotonic() + _EXIT_TIMEOUT, note)
         self._processes.close_sending_side(cell)
+
+    def host_ready(self, host: str, why_not_fork: str | None) -> None:
+        """Start cells on a host from now on."""
+        self.devices.append(host)
+        self.objective_loaded(why_not_fork if not self._ever_loaded else None)
+
+    def host_lost(self, host: str, cells: Sequence[Cell]) -> None:
+        """Forget a host that is gone, and its cells."""
+        if host in self.devices:
+            self.devices.remove(host)
+        self._loaded = bool(self.devices)
+        for cell in cells:
+            self._starting.pop(cell.number, None)
+            self._leaving.pop(cell.number, None)
+            if cell in self._idle:
+                self._idle.remove(cell)
 
     def objective_loaded(self, why_not_fork: str | None) -> None:
         self._loaded = self._ever_loaded = True
@@ -218,7 +239,7 @@ class Pool:
                 f"{log_tail[-1500:] or '(nothing)'}"
             )
 
-    def restart_fork_server(self, log_tail: str) -> None:
+    def restart(self, log_tail: str) -> None:
         """Start a new fork server after the old one and all its cells have died."""
         self._fork_server_deaths += 1
         most = _MAX_SERVER_DEATHS if self._ever_loaded else _MAX_DEATHS_LOADING
@@ -232,8 +253,8 @@ class Pool:
         self._idle.clear()
         self._leaving.clear()
         self._loaded = False
-        self._load_by = time.monotonic() + _LOAD_TIMEOUT
-        self._processes.start_fork_server(self._patience.wait_for(_FORK_SERVER))
+        self._load_by = time.monotonic() + self._processes.load_timeout
+        self._processes.start(self._patience.wait_for(_FORK_SERVER))
         self._emit(
             events.Notice("The fork server died, and its cells with it; a new one was started.")
         )
@@ -253,8 +274,8 @@ class Pool:
         now = time.monotonic()
         if self._load_by is not None and not self._loaded and now > self._load_by:
             raise EnvironmentFault(
-                f"Loading the objective takes longer than {_LOAD_TIMEOUT:.0f} s. Move start-up "
-                f"work into the objective."
+                f"Loading the objective takes longer than {self._processes.load_timeout:.0f} s. "
+                f"Move start-up work into the objective."
             )
         for number, (cell, deadline) in self._starting.items():
             if deadline <= now:

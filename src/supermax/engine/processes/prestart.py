@@ -143,5 +143,10 @@ def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str
     """
     if workers == 1:
         return {}
-    share = str(max(1, system.cores() // workers))
-    return {name: share for name in _THREADS if name not in environment}
+    limits = thread_variables(max(1, system.cores() // workers))
+    return {name: value for name, value in limits.items() if name not in environment}
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment variables that limit libraries to this many threads."""
+    return dict.fromkeys(_THREADS, str(threads))

@@ -73,6 +73,8 @@ class CaptureLog(Message):
 
     cell: int
     path: str
+    send: bool = False
+    """True: send it as Output instead, to be written where `path` is."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,13 @@ class SignalCell(Message):
     signum: int
     group: bool = True
     """True: signal the whole process group of the cell."""
+
+
+@dataclass(frozen=True)
+class CloseCell(Message):
+    """Close the sending side of a cell's socket, on its host: an idle cell then exits."""
+
+    cell: int
 
 
 # Fork server to coordinator ---------------------------------------------------------------------
@@ -115,6 +124,32 @@ class Exited(Message):
     """Peak resident memory in bytes."""
     strays: int
     """Number of descendants that outlived the cell and were killed."""
+    oom_kills: int = 0
+    """Number of processes that the kernel's OOM killer ended on its machine during its task."""
+
+
+@dataclass(frozen=True)
+class Disconnected(Message):
+    """Report from a host that a cell closed its socket."""
+
+    cell: int
+
+
+@dataclass(frozen=True)
+class HostFailed(Message):
+    """Last message of a host whose fork server has died."""
+
+    log: str
+    """End of the fork server's log."""
+
+
+@dataclass(frozen=True)
+class Output(Message):
+    """Output of a trial whose log is on another machine."""
+
+    path: str
+    data: str
+    """Bytes in base64."""
 
 
 # Cell to coordinator -----------------------------------------------------------------------
@@ -213,6 +248,9 @@ class Task(Message):
     """Shared folder or URL of the trial's checkpoints; None: they are in the run folder."""
     token: int = 0
     """Fencing token of the trial's lease; 0: it has none."""
+    away: bool = False
+    """True: the folder is not the one that the coordinator sees, which writes reports and outcome
+    itself."""
 
 
 @dataclass(frozen=True)
@@ -276,8 +314,8 @@ def _unpickle(fields: dict[str, str]) -> object:
     return fields
 
 
-class Channel:
-    """One end of a socket that sends and receives whole messages, in order.
+class Lines:
+    """One end of a socket that sends and receives whole lines, in order.
 
     With `send_timeout`, a send fails with ConnectionLost when the peer has not read for that many
     seconds, so that a stopped cell cannot block the coordinator.
@@ -295,8 +333,8 @@ class Channel:
     def fileno(self) -> int:
         return self.sock.fileno()
 
-    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        data = encode_message(message)
+    def send_line(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
+        """Send a line that ends with a newline, accompanied by file descriptors."""
         try:
             if fds:
                 sent = socket.send_fds(self.sock, [data], fds)
@@ -305,15 +343,15 @@ class Channel:
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
-    def receive(self) -> Message:
-        """Block until the next message and return it."""
+    def receive_line(self) -> bytes:
+        """Block until the next line and return it."""
         while not self._lines:
             self._read()
-        return decode_message(self._lines.pop(0))
+        return self._lines.pop(0)
 
-    def pending(self) -> Iterator[Message]:
-        """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
-        if the peer is gone."""
+    def pending_lines(self) -> Iterator[bytes]:
+        """Yield the lines that have arrived, without blocking. Raise ConnectionLost after them if
+        the peer is gone."""
         lost: ConnectionLost | None = None
         try:
             for _ in range(_MAX_READS):  # so that one busy peer does not starve the others
@@ -321,9 +359,9 @@ class Channel:
                     break
                 self._read()
         except ConnectionLost as error:
-            lost = error  # messages that arrived before the end are still delivered
+            lost = error  # lines that arrived before the end are still delivered
         while self._lines:
-            yield decode_message(self._lines.pop(0))
+            yield self._lines.pop(0)
         if lost:
             raise lost
 
@@ -363,3 +401,19 @@ class Channel:
         for part in rest:
             self._lines.append(b"".join(self._partial))
             self._partial = [part]
+
+
+class Channel(Lines):
+    """One end of a socket that sends and receives whole messages, in order."""
+
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        self.send_line(encode_message(message), fds)
+
+    def receive(self) -> Message:
+        """Block until the next message and return it."""
+        return decode_message(self.receive_line())
+
+    def pending(self) -> Iterator[Message]:
+        """Yield the messages that have arrived, without blocking. Raise ConnectionLost after them
+        if the peer is gone."""
+        return map(decode_message, self.pending_lines())

@@ -205,12 +205,14 @@ class RemoteStorage(BaseStorage):
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
         connection = self._check_own(trial_id)
-        try:
-            folder = TrialFolder(Path(connection.task.folder))
-            folder.append_report(connection.task.attempt, step, intermediate_value)
-            written = True
-        except OSError:  # such as a full disk: the coordinator retries until it can be written
-            written = False
+        task = connection.task
+        written = not task.away
+        if written:
+            try:
+                folder = TrialFolder(Path(task.folder))
+                folder.append_report(task.attempt, step, intermediate_value)
+            except OSError:  # such as a full disk: the coordinator retries until it can be written
+                written = False
         connection.send(Report(step, intermediate_value, written))
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: object) -> None:

@@ -3,8 +3,7 @@
     start_cell, send_task, signal ──▶ Processes ──▶ fork server and cells
     MessageReceived, CellReady, CellExited, ForkServerDied ◀── wait() ◀── one selector, all sockets
 
-It knows processes, not trials. Only wait() blocks, and close() until the fork server has ended
-every process.
+close() blocks until the fork server has ended every process.
 """
 
 from __future__ import annotations
@@ -12,19 +11,27 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from supermax._util import system
 from supermax._util.files import open_private
 from supermax.engine.processes import descriptors, prestart
+from supermax.engine.processes.executor import (
+    KILL,
+    Cell,
+    CellDisconnected,
+    CellExited,
+    CellReady,
+    ForkServerDied,
+    MessageReceived,
+    ProcessEvent,
+)
 from supermax.engine.processes.prestart import SEND_TIMEOUT, TAG, thread_limits
 from supermax.engine.processes.protocol import (
     CaptureLog,
@@ -43,70 +50,10 @@ from supermax.engine.processes.protocol import (
 )
 from supermax.engine.storage.patience import Wait
 
-TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
 _MAX_KILLS = 10  # SIGKILLs sent to one cell before the fork server counts as stuck
 _CLOSE_TIMEOUT = 15.0  # seconds
+_LOAD_TIMEOUT = 900.0  # seconds to import the objective's modules
 _MAX_LOG = 1 << 20  # bytes
-
-
-@dataclass
-class Cell:
-    """Process that runs one trial at a time."""
-
-    number: int
-    channel: Channel
-    device: str | None = None
-    """CUDA_VISIBLE_DEVICES of the process; None: as inherited."""
-    pid: int | None = None
-    ready: bool = False
-    trials: int = 0
-    """Number of attempts it was given so far."""
-    kills: int = 0
-    """Number of SIGKILLs sent to it."""
-
-
-@dataclass(frozen=True)
-class MessageReceived:
-    cell: Cell
-    message: Message
-
-
-@dataclass(frozen=True)
-class CellReady:
-    """Event: a cell can take a task."""
-
-    cell: Cell
-
-
-@dataclass(frozen=True)
-class CellDisconnected:
-    """Event: a cell closed its socket or sent invalid data. Usually it is exiting."""
-
-    cell: Cell
-
-
-@dataclass(frozen=True)
-class CellExited:
-    cell: Cell
-    exit: Exited
-
-
-@dataclass(frozen=True)
-class ForkServerDied:
-    """Event: the fork server died, and with it every cell."""
-
-    cells: tuple[Cell, ...]
-
-
-ProcessEvent = (
-    MessageReceived
-    | CellReady
-    | CellDisconnected
-    | CellExited
-    | ForkServerDied
-    | ObjectiveLoaded
-    | LoadFailed
-)
 
 
 class Processes:
@@ -117,8 +64,10 @@ class Processes:
     """
 
     def __init__(self, objective: bytes, *, identity: str, workers: int, fresh: bool, log: Path):
+        self.load_timeout = _LOAD_TIMEOUT
         self.cells: dict[int, Cell] = {}
-        self.cells_started = 0  # number of cells started so far
+        self.cells_started = 0
+        self._channels: dict[int, Channel] = {}  # by number of cell
         self._objective = objective
         self._fresh = fresh
         self._log = log
@@ -133,11 +82,7 @@ class Processes:
         self._control: Channel | None = None
         _open.add(self)
 
-    def start_fork_server(self, patience: Wait | None = None) -> None:
-        """Start the process that loads the objective; wait() returns the result as an event.
-
-        With `patience`, retry while the system refuses to start a process.
-        """
+    def start(self, patience: Wait | None = None) -> None:
         while True:
             try:
                 self._control = self._start_fork_server()
@@ -168,12 +113,13 @@ class Processes:
         with descriptors.describe_limit("A cell"):
             ours, theirs = socket.socketpair()
         self.cells_started += 1
-        cell = Cell(self.cells_started, Channel(ours, SEND_TIMEOUT), device)
+        cell = Cell(self.cells_started, device)
         self.cells[cell.number] = cell
+        self._channels[cell.number] = channel = Channel(ours, SEND_TIMEOUT)
         env = {"CUDA_VISIBLE_DEVICES": device} if device is not None else {}
         with theirs:
             self._send_to_fork_server(StartCell(cell.number, env), theirs.fileno())
-        self._selector.register(cell.channel, selectors.EVENT_READ, cell)
+        self._selector.register(channel, selectors.EVENT_READ, cell)
         return cell
 
     def _open_log(self) -> IO[bytes]:
@@ -182,13 +128,12 @@ class Processes:
         return open_private(self._log, "wb" if too_long else "ab")
 
     def send_task(self, cell: Cell, task: Task, log: Path) -> None:
-        """Send a cell its task, and have its output appended to `log`."""
         with descriptors.describe_limit("A trial"):
             reader, writer = os.pipe()
         try:
             self._send_to_fork_server(CaptureLog(cell.number, str(log)), reader)
-            with contextlib.suppress(ConnectionLost):  # wait() returns CellExited
-                cell.channel.send(task, (writer,))
+            with contextlib.suppress(ConnectionLost, KeyError):  # wait() returns CellExited
+                self._channels[cell.number].send(task, (writer,))
         finally:
             os.close(reader)
             os.close(writer)
@@ -196,14 +141,18 @@ class Processes:
 
     def send(self, cell: Cell, message: Message) -> None:
         try:
-            cell.channel.send(message)
+            if (channel := self._channels.get(cell.number)) is not None:  # else it has exited
+                channel.send(message)
         except ConnectionLost:  # dead, or it stopped reading in the middle of a message
             self.signal(cell, KILL)
 
+    def has_pending(self, cell: Cell) -> bool:
+        channel = self._channels.get(cell.number)
+        return channel is not None and channel.has_pending()
+
     def close_sending_side(self, cell: Cell) -> None:
-        """Close the sending side of its socket: an idle cell then exits."""
-        with contextlib.suppress(OSError):
-            cell.channel.sock.shutdown(socket.SHUT_WR)
+        with contextlib.suppress(OSError, KeyError):
+            self._channels[cell.number].sock.shutdown(socket.SHUT_WR)
 
     def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
         self._send_to_fork_server(SignalCell(cell.number, int(signum), group))
@@ -212,7 +161,6 @@ class Processes:
             self._kill_fork_server()
 
     def wake(self) -> None:
-        """Make wait() return. Safe in a signal handler, and after close()."""
         with contextlib.suppress(OSError):
             os.write(self._wake_w, b"!")
 
@@ -229,10 +177,6 @@ class Processes:
             self._fork_server.kill()
 
     def wait(self, timeout: float | None) -> list[ProcessEvent]:
-        """Block until an event or until `timeout` seconds have passed; return all events so far.
-
-        `timeout` None: no limit.
-        """
         events: list[ProcessEvent] = []
         exits: list[ProcessEvent] = []
         for key, _ in self._selector.select(timeout):
@@ -255,8 +199,9 @@ class Processes:
         return events + exits
 
     def _receive_from(self, cell: Cell) -> Iterator[ProcessEvent]:
+        channel = self._channels[cell.number]
         try:
-            for message in cell.channel.pending():
+            for message in channel.pending():
                 if isinstance(message, Ready):
                     cell.ready = True
                     # Started may arrive later, on the other socket.
@@ -266,7 +211,7 @@ class Processes:
                     yield MessageReceived(cell, message)
         except Exception:  # end of file, or any bytes that do not decode as a message
             with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(cell.channel)
+                self._selector.unregister(channel)
                 yield CellDisconnected(cell)
 
     def _receive_from_fork_server(self) -> list[ProcessEvent]:
@@ -301,13 +246,14 @@ class Processes:
         return ForkServerDied(lost)
 
     def _unregister(self, cell: Cell) -> None:
+        channel = self._channels.pop(cell.number)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(cell.channel)
-        cell.channel.close()
+            self._selector.unregister(channel)
+        channel.close()
 
     def close_in_child(self) -> None:
         """Close all descriptors in a forked copy of this process, and signal nothing."""
-        for channel in [cell.channel for cell in self.cells.values()] + [self._control]:
+        for channel in (*self._channels.values(), self._control):
             if channel is not None:
                 channel.close()
         if self._wake_r >= 0:

@@ -12,15 +12,15 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from optuna.distributions import BaseDistribution
 from optuna.trial import Trial
 
 from supermax._util.text import ended, in_short, size_text
 from supermax.engine.events import Notice
+from supermax.engine.processes.executor import Cell
 from supermax.engine.processes.pool import Pool
-from supermax.engine.processes.transport import Cell
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
 from supermax.engine.run.provision import (
@@ -51,14 +51,12 @@ class Admission:
         planner: Planner | None,
         pool: Pool,
         requests: RequestHandler,
-        devices: Sequence[str],
         emit: Callable[[Notice], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._planner = planner
         self._pool = pool
         self._requests = requests
-        self._devices: list[str | None] = [*devices] or [None]
         self._emit = emit
         self._clock = clock
         self._waits: dict[int, float] = {}
@@ -122,13 +120,17 @@ class Admission:
 
         Prefer the device with the fewest trials, then the one with the least free memory.
         """
+        if self._pool.has_hosts and not self._pool.devices:
+            return None
         attempts = list(running)
         busy = [attempt.cell for attempt in attempts]
         fresh = job is not None and job.needs_fresh_cell
         if job is None or job.provision is None:
             return self._pool.pick(fresh=fresh, busy=busy)
         with self._planner_errors(f"what room there is for trial {job.number}"):
-            free = {device: self._free_bytes(device, attempts, fresh) for device in self._devices}
+            free = {
+                device: self._free_bytes(device, attempts, fresh) for device in self._devices()
+            }
         load = Counter(cell.device for cell in busy)
         needed = job.provision.reserve
         fitting = [device for device, size in free.items() if size is None or size >= needed]
@@ -142,11 +144,14 @@ class Admission:
         self._placed |= cell is not None
         return cell
 
+    def _devices(self) -> list[str | None]:
+        return [*self._pool.devices] or [None]
+
     def _dismiss_used(self, *, every: bool) -> bool:
         """Dismiss idle cells that hold memory of earlier trials, one per device excepted unless
         `every`; return whether there were any."""
         dismissed = self._pool.dismiss_surplus()
-        for device in self._devices if every else ():
+        for device in self._devices() if every else ():
             while any(cell.trials for cell in self._pool.idle_on(device)):
                 cell = self._pool.pick(fresh=False, busy=(), devices=[device])  # the most used
                 assert cell is not None

@@ -12,6 +12,7 @@ from optuna.study import Study
 
 from supermax._util import system
 from supermax.engine.processes.fork_server import LOADING
+from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.processes.remote_trial import RemoteStudy
 from supermax.engine.run.options import RunOptions
 from supermax.errors import UserError
@@ -24,7 +25,9 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
         ("objective", objective, callable, "a function that takes a trial"),
         *_rows(options),
     )
-    _check_gpus(options.devices)
+    _check_executor(options)
+    if options.executor is None:
+        _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
         raise UserError(
             "supermax.optimize cannot run on a study from inside one of that study's own trials."
@@ -44,6 +47,14 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
 def check_options(options: RunOptions) -> None:
     """Raise UserError that lists all invalid options."""
     _refuse(*_rows(options))
+
+
+def _check_executor(options: RunOptions) -> None:
+    if options.executor is not None and options.devices:
+        raise UserError(
+            "devices are GPUs of this machine. On a Ray cluster, Ray chooses the GPUs: leave "
+            "devices out, and give workers GPUs with supermax.RayExecutor(num_gpus=1)."
+        )
 
 
 _Row = tuple[str, object, Callable[[object], bool], str]
@@ -75,6 +86,18 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),
         ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
+        *_executor_rows(options.executor),
+    ]
+
+
+def _executor_rows(executor: RayExecutor | None) -> list[_Row]:
+    if executor is None:
+        return []
+    return [
+        ("num_cpus", executor.num_cpus, _number_from(0), "a number >= 0"),
+        ("num_gpus", executor.num_gpus, _number_from(0), "a number >= 0"),
+        ("memory", executor.memory, _or_none(_integer_from(1)), "a number of bytes"),
+        ("trials", executor.trials, _integer_from(1), "an integer >= 1"),
     ]
 
 
@@ -100,6 +123,10 @@ def _is_study(value: object) -> bool:
 
 def _integer_from(least: int) -> Callable[[object], bool]:
     return lambda value: isinstance(value, Integral) and _number(value) >= least
+
+
+def _number_from(least: float) -> Callable[[object], bool]:
+    return lambda value: math.inf > _number(value) >= least
 
 
 def _seconds(value: object) -> bool:

@@ -4,7 +4,7 @@
                   ▲                                                       │
                   └────────────────── retry, after a pause ◀──────────────┘
 
-The loop has one blocking wait, `Processes.wait`. A cell with unread messages in its socket, or
+The loop has one blocking wait, `Executor.wait`. A cell with unread messages in its socket, or
 one that waits for a reply, is not silent: a slow storage, sampler or callback never makes a
 living cell look dead.
 """
@@ -20,9 +20,21 @@ import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
-from supermax._util import system
 from supermax._util.text import in_short
 from supermax.engine import events
+from supermax.engine.processes.executor import (
+    KILL,
+    Cell,
+    CellDisconnected,
+    CellExited,
+    CellReady,
+    Executor,
+    ForkServerDied,
+    HostLost,
+    HostReady,
+    MessageReceived,
+    ProcessEvent,
+)
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.protocol import (
     Exited,
@@ -35,17 +47,6 @@ from supermax.engine.processes.protocol import (
     Stop,
     StopStudy,
     Task,
-)
-from supermax.engine.processes.transport import (
-    KILL,
-    Cell,
-    CellDisconnected,
-    CellExited,
-    CellReady,
-    ForkServerDied,
-    MessageReceived,
-    Processes,
-    ProcessEvent,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
@@ -78,7 +79,7 @@ class Coordinator:
         study: Study,
         storage: PatientStorage,
         folder: StudyFolder,
-        processes: Processes,
+        processes: Executor,
         requests: RequestHandler,
         options: RunOptions,
         emit: events.Listener,
@@ -95,12 +96,17 @@ class Coordinator:
         self.emit = emit
         self.volatile = volatile
         self.shared = shared
-        devices = tuple(map(str, options.devices))
         self.pool = Pool(
-            processes, options.workers, options.reuse_cells, devices, emit, storage.patience
+            processes,
+            options.workers,
+            options.reuse_cells,
+            tuple(map(str, options.devices)),
+            emit,
+            storage.patience,
+            options.executor.trials if options.executor is not None else None,
         )
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
-        self.admission = Admission(options.planner, self.pool, requests, devices, emit)
+        self.admission = Admission(options.planner, self.pool, requests, emit)
         self.progress = StudyProgress(study, storage, options.n_trials)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit
@@ -306,7 +312,7 @@ class Coordinator:
             checkpoints=self.folder.checkpoints_of(job.number),
             token=self.storage.token_of(job.trial._trial_id),
         )
-        attempt = Attempt(job, cell, system.oom_kills())
+        attempt = Attempt(job, cell)
         self.attempts[cell.number] = attempt
         self.processes.send_task(cell, task, job.folder.log)
         kept = job.provision.reserve if job.provision is not None else None
@@ -330,7 +336,11 @@ class Coordinator:
             case ForkServerDied(cells):
                 for cell in cells:
                     self.handle_cell_exit(cell, Exited(cell.number, None, int(KILL), 0, 0))
-                self.pool.restart_fork_server(tail_of(self.folder.fork_server_log))
+                self.pool.restart(tail_of(self.folder.fork_server_log))
+            case HostReady(host, why_not_fork):
+                self.pool.host_ready(host, why_not_fork)
+            case HostLost(host, cells, why):
+                self.handle_host_loss(host, cells, why)
             case ObjectiveLoaded(why_not_fork):
                 self.pool.objective_loaded(why_not_fork)
             case LoadFailed(error, traceback):
@@ -385,7 +395,7 @@ class Coordinator:
         """Fail the trial of a cell whose message cannot be understood or stored."""
         self.kill(attempt, "its message could not be stored")
         outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
-        evidence = self.evidence(attempt, outcome)
+        evidence = attempt.evidence(outcome, len(self.study.directions))
         self.conclude(attempt.job, evidence, classify(evidence))
 
     def kill(self, attempt: Attempt, why: str) -> None:
@@ -399,7 +409,7 @@ class Coordinator:
             self.pool.dismiss(attempt.cell)
             self.pause(job)
             return
-        evidence = self.evidence(attempt, outcome)
+        evidence = attempt.evidence(outcome, len(self.study.directions))
         fault = classify(evidence)
         healthy = (fault is None or fault.harmless) and unclean is None
         if unclean is not None:
@@ -407,7 +417,15 @@ class Coordinator:
         self.pool.release(attempt.cell, healthy, unclean)
         self.conclude(job, evidence, fault)
 
-    def handle_cell_exit(self, cell: Cell, exit: Exited) -> None:
+    def handle_host_loss(self, host: str, cells: Sequence[Cell], why: str) -> None:
+        node = host.partition("#")[0]
+        self.emit(events.Notice(f"The worker on {node} was lost: {why}."))
+        self.pool.host_lost(host, cells)
+        for cell in cells:
+            exit = Exited(cell.number, None, int(KILL), 0, 0)
+            self.handle_cell_exit(cell, exit, lost_node=node)
+
+    def handle_cell_exit(self, cell: Cell, exit: Exited, lost_node: str | None = None) -> None:
         attempt = self.attempts.pop(cell.number, None)
         self.pool.cell_exited(
             cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None
@@ -418,7 +436,8 @@ class Coordinator:
         if outcome is None and attempt.killed_for is KilledFor.STOP:
             self.pause(attempt.job)
             return
-        evidence = self.evidence(attempt, outcome, exit)
+        directions = len(self.study.directions)
+        evidence = attempt.evidence(outcome, directions, exit, lost_node)
         self.conclude(attempt.job, evidence, classify(evidence))
 
     def pause(self, job: Job) -> None:
@@ -426,25 +445,6 @@ class Coordinator:
         job.record_stop()
         self.waiting.append(job)
         self.emit(events.TrialPaused(job.number))
-
-    def evidence(
-        self, attempt: Attempt, outcome: Outcome | None, exit: Exited | None = None
-    ) -> Evidence:
-        peak = outcome.peak_rss if outcome else (exit.max_rss if exit else None)
-        return Evidence(
-            outcome=outcome,
-            exit_code=exit.code if exit else None,
-            signum=exit.signum if exit else None,
-            killed_for=attempt.killed_for,
-            oom_kills=max(0, system.oom_kills() - attempt.oom_kills_before) if exit else 0,
-            fresh_cell=attempt.cell.trials <= 1,
-            directions=len(self.study.directions),
-            seconds=time.monotonic() - attempt.started,
-            limit=attempt.limit,
-            last_step=attempt.last_step,
-            peak_rss=peak,
-            log_tail=tail_of(attempt.job.folder.log) if outcome is None else "",
-        )
 
     # Ends of attempts.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from supermax.engine.processes.transport import KILL, SHOW_STACK, TERM, Processes
+from supermax.engine.processes.executor import KILL, SHOW_STACK, TERM, Executor
 from supermax.engine.run.job import Attempt
 from supermax.engine.trial.faults import KilledFor
 
@@ -22,7 +22,7 @@ class Deadlines:
     """Enforces the timeouts, in seconds; None: no limit."""
 
     def __init__(
-        self, processes: Processes, trial_timeout: float | None, stall_timeout: float | None
+        self, processes: Executor, trial_timeout: float | None, stall_timeout: float | None
     ) -> None:
         self._processes = processes
         self._trial_timeout = trial_timeout
@@ -70,7 +70,7 @@ class Deadlines:
 
     def _time_out(self, attempt: Attempt, why: KilledFor, limit: float) -> None:
         """Ask for the stack, and schedule the signals that end the attempt."""
-        if why is KilledFor.STALL and attempt.cell.channel.has_pending():
+        if why is KilledFor.STALL and self._processes.has_pending(attempt.cell):
             attempt.last_message = time.monotonic()  # its report is in the socket, not yet read
             return
         attempt.killed_for = why

@@ -9,7 +9,8 @@ from typing import Any
 from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import Trial
 
-from supermax.engine.processes.transport import Cell
+from supermax.engine.processes.executor import Cell
+from supermax.engine.processes.protocol import Exited
 from supermax.engine.run.policy import (
     REPLANNED,
     Decision,
@@ -19,6 +20,7 @@ from supermax.engine.run.policy import (
     ledger_fields,
 )
 from supermax.engine.run.provision import Provision
+from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.trial.outcome import Outcome
@@ -170,7 +172,6 @@ class Attempt:
 
     job: Job
     cell: Cell
-    oom_kills_before: int
     started: float = field(default_factory=time.monotonic)
     last_message: float = field(default_factory=time.monotonic)
     last_step: int | None = None
@@ -180,6 +181,31 @@ class Attempt:
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
     curve_started: bool = False
+
+    def evidence(
+        self,
+        outcome: Outcome | None,
+        directions: int,
+        exit: Exited | None = None,
+        lost_node: str | None = None,
+    ) -> Evidence:
+        """Return what is known about its end. `exit`: of the cell, if it has ended."""
+        peak = outcome.peak_rss if outcome else (exit.max_rss if exit else None)
+        return Evidence(
+            outcome=outcome,
+            exit_code=exit.code if exit else None,
+            signum=exit.signum if exit else None,
+            killed_for=self.killed_for,
+            oom_kills=exit.oom_kills if exit else 0,
+            lost_node=lost_node,
+            fresh_cell=self.cell.trials <= 1,
+            directions=directions,
+            seconds=time.monotonic() - self.started,
+            limit=self.limit,
+            last_step=self.last_step,
+            peak_rss=peak,
+            log_tail=tail_of(self.job.folder.log) if outcome is None else "",
+        )
 
 
 def attempts_and_faults(records: list[LedgerEntry]) -> tuple[int, dict[int, Fault]]:

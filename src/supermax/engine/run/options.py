@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial
 
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
+from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.provision import Planner
 
 Callback = Callable[[Study, FrozenTrial], None]
@@ -39,6 +40,8 @@ class RunOptions:
     """Number of retries of a trial after faults; kills from outside are not counted."""
     devices: Sequence[int | str] = ()
     """GPUs over which trials are distributed; empty: all trials see all GPUs."""
+    executor: RayExecutor | None = None
+    """Cluster on which the trials run; None: this machine."""
     lease: float = LEASE
     """Seconds without a sign of life after which other runs on the same database server take over
     the trials of this run."""

@@ -13,7 +13,8 @@ UNCOUNTED_FAULTS_FAIL = 20  # of one trial: kills from outside and lost coordina
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
-_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST}  # retries that do not count towards `retries`
+_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST, Kind.NODE_LOST}
+"""Faults whose retries do not count towards `retries`."""
 _PRUNE_AT_ONCE = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
 _FAIL_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
 _MEMORY = {Kind.DEVICE_OOM, Kind.HOST_OOM}

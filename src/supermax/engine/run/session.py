@@ -22,8 +22,11 @@ from supermax._util.files import make_folder, make_private
 from supermax.engine import events
 from supermax.engine.processes import descriptors
 from supermax.engine.processes.checkpoints import check_url, is_url
+from supermax.engine.processes.executor import Executor
+from supermax.engine.processes.hosts import HostProcesses
 from supermax.engine.processes.pickling import pickle_objective
 from supermax.engine.processes.prestart import TAG
+from supermax.engine.processes.ray_cluster import RayLauncher
 from supermax.engine.processes.transport import Processes
 from supermax.engine.ranking import best_of
 from supermax.engine.run.checks import check_arguments
@@ -118,13 +121,7 @@ def _coordinator(
     shared: SharedRun | None,
 ) -> Coordinator:
     reseed(study.sampler, len(trials), storage.claim if shared and shared.has_others else "")
-    processes = Processes(
-        blob,
-        identity=storage.claim,
-        workers=options.workers,
-        fresh=not options.reuse_cells,
-        log=folder.fork_server_log,
-    )
+    processes = _executor(blob, storage.claim, folder, options, emit)
     requests = RequestHandler(study, storage, Names(trials))
     return Coordinator(
         study,
@@ -136,6 +133,31 @@ def _coordinator(
         emit,
         volatile=place.volatile,
         shared=shared,
+    )
+
+
+def _executor(
+    blob: bytes,
+    identity: str,
+    folder: StudyFolder,
+    options: RunOptions,
+    emit: Callable[[events.Event], None],
+) -> Executor:
+    if (cluster := options.executor) is None:
+        return Processes(
+            blob,
+            identity=identity,
+            workers=options.workers,
+            fresh=not options.reuse_cells,
+            log=folder.fork_server_log,
+        )
+    return HostProcesses(
+        RayLauncher(cluster, options.workers),
+        blob,
+        fresh=not options.reuse_cells,
+        run_dir=folder.path,
+        share=cluster.shared_run_dir,
+        emit=lambda text: emit(events.Notice(text)),
     )
 
 

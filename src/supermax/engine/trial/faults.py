@@ -34,6 +34,7 @@ class Kind(StrEnum):
     WRONG_ARITY = "wrong number of values"
     NO_START = "cell that never came up"
     COORDINATOR_LOST = "coordinator lost"
+    NODE_LOST = "node lost"
 
 
 class Culprit(StrEnum):
@@ -70,6 +71,8 @@ class Evidence:
     oom_kills: int = 0
     """Number of processes that the kernel's OOM killer ended while the attempt ran."""
     coordinator_lost: bool = False
+    lost_node: str | None = None
+    """Machine of the cluster that was lost with the attempt; None: none was."""
     fresh_cell: bool = True
     """True: the cell had run no other trial."""
     directions: int = 1
@@ -243,6 +246,14 @@ def _fault_without_outcome(evidence: Evidence) -> Fault:
             "The run ended while this trial was running.",
             "Nothing to do: the next run resumes the trial.",
             "coordinator",
+        )
+    if evidence.lost_node is not None:
+        return Fault(
+            Kind.NODE_LOST,
+            Culprit.MACHINE,
+            f"The worker on {evidence.lost_node} was lost while this trial ran there.",
+            "Nothing to do: the trial continues on another machine of the cluster.",
+            "node",
         )
     allocation_failed = _contains(evidence.log_tail.lower(), _LIBRARY_FULL)
     if evidence.signum in (None, *_SELF_INFLICTED) and allocation_failed:

@@ -19,6 +19,7 @@ from supermax._util.attributes import CACHE, LEASE, STORAGE, Agent
 from supermax.search.settings import units
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
+Executor = Literal["local", "ray"]
 Pruner = Literal["median", "hyperband", "halving", "none"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Bytes = Annotated[int, BeforeValidator(units.size)]
@@ -127,6 +128,10 @@ class Settings(_Part):
     gpus: Words = Field([], description="GPUs to distribute trials over, as CUDA numbers them")
     gpu_memory: Bytes | None = Field(
         None, description="memory budget of a GPU, to emulate a smaller one: 24GiB"
+    )
+    executor: Executor = Field("local", description="local: on this machine; ray: on a cluster")
+    address: str | None = Field(
+        None, description="address of the Ray cluster; else RAY_ADDRESS, or that of this machine"
     )
     mps: bool = Field(False, description="share a GPU through CUDA's multi-process service")
     compile: Compile = Field(

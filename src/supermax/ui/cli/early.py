@@ -16,10 +16,11 @@ from supermax.space.presets import encoders_in
 
 def started_early(settings: Settings) -> AbstractContextManager[None]:
     """Start the fork server while this process still imports torch and transformers, because
-    both need the same imports. Does nothing on a single core, where they would compete."""
+    both need the same imports. Does nothing on a single core, where they would compete, or if the
+    trials run on a cluster."""
     visible = bool(system.count_gpus()) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
     cores, gpus = system.cores(), max(1, len(settings.gpus)) if visible else 0
-    if cores == 1:
+    if cores == 1 or settings.executor != "local":
         return nullcontext()
     workers = resolve_workers(settings.workers, gpus=gpus, cores=cores)
     descriptors.allow(descriptors.needed_by(workers))  # inherited by the fork server

@@ -71,6 +71,10 @@ def tune(
         Text, typer.Option(help="Memory budget of a device, such as 24GiB.")
     ] = None,
     gpus: Annotated[Text, typer.Option(help="GPUs to use, such as 0,1.")] = None,
+    executor: Annotated[
+        Text, typer.Option(help="local, or ray: run the trials on a Ray cluster.")
+    ] = None,
+    address: Annotated[Text, typer.Option(help="Address of the Ray cluster.")] = None,
     mps: Annotated[
         bool | None,
         typer.Option(help="Run the kernels of parallel trials concurrently with CUDA MPS."),
@@ -159,6 +163,8 @@ def tune(
         "workers": workers,
         "gpu_memory": gpu_memory,
         "gpus": gpus,
+        "executor": executor,
+        "address": address,
         "mps": mps,
         "compile": compile_,
         "models": models,

@@ -1,0 +1,143 @@
+"""Interface between the coordinator and the processes that run its trials.
+
+    start_cell, send_task, signal ──▶ Executor ──▶ cells, here or on other machines
+    MessageReceived, CellReady, CellExited, … ◀── wait()
+
+`transport.Processes` runs cells on this machine, `hosts.HostProcesses` on several.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from supermax.engine.processes.protocol import Exited, LoadFailed, Message, ObjectiveLoaded, Task
+from supermax.engine.storage.patience import Wait
+
+TERM, KILL, SHOW_STACK = signal.SIGTERM, signal.SIGKILL, signal.SIGUSR2
+
+
+@dataclass
+class Cell:
+    """Process that runs one trial at a time."""
+
+    number: int
+    device: str | None = None
+    """CUDA_VISIBLE_DEVICES of the process, or the name of its host; None: as inherited."""
+    pid: int | None = None
+    ready: bool = False
+    trials: int = 0
+    """Number of attempts it was given so far."""
+    kills: int = 0
+    """Number of SIGKILLs sent to it."""
+
+
+@dataclass(frozen=True)
+class MessageReceived:
+    cell: Cell
+    message: Message
+
+
+@dataclass(frozen=True)
+class CellReady:
+    """Event: a cell can take a task."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class CellDisconnected:
+    """Event: a cell closed its socket or sent invalid data. Usually it is exiting."""
+
+    cell: Cell
+
+
+@dataclass(frozen=True)
+class CellExited:
+    cell: Cell
+    exit: Exited
+
+
+@dataclass(frozen=True)
+class ForkServerDied:
+    """Event: the fork server died, and with it every cell."""
+
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class HostReady:
+    """Event: a host has loaded the objective and can start cells."""
+
+    host: str
+    why_not_fork: str | None
+    """Reason why cells start as new interpreters there; None: they are forked."""
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """Event: a host is gone, and with it its cells."""
+
+    host: str
+    cells: tuple[Cell, ...]
+    why: str
+
+
+ProcessEvent = (
+    MessageReceived
+    | CellReady
+    | CellDisconnected
+    | CellExited
+    | ForkServerDied
+    | HostReady
+    | HostLost
+    | ObjectiveLoaded
+    | LoadFailed
+)
+
+
+class Executor(Protocol):
+    """Fork servers and cells of a run. It knows processes, not trials; only wait() and close()
+    block."""
+
+    cells: dict[int, Cell]
+    cells_started: int
+    """Number of cells started so far."""
+    load_timeout: float
+    """Seconds in which the objective must be loaded."""
+
+    def start(self, patience: Wait | None = None) -> None:
+        """Start loading the objective; wait() returns the result as an event. With `patience`,
+        retry while the system refuses to start a process."""
+
+    def start_cell(self, device: str | None) -> Cell:
+        """Start a cell on a device, or on a host."""
+
+    def send_task(self, cell: Cell, task: Task, log: Path) -> None:
+        """Send a cell its task, and have its output appended to `log`."""
+
+    def send(self, cell: Cell, message: Message) -> None:
+        """Send a message to a cell. One that cannot be reached is killed."""
+
+    def has_pending(self, cell: Cell) -> bool:
+        """Return whether messages of a cell have arrived that were not read yet."""
+
+    def close_sending_side(self, cell: Cell) -> None:
+        """Close the sending side of its connection: an idle cell then exits."""
+
+    def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
+        """Send a signal to a cell; `group`: to its process group."""
+
+    def wake(self) -> None:
+        """Make wait() return. Safe in a signal handler, and after close()."""
+
+    def wait(self, timeout: float | None) -> list[ProcessEvent]:
+        """Block until an event or until `timeout` seconds have passed; return all events so far.
+
+        `timeout` None: no limit.
+        """
+
+    def close(self) -> None:
+        """End all processes."""

@@ -1,0 +1,406 @@
+"""Cells on several machines: an agent on each runs a fork server and its cells.
+
+    HostProcesses ──Launcher.start()──▶ agent on a machine ──TCP──▶ HostProcesses
+
+A host that is lost is replaced; where the next one runs is up to the launcher.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import math
+import os
+import secrets
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from supermax._util.text import counted
+from supermax.engine.processes import descriptors
+from supermax.engine.processes.executor import (
+    Cell,
+    CellDisconnected,
+    CellExited,
+    CellReady,
+    HostLost,
+    HostReady,
+    MessageReceived,
+    ProcessEvent,
+)
+from supermax.engine.processes.host_agent import Assignment
+from supermax.engine.processes.link import HOST, Hello, Link, read_hello
+from supermax.engine.processes.protocol import (
+    CaptureLog,
+    CloseCell,
+    ConnectionLost,
+    Disconnected,
+    Exited,
+    Finished,
+    HostFailed,
+    LoadFailed,
+    Message,
+    ObjectiveLoaded,
+    Output,
+    Ready,
+    SignalCell,
+    StartCell,
+    Started,
+    Task,
+    decode_message,
+    encode_message,
+)
+from supermax.engine.storage.logs import BoundedLog
+from supermax.engine.storage.patience import Wait
+from supermax.errors import EnvironmentFault, UserError
+
+_CHECK_INTERVAL = 1.0  # seconds between two questions to the launcher about ended agents
+_HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
+_CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
+_NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
+_MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them
+_MAX_LOSSES_LOADING = 3  # before the first load: more likely caused by the objective
+
+
+class Launcher(Protocol):
+    """Starts agents on machines."""
+
+    address: str
+    """Address of this machine, as the others reach it."""
+    hosts: int
+    """Number of hosts to keep."""
+    threads: int
+    """Number of threads that a cell may use."""
+
+    def start(self, assignment: Assignment, objective: bytes) -> None:
+        """Have an agent started with `serve(assignment, objective)`, when there is room for it."""
+
+    def ended(self) -> list[tuple[int, str]]:
+        """Return the numbers of hosts whose agent has ended since the last call, and why."""
+
+    def waiting(self) -> str:
+        """Return a notice that no host has started yet."""
+
+    def end(self, host: int) -> None:
+        """End an agent that is lost, or that was not started yet."""
+
+    def close(self, timeout: float) -> None:
+        """End all agents; first give them `timeout` seconds to end by themselves."""
+
+
+@dataclass
+class _Host:
+    """Agent that has said Hello."""
+
+    link: Link
+    hello: Hello
+    cells: set[int] = field(default_factory=set)
+    lost: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.hello.node}#{self.hello.host}"
+
+
+class HostProcesses:
+    """Executor whose cells run on several machines. `share`: every host must see the run folder,
+    because trials leave files there that later commands read."""
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        objective: bytes,
+        *,
+        fresh: bool,
+        run_dir: Path,
+        share: bool,
+        emit: Callable[[str], None],
+    ) -> None:
+        self.load_timeout = math.inf  # there may be no room for a host yet
+        self.cells: dict[int, Cell] = {}
+        self.cells_started = 0
+        self._launcher = launcher
+        self._objective = objective
+        self._fresh, self._run_dir, self._share = fresh, run_dir, share
+        self._secret = secrets.token_hex(32)
+        self._marker = f"hosts-{secrets.token_hex(8)}"
+        self._started = 0  # number of hosts started so far
+        self._hosts: dict[str, _Host] = {}  # by name
+        self._unknown: dict[Link, float] = {}  # connections without a Hello yet → since when
+        self._logs: dict[str, BoundedLog] = {}  # of trials whose output arrives here, by path
+        self._paths: dict[int, str] = {}  # number of cell → log of its last task
+        self._lost: list[tuple[_Host | None, str]] = []
+        self._losses = 0
+        self._ever_ready = False
+        self._next_check = 0.0
+        self._emit, self._notice_at = emit, math.inf
+        self._selector = selectors.DefaultSelector()
+        with descriptors.describe_limit("The run"):
+            self._wake_r, self._wake_w = descriptors.nonblocking_pipe()
+            self._listener = socket.create_server((launcher.address, 0), backlog=128)
+        self._listener.setblocking(False)
+        self._selector.register(self._wake_r, selectors.EVENT_READ)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def start(self, patience: Wait | None = None) -> None:
+        self._notice_at = time.monotonic() + _NOTICE_AFTER
+        (self._run_dir / self._marker).touch()
+        for _ in range(self._launcher.hosts):
+            self._start_host()
+
+    def _start_host(self) -> None:
+        self._started += 1
+        address = self._listener.getsockname()
+        assignment = Assignment(
+            host=self._started,
+            address=(address[0], address[1]),
+            secret=self._secret,
+            tag=secrets.token_hex(16),
+            threads=self._launcher.threads,
+            fresh=self._fresh,
+            argv=tuple(map(str, sys.argv)),
+            path=tuple(os.fspath(entry) for entry in sys.path),
+            folder=_working_directory(),
+            env=dict(os.environ),
+            run_dir=str(self._run_dir),
+            marker=self._marker,
+        )
+        self._launcher.start(assignment, self._objective)
+
+    def start_cell(self, device: str | None) -> Cell:
+        host = self._hosts[device or ""]
+        self.cells_started += 1
+        cell = Cell(self.cells_started, device)
+        self.cells[cell.number] = cell
+        host.cells.add(cell.number)
+        self._send(host, HOST, StartCell(cell.number, {}))
+        return cell
+
+    def send_task(self, cell: Cell, task: Task, log: Path) -> None:
+        cell.trials += 1
+        if (host := self._hosts.get(cell.device or "")) is None:
+            return
+        self._close_log(cell)
+        self._paths[cell.number] = str(log)
+        away = not host.hello.shares_run_dir
+        if away:
+            folder = Path(host.hello.scratch, "trials", Path(task.folder).name)
+            task = replace(task, folder=str(folder), away=True)
+        self._send(host, HOST, CaptureLog(cell.number, str(log), send=away))
+        self._send(host, cell.number, task)
+
+    def send(self, cell: Cell, message: Message) -> None:
+        if (host := self._hosts.get(cell.device or "")) is not None:
+            self._send(host, cell.number, message)
+
+    def has_pending(self, cell: Cell) -> bool:
+        host = self._hosts.get(cell.device or "")
+        return host is not None and host.link.has_pending()
+
+    def close_sending_side(self, cell: Cell) -> None:
+        self._send_to_host_of(cell, CloseCell(cell.number))
+
+    def signal(self, cell: Cell, signum: int, *, group: bool = True) -> None:
+        self._send_to_host_of(cell, SignalCell(cell.number, int(signum), group))
+
+    def _send_to_host_of(self, cell: Cell, message: Message) -> None:
+        if (host := self._hosts.get(cell.device or "")) is not None:
+            self._send(host, HOST, message)
+
+    def _send(self, host: _Host, number: int, message: Message) -> None:
+        try:
+            host.link.relay(number, encode_message(message))
+        except ConnectionLost:
+            self._lose(host, "its connection was lost")
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_w, b"!")
+
+    def wait(self, timeout: float | None) -> list[ProcessEvent]:
+        limit = 0.0 if self._lost else _CHECK_INTERVAL
+        events: list[ProcessEvent] = []
+        for key, _ in self._selector.select(limit if timeout is None else min(timeout, limit)):
+            if key.fd == self._wake_r:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            elif key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, _Host):
+                events += self._receive(key.data)
+            else:
+                self._identify(key.data)
+        self._check_agents()
+        return events + list(self._losses_so_far())
+
+    # Hosts that come.
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(True)
+            link = Link(sock)
+            self._unknown[link] = time.monotonic()
+            self._selector.register(link, selectors.EVENT_READ, link)
+
+    def _identify(self, link: Link) -> None:
+        """Read the Hello of a new connection; close one that has none."""
+        try:
+            line = next(link.pending_lines(), None)
+        except ConnectionLost:
+            line = b""
+        if line is None:
+            return
+        self._selector.unregister(link)
+        del self._unknown[link]
+        if (hello := read_hello(line, self._secret)) is None:
+            link.close()
+            return
+        if self._share and not hello.shares_run_dir:
+            link.close()
+            raise UserError(
+                f"The machine {hello.node} does not see the run folder {self._run_dir}. Put it on "
+                f"a disk that all machines share (--run-dir)."
+            )
+        host = _Host(link, hello)
+        self._hosts[host.name] = host
+        self._selector.register(link, selectors.EVENT_READ, host)
+
+    # Messages.
+
+    def _receive(self, host: _Host) -> list[ProcessEvent]:
+        received: list[tuple[int, bytes]] = []
+        lost = False
+        try:
+            received += host.link.pending()
+        except (ConnectionLost, ValueError):
+            lost = True
+        events: list[ProcessEvent] = []
+        for number, line in received:
+            if number == HOST:
+                events += self._from_host(host, decode_message(line))
+            elif (cell := self.cells.get(number)) is not None:
+                events.append(self._from_cell(cell, line))
+        if lost:
+            self._lose(host, "its connection was lost")
+        return events
+
+    def _from_cell(self, cell: Cell, line: bytes) -> ProcessEvent:
+        try:
+            message = decode_message(line)
+        except Exception:  # any bytes that do not decode as a message
+            return CellDisconnected(cell)
+        if isinstance(message, Ready):
+            cell.ready = True
+            cell.pid = cell.pid or message.pid
+            return CellReady(cell)
+        if isinstance(message, Finished):
+            self._losses = 0
+        return MessageReceived(cell, message)
+
+    def _from_host(self, host: _Host, message: Message) -> Iterator[ProcessEvent]:
+        match message:
+            case ObjectiveLoaded(why_not_fork):
+                self._ever_ready = True
+                yield HostReady(host.name, why_not_fork)
+            case LoadFailed():
+                yield message
+            case Started(number, pid) if number in self.cells:
+                self.cells[number].pid = pid
+            case Disconnected(number) if number in self.cells:
+                yield CellDisconnected(self.cells[number])
+            case Exited(number) if number in self.cells:
+                host.cells.discard(number)
+                self._close_log(self.cells[number])
+                yield CellExited(self.cells.pop(number), message)
+            case Output(path, data):
+                log = self._logs.setdefault(path, BoundedLog(Path(path)))
+                log.write(base64.b64decode(data))
+            case HostFailed(log):
+                self._lose(host, f"its fork server died; the log ends with: {log[-1500:]}")
+
+    def _close_log(self, cell: Cell) -> None:
+        if (log := self._logs.pop(self._paths.pop(cell.number, ""), None)) is not None:
+            log.close()
+
+    # Hosts that go.
+
+    def _lose(self, host: _Host, why: str) -> None:
+        """Close the connection to a host; wait() returns the event."""
+        if host.lost:
+            return
+        host.lost = True
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(host.link)
+        host.link.close()
+        self._launcher.end(host.hello.host)
+        self._lost.append((host, why))
+
+    def _check_agents(self) -> None:
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK_INTERVAL
+        if not self._hosts and now > self._notice_at:
+            self._notice_at = now + _NOTICE_INTERVAL
+            self._emit(self._launcher.waiting())
+        for link in [
+            link for link, since in self._unknown.items() if now > since + _HELLO_TIMEOUT
+        ]:
+            self._selector.unregister(link)
+            link.close()
+            del self._unknown[link]
+        by_number = {host.hello.host: host for host in self._hosts.values()}
+        for number, why in self._launcher.ended():
+            if (host := by_number.get(number)) is not None:
+                self._lose(host, why)
+            else:
+                self._lost.append((None, why))
+
+    def _losses_so_far(self) -> Iterator[ProcessEvent]:
+        """Yield the hosts that were lost, and have others started in their place."""
+        lost, self._lost = self._lost, []
+        for host, why in lost:
+            self._losses += 1
+            most = _MAX_LOSSES if self._ever_ready else _MAX_LOSSES_LOADING
+            if self._losses >= max(most, self._launcher.hosts):
+                when = "in a row" if self._ever_ready else "while it loaded the objective"
+                raise EnvironmentFault(
+                    f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}."
+                )
+            self._start_host()
+            if host is not None:
+                del self._hosts[host.name]
+                cells = tuple(self.cells.pop(number) for number in sorted(host.cells))
+                for cell in cells:
+                    self._close_log(cell)
+                yield HostLost(host.name, cells, why)
+
+    def close(self) -> None:
+        for host in self._hosts.values():
+            host.link.close()
+        for link in self._unknown:
+            link.close()
+        self._hosts.clear()
+        self._unknown.clear()
+        self.cells.clear()
+        if self._wake_r >= 0:
+            self._listener.close()
+            self._launcher.close(_CLOSE_TIMEOUT)
+            self._selector.close()
+            pipe, self._wake_r, self._wake_w = (self._wake_r, self._wake_w), -1, -1
+            for fd in pipe:
+                os.close(fd)
+            (self._run_dir / self._marker).unlink(missing_ok=True)
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it is gone
+        return "/"

@@ -1,0 +1,185 @@
+"""Cells on a Ray cluster: Ray places an actor on a machine with room, the actor runs an agent.
+
+Ray does what it is good at, placing work by CPUs, GPUs and memory and asking the autoscaler for
+more machines. Processes, faults, retries and checkpoints are those of every other run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from supermax._util.text import counted, in_short, size_text
+from supermax.engine.processes.host_agent import Assignment, serve
+from supermax.errors import EnvironmentFault, UserError
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+
+T = TypeVar("T")
+_CLIENT = "ray://"
+
+
+@dataclass(frozen=True)
+class RayExecutor:
+    """Ray cluster on which trials run, and what each worker takes of it.
+
+    A worker is a Ray actor that runs `trials` trials at the same time, each in a process of its
+    own.
+    """
+
+    address: str | None = None
+    """Address of the cluster; None: RAY_ADDRESS, or the cluster of this machine."""
+    num_cpus: float = 1.0
+    """CPUs that Ray reserves for each worker."""
+    num_gpus: float = 0.0
+    """GPUs that Ray reserves for each worker; its trials see no others."""
+    memory: int | None = None
+    """Bytes of host memory that Ray reserves for each worker; None: none."""
+    trials: int = 1
+    """Number of trials that a worker runs at the same time."""
+    shared_run_dir: bool = False
+    """True: every machine must see the run folder, because later commands read files there."""
+
+    @property
+    def request(self) -> dict[str, float]:
+        """Resources of a worker, by Ray's names."""
+        wanted = {"CPU": self.num_cpus, "GPU": self.num_gpus, "memory": self.memory or 0}
+        return {name: amount for name, amount in wanted.items() if amount}
+
+
+def connect(address: str | None) -> Callable[[], None]:
+    """Connect this process to a cluster, unless it is connected; return a function that undoes
+    it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            "The executor ray needs the package Ray: pip install 'supermax[ray]'."
+        ) from error
+    if ray.is_initialized():
+        return lambda: None
+    if address is not None and address.startswith(_CLIENT):
+        raise UserError(
+            f"{address} is an address of Ray Client, through which the machines of the cluster "
+            f"cannot connect back to this program. Start it on a machine of the cluster."
+        )
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    try:
+        ray.init(address=address or "auto", configure_logging=False, **options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        where = f"at {address}" if address else "from this machine"
+        raise EnvironmentFault(
+            f"No Ray cluster can be reached {where}: {in_short(error, 300)}. Start one with `ray "
+            f"start --head`, or name its address."
+        ) from error
+    return ray.shutdown
+
+
+def nodes(address: str | None) -> list[dict[str, float]]:
+    """Connect to a cluster and return the resources of each of its machines, by Ray's names."""
+    connect(address)
+    import ray
+
+    found: Any = ray
+    return [node["Resources"] for node in found.nodes() if node["Alive"]]
+
+
+def run_remotely(function: Callable[[], T], num_gpus: float) -> T:
+    """Return the result of a function that runs on a machine of the cluster with free GPUs."""
+    import ray
+
+    remote: Any = ray.remote(function)
+    result: T = ray.get(remote.options(num_cpus=0, num_gpus=num_gpus).remote())
+    return result
+
+
+class _Worker:
+    """Ray actor that serves a run."""
+
+    def serve(self, assignment: Assignment, objective: bytes) -> None:
+        serve(assignment, objective)
+
+
+class RayLauncher:
+    """Starts agents as actors of a Ray cluster, which this process is connected to."""
+
+    def __init__(self, executor: RayExecutor, workers: int) -> None:
+        self._disconnect = connect(executor.address)
+        import ray
+
+        self._ray: Any = ray
+        self._executor = executor
+        self.address = str(self._ray.util.get_node_ip_address())
+        self.hosts = math.ceil(workers / executor.trials)
+        self.threads = max(1, int(executor.num_cpus / executor.trials))
+        self._actor: Any = ray.remote(_Worker).options(
+            num_cpus=executor.num_cpus,
+            num_gpus=executor.num_gpus,
+            memory=executor.memory,
+            max_restarts=0,
+        )
+        self._actors: dict[int, Any] = {}
+        self._served: dict[ObjectRef[None], int] = {}
+        self._objective: ObjectRef[bytes] | None = None
+
+    def start(self, assignment: Assignment, objective: bytes) -> None:
+        if self._objective is None:
+            self._objective = self._ray.put(objective)
+        actor = self._actor.remote()
+        self._actors[assignment.host] = actor
+        self._served[actor.serve.remote(assignment, self._objective)] = assignment.host
+
+    def ended(self) -> list[tuple[int, str]]:
+        if not self._served:
+            return []
+        refs = list(self._served)
+        ready, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        ended = []
+        for ref in ready:
+            host = self._served.pop(ref)
+            if self._actors.pop(host, None) is not None:  # else this process ended it
+                ended.append((host, self._why(ref)))
+        return ended
+
+    def _why(self, ref: ObjectRef[None]) -> str:
+        try:
+            self._ray.get(ref)
+        except self._ray.exceptions.RayError as error:
+            return in_short(str(error).strip().splitlines()[-1], 300).rstrip(".")
+        return "its agent ended"
+
+    def waiting(self) -> str:
+        wanted = _in_words(self._executor.request)
+        there = _in_words(self._ray.available_resources())
+        return (
+            f"Waiting for the Ray cluster: it has no room yet for a worker with {wanted} (free: "
+            f"{there})."
+        )
+
+    def end(self, host: int) -> None:
+        if (actor := self._actors.pop(host, None)) is not None:
+            self._ray.kill(actor)
+
+    def close(self, timeout: float) -> None:
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            connected = list(self._served)
+            self._ray.wait(connected, num_returns=len(connected), timeout=timeout)
+        for host in list(self._actors):
+            with contextlib.suppress(Exception):
+                self.end(host)
+        self._served.clear()
+        self._disconnect()
+
+
+def _in_words(resources: dict[str, float]) -> str:
+    words = [
+        f"{size_text(int(amount))} of memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in resources.items()
+        if name in ("CPU", "GPU", "memory")
+    ]
+    return ", ".join(words) or counted(0, "resource")

@@ -1,0 +1,185 @@
+"""Cells on other machines: agents are processes of this machine here, and are killed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import supermax
+from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
+from supermax.engine.processes import host_agent
+from supermax.engine.processes.hosts import HostProcesses
+from supermax.engine.processes.link import Hello, read_hello
+from supermax.engine.run import session
+from tests.conftest import eventually
+from tests.engine.executors import Subprocesses
+from tests.engine.programs import short_trial, value_of
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture(autouse=True)
+def launcher(monkeypatch: pytest.MonkeyPatch) -> list[Subprocesses]:
+    """Start agents as processes of this machine; return their launchers."""
+    found: list[Subprocesses] = []
+
+    def launch(executor: supermax.RayExecutor, workers: int) -> Subprocesses:
+        found.append(Subprocesses(executor, workers))
+        return found[-1]
+
+    monkeypatch.setattr(session, "RayLauncher", launch)
+    return found
+
+
+def run(study: optuna.Study, objective: Callable[..., float], n_trials: int, **more: Any) -> Any:
+    options = {"executor": "ray", "progress": False, **more}
+    return supermax.optimize(study, objective, n_trials, **options)
+
+
+def test_trials_on_hosts_that_see_nothing_of_the_run_folder(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The coordinator writes their reports, outcomes and logs."""
+    monkeypatch.setenv("HIDDEN", "1")
+    monkeypatch.setattr(HostProcesses, "_start_host", with_other_folder(HostProcesses._start_host))
+
+    def objective(trial: Any) -> float:
+        print("written elsewhere")
+        assert not trial.folder.is_relative_to(tmp_path)
+        return short_trial(trial)
+
+    run(study, objective, 2, run_dir=tmp_path / "run", workers=2)
+    for trial in study.trials:
+        assert trial.value == value_of(**trial.params)
+        folder = tmp_path / "run" / "trials" / f"{trial.number:05d}"
+        assert "written elsewhere" in (folder / "log.txt").read_text()
+        assert json.loads((folder / "outcome.json").read_text())["values"] == [trial.value]
+        assert len((folder / "curve.jsonl").read_text().splitlines()) == 3
+
+
+def with_other_folder(start: Callable[[HostProcesses], None]) -> Callable[[HostProcesses], None]:
+    def started(self: HostProcesses) -> None:
+        kept, self._run_dir = self._run_dir, Path("/nowhere")
+        start(self)
+        self._run_dir = kept
+
+    return started
+
+
+def test_a_lost_host_is_replaced_and_its_trial_continues(
+    study: optuna.Study, launcher: list[Subprocesses]
+) -> None:
+    seen: list[Event] = []
+
+    def watch(event: Event) -> None:
+        first = not any(isinstance(earlier, TrialReported) for earlier in seen)
+        seen.append(event)
+        if first and isinstance(event, TrialReported):
+            for agent in launcher[0].agents.values():
+                agent.kill()
+
+    def objective(trial: Any) -> float:
+        saved = trial.checkpoint_dir / "step"
+        first = int(saved.read_text()) if saved.exists() else 0
+        for step in range(first, 3):
+            saved.write_text(str(step + 1))
+            trial.report(step, step)
+            time.sleep(0.3 if first == 0 else 0.0)
+        return float(first)
+
+    run(study, objective, 1, progress=watch)
+    (trial,) = study.trials
+    assert trial.value is not None
+    assert trial.value > 0  # from the checkpoint
+    (fault,) = [event for event in seen if isinstance(event, FaultSeen)]
+    assert fault.kind == "node lost"
+    assert any("was lost" in event.text for event in seen if isinstance(event, Notice))
+
+
+@pytest.mark.slow
+def test_a_host_that_does_not_see_the_run_folder_is_refused_where_files_are_needed(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostProcesses, "_start_host", with_other_folder(HostProcesses._start_host))
+    with pytest.raises(supermax.UserError, match="does not see the run folder"):
+        run(study, short_trial, 1, executor=supermax.RayExecutor(shared_run_dir=True))
+
+
+@pytest.mark.slow
+def test_strangers_are_turned_away(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections without the secret reach nothing, whatever they send."""
+    addresses: list[tuple[str, int]] = []
+    start = Subprocesses.start
+
+    def started(self: Subprocesses, assignment: host_agent.Assignment, objective: bytes) -> None:
+        addresses.append(assignment.address)
+        for line in (
+            b"",
+            b"\n",
+            b"1 {}\n",
+            Hello(1, "guess", "x", "/", True).line(),
+            b"\xff" * 99,
+        ):
+            with socket.create_connection(assignment.address) as stranger:
+                stranger.sendall(line)
+        start(self, assignment, objective)
+
+    monkeypatch.setattr(Subprocesses, "start", started)
+    assert run(study, short_trial, 2).finished == 2
+    with pytest.raises(OSError):
+        socket.create_connection(addresses[0], 1)
+
+
+@given(st.binary(max_size=200))
+def test_only_the_secret_opens_a_connection(line: bytes) -> None:
+    assert read_hello(line, "s" * 64) is None
+    hello = Hello(3, "s" * 64, "node", "/tmp", shares_run_dir=False)
+    assert read_hello(hello.line(), "s" * 64) == hello
+    assert read_hello(hello.line(), "t" * 64) is None
+
+
+@pytest.mark.slow
+def test_agents_end_with_a_coordinator_that_was_killed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    pid = os.fork()
+    if pid == 0:
+        study = optuna.create_study(storage=url, study_name="s")
+        try:
+            run(study, sleeping, 1, run_dir=tmp_path / "run")
+        finally:
+            os._exit(1)
+    try:
+        assert eventually(lambda: (tmp_path / "run" / "pid").exists(), within=30)
+        cell = int((tmp_path / "run" / "pid").read_text())
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert eventually(lambda: not Path(f"/proc/{cell}").exists())
+
+
+def sleeping(trial: Any) -> float:
+    spare = trial.folder.parent.parent / "spare"
+    spare.write_text(str(os.getpid()))
+    spare.replace(spare.with_name("pid"))
+    time.sleep(600)
+    return 0.0
+
+
+def test_gpus_of_this_machine_and_a_cluster_exclude_each_other(study: optuna.Study) -> None:
+    with pytest.raises(supermax.UserError, match="Ray chooses the GPUs"):
+        run(study, short_trial, 1, devices=[0])
+    with pytest.raises(supermax.UserError, match="executor must be 'local', 'ray' or"):
+        run(study, short_trial, 1, executor="slurm")
+    with pytest.raises(supermax.UserError, match="trials must be an integer >= 1"):
+        run(study, short_trial, 1, executor=supermax.RayExecutor(trials=0))
