@@ -22,6 +22,7 @@ from supermax.engine.processes.host_agent import Assignment
 from supermax.engine.run import session
 from supermax.engine.run.options import RunOptions
 
+SESSION = "SUPERMAX_TEST_SESSION"
 EXECUTOR = os.environ.get("SUPERMAX_TEST_EXECUTOR", "local")
 local_only = pytest.mark.skipif(EXECUTOR != "local", reason="about GPUs or logs of this machine")
 
@@ -73,9 +74,11 @@ def cluster(nodes: int = 3) -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    session = os.environ.pop(SESSION)  # idle workers of Ray stay: they are no process of a test
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     for _ in range(nodes - 1):
         found.add_node(num_cpus=1)
+    os.environ[SESSION] = session
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
     try:
         yield found

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CLIENT = "ray://"
+_CONNECT_TIMEOUT = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ def connect(address: str | None) -> Callable[[], None]:
         )
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
+        _check_port(address or os.environ.get("RAY_ADDRESS", ""))
         ray.init(address=address or "auto", configure_logging=False, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = f"at {address}" if address else "from this machine"
@@ -78,6 +82,13 @@ def connect(address: str | None) -> Callable[[], None]:
             f"start --head`, or name its address."
         ) from error
     return ray.shutdown
+
+
+def _check_port(address: str) -> None:
+    """Raise OSError where nothing listens at an address: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT).close()
 
 
 def nodes(address: str | None) -> list[dict[str, float]]:

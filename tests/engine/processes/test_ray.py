@@ -1,0 +1,137 @@
+"""A real Ray cluster of several nodes on this machine, and faults of its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+
+import supermax
+from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
+from supermax.search.cluster import Cluster, read_cluster
+from tests.engine.executors import EXECUTOR, cluster
+from tests.engine.programs import short_trial, value_of
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(EXECUTOR == "ray", reason="it has a cluster of its own"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    with cluster(nodes=2) as found:
+        yield found
+
+
+def kill_machine(node: Any) -> None:
+    """Kill all processes of a node at once, as a power cut does."""
+    found = [each.process.pid for kind in node.all_processes.values() for each in kind]
+    victims = [psutil.Process(pid) for pid in found]
+    victims += [child for victim in victims for child in victim.children(recursive=True)]
+    for victim in victims:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+
+
+def test_trials_of_a_killed_node_finish_elsewhere(
+    nodes: Any, study: optuna.Study, tmp_path: Path
+) -> None:
+    extra = nodes.add_node(num_cpus=1)
+    seen: list[Event] = []
+    removed: list[Any] = []
+
+    def watch(event: Event) -> None:
+        seen.append(event)
+        reported = {e.number for e in seen if isinstance(e, TrialReported)}
+        if len(reported) == 3 and not removed:
+            removed.append(extra)
+            kill_machine(extra)
+
+    def objective(trial: Any) -> float:
+        saved = trial.checkpoint_dir / "step"
+        first = int(saved.read_text()) if saved.exists() else 0
+        for step in range(first, 4):
+            saved.write_text(str(step + 1))
+            trial.report(float(step), step)
+            (tmp_path / f"started-{trial.number}").touch()
+            while len(list(tmp_path.glob("started-*"))) < 3:  # one on each node
+                time.sleep(0.05)
+            time.sleep(1.0)
+        return float(first)
+
+    summary = supermax.optimize(
+        study, objective, 3, workers=3, executor="ray", progress=watch, run_dir=tmp_path / "run"
+    )
+    assert summary.finished == 3
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    faults = [event for event in seen if isinstance(event, FaultSeen)]
+    assert [fault.kind for fault in faults] == ["node lost"]
+    assert [t.value > 0 for t in study.trials].count(True) == 1  # from its checkpoint
+    assert any("was lost" in event.text for event in seen if isinstance(event, Notice))
+
+
+def test_a_run_waits_for_room_and_uses_a_node_that_comes_later(
+    nodes: Any, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supermax.engine.processes.hosts._NOTICE_AFTER", 1.0)
+    late: list[Any] = []
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Notice) and "Waiting for the Ray cluster" in event.text and not late:
+            late.append(nodes.add_node(num_cpus=4))
+
+    executor = supermax.RayExecutor(num_cpus=4)
+    supermax.optimize(study, short_trial, 2, executor=executor, progress=watch)
+    assert [trial.value for trial in study.trials] == [value_of(**t.params) for t in study.trials]
+    nodes.remove_node(late[0])
+
+
+def test_ray_assigns_gpus(nodes: Any, study: optuna.Study) -> None:
+    machine = nodes.add_node(num_cpus=2, num_gpus=2)
+
+    def objective(trial: Any) -> float:
+        trial.set_user_attr("gpus", os.environ["CUDA_VISIBLE_DEVICES"])
+        time.sleep(0.5)
+        return 0.0
+
+    executor = supermax.RayExecutor(num_gpus=1)
+    supermax.optimize(study, objective, 6, workers=2, executor=executor, progress=False)
+    assert {trial.user_attrs["gpus"] for trial in study.trials} == {"0", "1"}
+    found = read_cluster(None)
+    assert (found.gpus, found.trials_per_gpu) == (2, 1)
+    nodes.remove_node(machine)
+
+
+def test_workers_are_spread_over_the_gpus_of_a_cluster() -> None:
+    found = Cluster("auto", gpus=4, cpus=64, trials_per_gpu=8, gpu_name="H200", memory=1 << 30)
+    assert found.workers() == 32
+    assert found.executor(32).trials == 8
+    assert found.executor(6).trials == 2
+    assert Cluster("auto", gpus=0, cpus=12).workers() == 12
+
+
+def test_no_cluster_and_no_ray_are_said_in_one_sentence(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import ray
+
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(supermax.EnvironmentFault, match="No Ray cluster can be reached"):
+        supermax.optimize(study, short_trial, 1, executor="ray")
+    executor = supermax.RayExecutor(address="ray://far:10001")
+    with pytest.raises(supermax.UserError, match="an address of Ray Client"):
+        supermax.optimize(study, short_trial, 1, executor=executor)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(supermax.UserError, match=r"pip install 'supermax\[ray\]'"):
+        supermax.optimize(study, short_trial, 1, executor="ray")
