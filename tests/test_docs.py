@@ -26,6 +26,7 @@ from supermax.engine.processes.supervisor import (
     HALTED,
     INTERRUPTED,
     PAUSED,
+    QUARANTINED,
     REACHED,
     USER,
 )
@@ -191,7 +192,7 @@ def test_the_reference_is_what_the_code_says(
 
 def test_the_exit_codes_are_all_there() -> None:
     text = (ROOT / "docs" / "howto" / "unattended.md").read_text()
-    for code in (REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED):
+    for code in (REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, QUARANTINED, INTERRUPTED):
         assert re.search(rf"^\| {code}\b", text, re.MULTILINE), code
 
 

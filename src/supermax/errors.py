@@ -24,6 +24,10 @@ class EnvironmentFault(SupermaxError):
     """Fault of the machine, its disk or the study's storage that prevents the run."""
 
 
+class Quarantined(EnvironmentFault):
+    """Run ended because trials fail on this machine that succeed on others."""
+
+
 class Infeasible(SupermaxError):
     """Raised by an objective: this configuration cannot be run, and a retry would not help.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -79,6 +80,10 @@ def with_checkpoint(trial: Any) -> float:
     x = trial.suggest_float("x", -10, 10)
     choice = trial.suggest_categorical("choice", ["a", "bb", "ccc"])
     depth = trial.suggest_int("depth", 1, 4)
+    if os.environ.get("CRASH"):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if x > float(os.environ.get("LIMIT", "inf")):
+        raise ValueError("x is too large")
     saved = trial.checkpoint_dir / "step"
     first = int(saved.read_text()) + 1 if saved.exists() else 0
     for step in range(first, 3):

@@ -12,7 +12,15 @@ import pytest
 
 from supermax.memory import devices
 from supermax.memory.budgets import GpuBudget, HostBudget, host_budget
-from supermax.memory.devices import Gpu, Nvml, find_gpu, from_nvidia_smi, machine_memory
+from supermax.memory.devices import (
+    Gpu,
+    Nvml,
+    find_gpu,
+    from_nvidia_smi,
+    machine_memory,
+    named_gpus,
+    visible_gpus,
+)
 from supermax.search import doctor
 from tests.memory.specs import GIB, MIB
 
@@ -48,6 +56,17 @@ def test_cards_are_found_by_number_and_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert find_gpu((CARD, other), None) is CARD
     assert budget(CARD, other).whole == 80 * GIB - 256 * MIB
+
+
+def test_all_gpus_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (Gpu(0, "A", 0, GIB, uuid="GPU-a"), Gpu(1, "B", 0, GIB))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(lambda: found) == ["GPU-a", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3, GPU-b,3,")
+    assert visible_gpus(lambda: found) == named_gpus(["all"]) == ["3", "GPU-b"]
+    assert named_gpus(["0", "2"]) == ["0", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert named_gpus(["all"]) == []
 
 
 def test_readings_are_cached_for_a_second() -> None:

@@ -59,6 +59,8 @@ HALF_WRITTEN = "weights.tmp"
 STATE = "state.pt"
 """File in a trial's checkpoint folder: training state to resume from."""
 
+ALL_GPUS = "all"
+"""Setting `gpus` for all GPUs that the process may use."""
 LEASE = 120.0
 """Seconds without a sign of life after which other runs take over the trials of a run."""
 CLAIM = "supermax:claim"

@@ -109,6 +109,14 @@ class Notice(Event):
 
 
 @dataclass(frozen=True)
+class GpuLost(Event):
+    """A GPU was taken out of service; the run continues with the others."""
+
+    gpu: str
+    why: str
+
+
+@dataclass(frozen=True)
 class RunStopping(Event):
     reason: str
     running: int

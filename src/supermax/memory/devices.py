@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from supermax._util.attributes import ALL_GPUS
+
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _SMI_TIMEOUT = 15.0
 """Seconds that nvidia-smi may take."""
@@ -141,6 +143,19 @@ def find_gpu(found: Collection[Gpu], device: str | None) -> Gpu | None:
         if str(gpu.index) == first or (gpu.uuid and gpu.uuid.startswith(first or "?")):
             return gpu
     return None
+
+
+def visible_gpus(found: Callable[[], tuple[Gpu, ...]] = gpus) -> list[str]:
+    """Return all GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by UUID where
+    the driver reports it, because numbers change when a GPU falls off the bus."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return list(dict.fromkeys(part.strip() for part in visible.split(",") if part.strip()))
+    return [gpu.uuid or str(gpu.index) for gpu in found()]
+
+
+def named_gpus(wanted: list[str]) -> list[str]:
+    """Return the GPUs that the setting `gpus` names, with "all" replaced by their names."""
+    return visible_gpus() if wanted == [ALL_GPUS] else wanted
 
 
 def machine_memory() -> int | None:

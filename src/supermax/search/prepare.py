@@ -20,6 +20,7 @@ from supermax.engine.processes.mps import shared
 from supermax.engine.run.options import RunOptions
 from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
+from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import share_of_each
 from supermax.results.tracking import tracked
 from supermax.search.cluster import Cluster, read_cluster
@@ -75,7 +76,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
             run_dir=settings.run_dir,
             checkpoints=settings.checkpoints,
             retries=settings.retries,
-            devices=settings.gpus,
+            devices=devices_of(settings.gpus),
         ),
         around=partial(run_context, settings, tell),
         tell=lambda _: None,  # the plan has the same notices
@@ -134,6 +135,12 @@ def check_gpus(wanted: list[str]) -> None:
             f"GPU {', '.join(wanted)} was requested, but torch sees no GPU on this machine. "
             f"Run `supermax doctor` for the reason."
         )
+
+
+def devices_of(wanted: list[str]) -> list[str]:
+    """Return the GPUs of a run. Without the driver's library, "all" are numbered as torch does."""
+    count = torch.cuda.device_count() if wanted else 0
+    return named_gpus(wanted) or [str(number) for number in range(count)]
 
 
 def check_cache(cache: Path) -> None:

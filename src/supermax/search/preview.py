@@ -22,6 +22,7 @@ from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.errors import SupermaxError
 from supermax.memory import planner
+from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
 from supermax.results.records import TrialRecord, finished, read_record
 from supermax.search.search import Search
@@ -97,7 +98,7 @@ def folded(lines: list[str], width: int) -> list[str]:
 
 
 def _on_gpus(settings: Settings, workers: int) -> str:
-    count = len(settings.gpus)
+    count = len(named_gpus(settings.gpus))
     them, it = (f"{count} GPUs", "them") if count > 1 else ("the GPU", "it")
     if workers <= max(1, count) or shutil.which(mps.CONTROL) is None:
         return f"on {them}"

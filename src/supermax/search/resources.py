@@ -43,6 +43,13 @@ class Resources:
     def device(self) -> Literal["cuda", "cpu"]:
         return "cuda" if self.has_cuda else "cpu"
 
+    def with_device(self) -> Execution:
+        """Return the execution with the device that "auto" means here: a cell whose GPU is lost
+        must fail, and not train on the CPU."""
+        if self.execution.device != "auto":
+            return self.execution
+        return replace(self.execution, device=self.device)
+
     def foreseen(self) -> Execution:
         """Return the execution with "auto" resolved as cells will, without initialising CUDA."""
         default = "bf16" if self.has_cuda else "fp32"

@@ -256,7 +256,7 @@ class Search:
             self.cache,
             objectives,
             limits,
-            self.execution,
+            self.resources.with_device(),
             book=self.resources.measurement_log(),
             top=self.top,
         )

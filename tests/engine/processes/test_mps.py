@@ -17,6 +17,7 @@ import torch
 from supermax import Study
 from supermax.engine.processes import mps
 from supermax.search.prepare import _gpu_share, run_context
+from supermax.search.resources import Resources
 from supermax.search.settings import Settings
 from tests.conftest import eventually
 from tests.few import quick_are
@@ -241,6 +242,9 @@ def test_share_follows_the_number_of_cells() -> None:
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
     assert _gpu_share(settings, study, 8, 1) == 67
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
+    assert Settings(agent="criteria", trials=9, epochs=1, gpus="all").gpus == ["all"]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="write all alone, or name the GPUs"):
+        Settings(agent="criteria", trials=9, epochs=1, gpus=["all", "0"])
 
 
 @pytest.mark.slow
@@ -252,6 +256,7 @@ def test_share_follows_the_workers_of_the_run(
     """Cells are processes of their own and see no GPU: trials run on the CPU."""
     played(service)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(Resources, "with_device", lambda resources: resources.execution)
     settings = {"workers": 8, "mps": True, "gpu_memory": "100GiB", "trials": 4, "epochs": 1}
     if by == "run":
         settings["workers"] = 1

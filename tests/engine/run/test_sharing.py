@@ -65,6 +65,7 @@ class Run:
     checkpoints: Path | None = None
     pace: float = 0.01
     lease: float = LEASE
+    env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> Run:
@@ -73,6 +74,7 @@ class Run:
         if self.checkpoints is not None:
             arguments.append(str(self.checkpoints))
         env = {**os.environ, "MARKS": str(self.folder.parent / "marks"), "PACE": str(self.pace)}
+        env |= self.env
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.engine.programs", "shared", *arguments],

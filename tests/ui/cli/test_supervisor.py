@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from supermax.engine.processes import supervisor
 from supermax.engine.processes.supervisor import Exit, Restart, decide_restart
+from supermax.errors import Quarantined
+from supermax.ui.cli import exit_code
 from tests.conftest import eventually, ignoring
 
 STOPS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
@@ -44,6 +46,12 @@ def start(folder: Path, program: str, ignored: Sequence[int] = ()) -> subprocess
     (folder / "program.py").write_text(PROGRAM + program)
     command = [*ignoring(*ignored), sys.executable, "-c", RUNNER]
     return subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_quarantined_run_has_its_own_exit_code_and_is_not_restarted() -> None:
+    code = exit_code(Quarantined("bad"))
+    assert code == supervisor.QUARANTINED == 6
+    assert decide_restart(code, 1, 0) == Exit(6)
 
 
 def execute() -> int:

@@ -20,6 +20,7 @@ from supermax.ui.display.curve import Curve
 from supermax.ui.display.gauges import Readings
 from supermax.ui.display.live import _Console, _Live
 from supermax.ui.display.state import RunState
+from supermax.ui.display.status import restore, status_json
 from supermax.ui.display.view import draw_view
 from tests.ui.display.screen import Screen
 from tests.ui.display.test_display import (
@@ -85,6 +86,16 @@ def lines(state: RunState, width: int, height: int = 24, ascii: bool = False) ->
 def row(drawn: list[str], first: str) -> str:
     (found,) = [line for line in drawn if line.split()[:1] == [first]]
     return found
+
+
+def test_a_lost_gpu_is_shown_until_the_end() -> None:
+    state = search()
+    state.update(ev.GpuLost("GPU 1", "it has an uncorrectable ECC error (code 214)"))
+    wanted = "lost     GPU 1 is out of service: it has an uncorrectable ECC error (code 214)"
+    assert wanted in lines(state, 100)
+    state.close()
+    assert wanted in lines(restore(status_json(state)), 100)
+    assert lines(state, 20)
 
 
 class TestColumns:

@@ -36,7 +36,7 @@ class Pool:
 
     `reuse`: cells run one trial after another. `devices`: values of CUDA_VISIBLE_DEVICES to
     spread the cells over, or hosts; empty: as inherited. `per_device`: trials at the same time on
-    each; None: an equal share of `workers`.
+    each; None: an equal share of `workers`. Trials start on none of those in `paused`.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Pool:
         self.devices = list(devices)
         self.has_hosts = per_device is not None
         self._per_device = per_device or math.ceil(workers / max(1, len(devices)))
+        self.paused: set[str | None] = set()
         self._emit = emit
         self._loaded = self._ever_loaded = False
         self._load_by: float | None = None  # None: no fork server was needed yet
@@ -67,6 +68,13 @@ class Pool:
         self._not_before = 0.0  # no cell starts before this moment of time.monotonic()
         self.faults: Counter[str] = Counter()
 
+    @property
+    def workers(self) -> int:
+        """Number of trials that run at the same time; fewer once a device is retired."""
+        if not self.devices:
+            return self._workers
+        return min(self._workers, self._per_device * len(self.devices))
+
     def keep_ready(self, launches: int, busy: int) -> None:
         """Start the fork server when it is first needed, and cells ahead of time, at most as many
         as the `launches` to come can use."""
@@ -75,10 +83,7 @@ class Pool:
             self._processes.start()
         if not self._loaded or time.monotonic() < self._not_before:
             return
-        capacity = self._workers
-        if self.devices:
-            capacity = min(capacity, self._per_device * len(self.devices))
-        wanted = min(capacity - busy if self._reuse else capacity, launches)
+        wanted = min(self.workers - busy if self._reuse else self.workers, launches)
         for _ in range(wanted - len(self._idle) - len(self._starting)):
             self._start()
 
@@ -89,9 +94,38 @@ class Pool:
     def _least_loaded_device(self) -> str | None:
         if not self.devices:
             return None
-        staying = [c for c in self._processes.cells.values() if c.number not in self._leaving]
-        load = Counter(cell.device for cell in staying)
-        return min(self.devices, key=lambda device: load[device])
+        load = Counter(cell.device for cell in self._staying())
+        return min(self.devices, key=lambda device: (device in self.paused, load[device]))
+
+    def _staying(self) -> list[Cell]:
+        return [c for c in self._processes.cells.values() if c.number not in self._leaving]
+
+    def lacks_cell_on(self, devices: Sequence[str]) -> bool:
+        """Return whether no cell on `devices` is idle. If there is none at all, have one start in
+        place of an idle cell."""
+        if any(cell.device in devices for cell in self._idle):
+            return False
+        if self._idle and not any(cell.device in devices for cell in self._staying()):
+            self._replace(self._idle[0], devices[0])
+        return True
+
+    def retire(self, device: str | None, why: str) -> None:
+        """Use a device no more, and end the cells on it that run no trial."""
+        self.devices = [name for name in self.devices if name != device]
+        starting = [cell for cell, _ in self._starting.values()]
+        for cell in [cell for cell in (*self._idle, *starting) if cell.device == device]:
+            self._starting.pop(cell.number, None)
+            if cell in self._idle:
+                self._idle.remove(cell)
+            self.kill(cell, why, once=True)
+
+    def kill(self, cell: Cell, why: str, *, once: bool = False) -> None:
+        """Kill a cell. `once`: not again, if that takes long: a process can hang in the driver of
+        a lost GPU, which is no fault of the fork server."""
+        self.dismiss(cell, why)
+        if once:
+            self._leaving[cell.number] = (cell, math.inf, why)
+        self._processes.signal(cell, KILL)
 
     def idle_on(self, device: str | None) -> list[Cell]:
         return [cell for cell in self._idle if cell.device == device]
@@ -104,16 +138,17 @@ class Pool:
         It is on the first of `devices` that has one, or, if `devices` is None, on the device with
         the fewest `busy` cells. `fresh`: it must not have run a trial yet.
         """
-        suitable = [cell for cell in self._idle if not (fresh and cell.trials)]
+        usable = [cell for cell in self._idle if cell.device not in self.paused]
+        suitable = [cell for cell in usable if not (fresh and cell.trials)]
         if devices is not None:
             warm = sorted(suitable, key=lambda cell: -cell.trials)
             candidates = [cell for device in devices for cell in warm if cell.device == device]
-            if not candidates and devices and self._idle:
-                self._replace(self._idle[0], devices[0])
+            if not candidates and devices and usable:
+                self._replace(usable[0], devices[0])
         else:
             candidates = suitable
-            if not candidates and fresh and self._idle:
-                self._replace(self._idle[0], None)
+            if not candidates and fresh and usable:
+                self._replace(usable[0], None)
             candidates = self._by_device_load(candidates, busy)
         if not candidates:
             return None
@@ -148,12 +183,13 @@ class Pool:
 
     @property
     def has_idle(self) -> bool:
-        return bool(self._idle)
+        return any(cell.device not in self.paused for cell in self._idle)
 
     def release(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
         """Take a cell back whose trial has ended, or dismiss it. `unclean`: the trial's
         remains."""
-        if self._reuse and healthy:
+        retired = self.devices and cell.device not in self.devices
+        if self._reuse and healthy and not retired:
             self._idle.append(cell)
         else:
             self.dismiss(cell, unclean)
@@ -201,7 +237,8 @@ class Pool:
         )
 
     def cell_ready(self, cell: Cell) -> None:
-        self._starting.pop(cell.number, None)
+        if self._starting.pop(cell.number, None) is None:  # dismissed meanwhile
+            return
         self._failed_starts = 0
         self._idle.append(cell)
         self._emit(events.CellStarted(cell.number, cell.pid or 0))

@@ -21,7 +21,8 @@ from supermax._util import system
 from supermax.engine.processes.descriptors import nonblocking_pipe
 from supermax.engine.trial.faults import signal_name
 
-REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+REACHED, BUG, USER, ENVIRONMENT, HALTED, PAUSED, QUARANTINED = range(7)
+INTERRUPTED = 130
 """Exit codes of a run; 128 + N: ended by signal N."""
 PARENT, BEAT = "SUPERMAX_SUPERVISOR", "SUPERMAX_BEAT"
 RESTART, BEGAN = "SUPERMAX_RESTART", "SUPERMAX_BEGAN"

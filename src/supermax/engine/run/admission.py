@@ -69,6 +69,17 @@ class Admission:
         """True: a trial waits for memory. No event announces free memory: check again
         regularly."""
 
+    def must_wait(self, job: Job) -> bool:
+        """Return whether a job that failed on a GPU, maybe because of it, waits for another."""
+        others = self._untried(job)
+        return bool(others) and self._pool.lacks_cell_on(others)
+
+    def _untried(self, job: Job) -> list[str]:
+        """Return the GPUs for a job that failed on some; []: any will do."""
+        if not job.failed_on:
+            return []
+        return [name for name in self._pool.devices if name not in job.failed_on]
+
     @property
     def plans(self) -> bool:
         return self._planner is not None
@@ -125,12 +136,13 @@ class Admission:
         attempts = list(running)
         busy = [attempt.cell for attempt in attempts]
         fresh = job is not None and job.needs_fresh_cell
+        untried = self._untried(job) if job is not None else []
         if job is None or job.provision is None:
-            return self._pool.pick(fresh=fresh, busy=busy)
+            return self._pool.pick(fresh=fresh, busy=busy, devices=untried or None)
+        if not (devices := self._devices()):  # all are being probed
+            return None
         with self._planner_errors(f"what room there is for trial {job.number}"):
-            free = {
-                device: self._free_bytes(device, attempts, fresh) for device in self._devices()
-            }
+            free = {device: self._free_bytes(device, attempts, fresh) for device in devices}
         load = Counter(cell.device for cell in busy)
         needed = job.provision.reserve
         fitting = [device for device, size in free.items() if size is None or size >= needed]
@@ -140,12 +152,14 @@ class Admission:
         elif not self._dismiss_used(every=fresh or not attempts) and not attempts:
             self._wait(job, max(size for size in free.values() if size is not None))
         fitting.sort(key=lambda device: (load[device], free[device] or 0))
+        fitting = [device for device in fitting if device in untried] or fitting
         cell = self._pool.pick(fresh=fresh, busy=busy, devices=fitting)
         self._placed |= cell is not None
         return cell
 
     def _devices(self) -> list[str | None]:
-        return [*self._pool.devices] or [None]
+        every: list[str | None] = [*self._pool.devices] or [None]
+        return [device for device in every if device not in self._pool.paused]
 
     def _dismiss_used(self, *, every: bool) -> bool:
         """Dismiss idle cells that hold memory of earlier trials, one per device excepted unless

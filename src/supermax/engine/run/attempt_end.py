@@ -20,6 +20,7 @@ from supermax.engine.run.admission import Admission
 from supermax.engine.run.job import Job
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
+from supermax.engine.run.sharing import SharedRun
 from supermax.engine.run.tell import halt_message, tell
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence, Fault
@@ -39,10 +40,11 @@ class AttemptEnd:
         admission: Admission,
         options: RunOptions,
         emit: events.Listener,
+        shared: SharedRun | None = None,
     ) -> None:
         self._study, self._storage = study, storage
         self._progress, self._pool, self._admission = progress, pool, admission
-        self._options, self._emit = options, emit
+        self._options, self._emit, self._shared = options, emit, shared
         self.faults: Counter[str] = Counter()
         self.retries = 0
         self.told = 0
@@ -59,6 +61,8 @@ class AttemptEnd:
         `earlier_run`: the attempt was one of an earlier run. Its fault is not counted here.
         Raise `RunHalted` if the first trials have all failed alike."""
         if fault is None:
+            if self._shared is not None and not earlier_run:
+                self._shared.succeeded_here()
             if evidence.outcome is not None:
                 pruned = evidence.outcome.state == PRUNED
                 self._finish(job, TrialState.PRUNED if pruned else TrialState.COMPLETE, evidence)
@@ -71,6 +75,11 @@ class AttemptEnd:
                 self.retries += 1
                 job.prepare_retry(decision, evidence.lasted)
                 return True
+            case policy.Offer():
+                assert self._shared is not None
+                self._shared.offer(job)
+                self._emit(events.TrialPaused(job.number))
+                self._progress.recount_soon()
             case policy.Prune(name, value):
                 self._finish(job, TrialState.PRUNED, evidence, (name, value))
             case policy.Fail():
@@ -81,8 +90,14 @@ class AttemptEnd:
 
     def _decide(self, job: Job, fault: Fault) -> policy.Decision:
         planned = self._admission.plans and job.provision is not None and bool(job.provision.plan)
-        decision = policy.decide(fault, job.faults, self._options.retries, planned)
-        return self._admission.replan(job) if isinstance(decision, policy.Replan) else decision
+        before = job.faults[job.elsewhere :]
+        decision = policy.decide(fault, before, self._options.retries, planned)
+        if isinstance(decision, policy.Replan):
+            return self._admission.replan(job)
+        fails = isinstance(decision, policy.Fail) and policy.may_be_of_machine(fault)
+        if fails and self._shared is not None and self._shared.may_offer(job):
+            return policy.Offer()
+        return decision
 
     def _record(
         self,

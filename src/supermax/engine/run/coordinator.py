@@ -15,8 +15,8 @@ import contextlib
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
@@ -36,6 +36,7 @@ from supermax.engine.processes.executor import (
     ProcessEvent,
 )
 from supermax.engine.processes.pool import Pool
+from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.protocol import (
     Exited,
     Finished,
@@ -46,18 +47,18 @@ from supermax.engine.processes.protocol import (
     Report,
     Stop,
     StopStudy,
-    Task,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
 from supermax.engine.run.deadlines import Deadlines
+from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
-from supermax.engine.run.requests import RequestHandler, trial_for_attempt
+from supermax.engine.run.requests import RequestHandler, task_for
 from supermax.engine.run.seeded_samplers import exhausted
-from supermax.engine.run.sharing import SharedRun, adopt_folder, takeover_notice
+from supermax.engine.run.sharing import SharedRun, continued, lost_notice
 from supermax.engine.storage.leases import Expired, LeaseLost, TargetReached
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
@@ -87,15 +88,10 @@ class Coordinator:
         volatile: bool,
         shared: SharedRun | None = None,
     ) -> None:
-        self.study = study
-        self.storage = storage
-        self.folder = folder
-        self.processes = processes
-        self.requests = requests
-        self.options = options
-        self.emit = emit
-        self.volatile = volatile
-        self.shared = shared
+        self.study, self.storage, self.folder = study, storage, folder
+        self.processes, self.requests = processes, requests
+        self.options, self.emit = options, emit
+        self.volatile, self.shared = volatile, shared
         self.pool = Pool(
             processes,
             options.workers,
@@ -106,10 +102,11 @@ class Coordinator:
             options.executor.trials if options.executor is not None else None,
         )
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
+        self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
         self.admission = Admission(options.planner, self.pool, requests, emit)
         self.progress = StudyProgress(study, storage, options.n_trials)
         self.attempt_end = AttemptEnd(
-            study, storage, self.progress, self.pool, self.admission, options, emit
+            study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
         self.waiting: list[Job] = []
         self.attempts: dict[int, Attempt] = {}  # by cell number
@@ -131,6 +128,7 @@ class Coordinator:
         while True:
             self.stop_if_requested()
             try:
+                self.settle_gpus()
                 self.renew_leases()
                 self.launch_trials()
             except LeaseLost as error:
@@ -174,13 +172,15 @@ class Coordinator:
         """Return whether the run still has trials to launch."""
         if self.stop_reason:
             return False
-        room = self.progress.has_room(len(self.attempts))
-        return bool(self.waiting and room) or self.wants_new_trial()
+        room = self.progress.has_room(len(self.attempts) + self.gpus.held)
+        return bool(self.waiting and room) or bool(self.gpus.held) or self.wants_new_trial()
 
     def wants_new_trial(self) -> bool:
         if self.study._stop_flag or self.stop_reason:
             return False
-        return self.progress.has_room(len(self.attempts) + len(self.waiting))
+        if self.shared is not None and not self.shared.may_start_new():
+            return False
+        return self.progress.has_room(len(self.attempts) + len(self.waiting) + self.gpus.held)
 
     def remaining_launches(self) -> int:
         """Return the number of launches to keep cells ready for."""
@@ -190,7 +190,7 @@ class Coordinator:
             return len(self.waiting)
         progress = self.progress
         if progress.target is None:
-            return self.options.workers
+            return self.workers
         return progress.target - progress.finished - len(self.attempts)
 
     # Other runs on the same study.
@@ -198,11 +198,19 @@ class Coordinator:
     def renew_leases(self) -> None:
         if self.shared is not None:
             self.end_lost(self.shared.renew_if_due(self.attempt_end.told))
+            self.shared.judge()
+
+    @property
+    def workers(self) -> int:
+        """Number of trials that may run at the same time now."""
+        count = self.pool.workers
+        return self.shared.allowed_workers(count) if self.shared is not None else count
 
     def waits_for_others(self) -> bool:
         """Return whether trials of other runs are missing: should those runs die, this one takes
         their trials over."""
-        return not self.stop_reason and self.progress.others_may_finish()
+        suspect = self.shared is not None and not self.shared.may_start_new()
+        return not self.stop_reason and (suspect or self.progress.others_may_finish())
 
     def end_lost(self, trial_ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
@@ -218,19 +226,15 @@ class Coordinator:
 
     def drop_lost(self, job: Job) -> None:
         job.record_stop()
-        self.emit(
-            events.Notice(
-                f"Trial {job.number} was taken over by another run, because this one did not "
-                f"renew its lease in time; its attempt here has ended."
-            )
-        )
+        self.storage.forget(job.trial._trial_id)
+        self.emit(events.Notice(lost_notice(job.number)))
         self.emit(events.TrialPaused(job.number))
 
     def take_over_trials(self) -> None:
         """Take over trials of runs that are gone, as far as workers are free."""
         if self.shared is None or self.stop_reason:
             return
-        free = self.options.workers - len(self.attempts) - len(self.waiting)
+        free = self.workers - len(self.attempts) - len(self.waiting)
         for lost in self.shared.expired() if free > 0 else ():
             if free > 0 and self.shared.take_over(lost):
                 self.continue_trial(lost)
@@ -238,12 +242,8 @@ class Coordinator:
 
     def continue_trial(self, lost: Expired) -> None:
         self.progress.recount()  # Optuna's cache must know the trial before it is written to
-        trial = optuna.trial.Trial(self.study, lost.trial_id)
-        job = Job(trial, self.folder.trial(trial.number))
-        adopted = adopt_folder(lost, job.number, job.folder.path)
-        job.reload()
-        job.taken_over(lost.takeovers + 1, adopted=adopted)
-        self.emit(events.Notice(takeover_notice(lost, job.number, adopted)))
+        job, notice = continued(lost, self.study, self.folder)
+        self.emit(events.Notice(notice))
         self.resume(job)
         job.provision = None
         self.progress.recount_soon()
@@ -255,8 +255,9 @@ class Coordinator:
         self.progress.recount_if_due()
         self.take_over_trials()
         self.pool.keep_ready(self.remaining_launches(), len(self.attempts))
-        while len(self.attempts) < self.options.workers and self.has_trials_left():
-            due = [job for job in self.waiting if job.not_before <= time.monotonic()]
+        while len(self.attempts) < self.workers and self.has_trials_left():
+            now, place = time.monotonic(), self.admission
+            due = [j for j in self.waiting if j.not_before <= now and not place.must_wait(j)]
             if not due and not self.wants_new_trial():
                 return
             if not due and self.admission.plans and self.pool.has_idle:
@@ -299,19 +300,7 @@ class Coordinator:
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)
-        task = Task(
-            folder=str(job.folder.path),
-            attempt=job.attempt,
-            study_name=self.study.study_name,
-            study_id=self.study._study_id,
-            directions=[int(direction) for direction in self.study.directions],
-            trial=trial_for_attempt(job),
-            env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
-            volatile=self.volatile,
-            plan=job.provision.plan if job.provision is not None else None,
-            checkpoints=self.folder.checkpoints_of(job.number),
-            token=self.storage.token_of(job.trial._trial_id),
-        )
+        task = task_for(job, self.study, self.storage, self.folder, volatile=self.volatile)
         attempt = Attempt(job, cell)
         self.attempts[cell.number] = attempt
         self.processes.send_task(cell, task, job.folder.log)
@@ -396,12 +385,11 @@ class Coordinator:
         self.kill(attempt, "its message could not be stored")
         outcome = Outcome(attempt.job.attempt, RAISED, raised=describe(error))
         evidence = attempt.evidence(outcome, len(self.study.directions))
-        self.conclude(attempt.job, evidence, classify(evidence))
+        self.end_attempt(attempt, evidence, classify(evidence))
 
-    def kill(self, attempt: Attempt, why: str) -> None:
+    def kill(self, attempt: Attempt, why: str, *, once: bool = False) -> None:
         del self.attempts[attempt.cell.number]
-        self.pool.dismiss(attempt.cell, why)
-        self.processes.signal(attempt.cell, KILL)
+        self.pool.kill(attempt.cell, why, once=once)
 
     def handle_outcome(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
@@ -415,7 +403,7 @@ class Coordinator:
         if unclean is not None:
             job.record_unclean(unclean)
         self.pool.release(attempt.cell, healthy, unclean)
-        self.conclude(job, evidence, fault)
+        self.end_attempt(attempt, evidence, fault)
 
     def handle_host_loss(self, host: str, cells: Sequence[Cell], why: str) -> None:
         node = host.partition("#")[0]
@@ -436,9 +424,8 @@ class Coordinator:
         if outcome is None and attempt.killed_for is KilledFor.STOP:
             self.pause(attempt.job)
             return
-        directions = len(self.study.directions)
-        evidence = attempt.evidence(outcome, directions, exit, lost_node)
-        self.conclude(attempt.job, evidence, classify(evidence))
+        evidence = attempt.evidence(outcome, len(self.study.directions), exit, lost_node)
+        self.end_attempt(attempt, evidence, classify(evidence))
 
     def pause(self, job: Job) -> None:
         """Keep the trial claimed for the next run: this one is stopping."""
@@ -448,24 +435,38 @@ class Coordinator:
 
     # Ends of attempts.
 
+    def end_attempt(self, attempt: Attempt, evidence: Evidence, fault: Fault | None) -> None:
+        if not self.gpus.holds(attempt, evidence, fault):
+            self.conclude(attempt.job, evidence, fault)
+
+    def settle(self, job: Job, evidence: Evidence, gpu_lost: str | None) -> None:
+        evidence = replace(evidence, gpu_lost=gpu_lost)
+        with contextlib.suppress(LeaseLost):  # another run has it already
+            self.conclude(job, evidence, classify(evidence))
+
+    def settle_gpus(self) -> None:
+        """Decide on attempts whose GPU was probed, and end those on a GPU that is lost."""
+        for gpu in self.gpus.checked(stopping=self.stop_reason is not None):
+            here = [a for a in self.attempts.values() if a.cell.device == gpu.device]
+            for attempt in here if gpu.lost is not None else ():
+                self.kill(attempt, "its GPU was taken out of service", once=True)
+                outcome = attempt.job.outcome()
+                evidence = attempt.evidence(outcome, len(self.study.directions))
+                self.settle(attempt.job, evidence, gpu.lost if outcome is None else None)
+            for held in gpu.held:
+                self.settle(held.job, held.evidence, gpu.lost)
+            if gpu.lost is not None and self.shared is not None:
+                self.shared.note(self.gpus.lost_text())
+        self.gpus.require_one()
+
     def resume(self, job: Job) -> None:
         """Conclude a trial that an earlier run had claimed, or queue it for another attempt."""
         outcome = job.outcome()
-        try:
-            self.requests.store_missed_reports(job)
-        except (EnvironmentFault, LeaseLost):
-            raise
-        except Exception as error:  # a step the database has no room for, say
-            self.emit(
-                events.Notice(
-                    f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
-                )
-            )
-        if outcome is not None:
-            evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
-            fault = classify(evidence)
-        else:
-            evidence, fault = Evidence(), job.last_fault
+        if (error := self.requests.store_missed_reports(job)) is not None:
+            text = f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
+            self.emit(events.Notice(text))
+        evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
+        fault = classify(evidence) if outcome is not None else job.last_fault
         if outcome is None and fault is None:
             self.waiting.append(job)
         else:
@@ -489,7 +490,7 @@ class Coordinator:
             due.append(now + RECHECK_INTERVAL)
         if self.shared is not None:
             due.append(self.shared.next_deadline())
-            if len(self.attempts) < self.options.workers and not self.stop_reason:
+            if len(self.attempts) < self.workers and not self.stop_reason:
                 due.append(now + RECHECK_INTERVAL)  # other runs may finish, or be gone
         if not self.stop_reason:
             due.append(self.pause_deadline())

@@ -36,6 +36,9 @@ class Job:
     trial: Trial
     folder: TrialFolder
     attempt: int = 0
+    elsewhere: int = 0
+    """Number of its first faults that happened in another run, which has offered it to this
+    one. They do not count here."""
     faults: list[Fault] = field(default_factory=list)
     last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
     retried_attempt: int = 0  # the attempt after which an earlier run decided to try again
@@ -48,6 +51,8 @@ class Job:
     """Plans with which it ran out of memory."""
     spent: float = 0.0
     """Seconds of the attempts before this one."""
+    failed_on: frozenset[str] = frozenset()
+    """GPUs on which it failed in this run, maybe because of them."""
 
     @property
     def number(self) -> int:
@@ -156,6 +161,8 @@ class Job:
         else:
             self.last_fault = faults.pop(self.attempt, None)
         self.faults = list(faults.values())
+        offered = [r["attempt"] for r in records if "fault" in r and _decided(r).get("offered")]
+        self.elsewhere = sum(attempt <= max(offered, default=0) for attempt in faults)
         if (drawn := self.folder.relative_params()) is not None:
             space = {name: json_to_distribution(text) for name, (text, _) in drawn.items()}
             self.trial.relative_search_space = space

@@ -13,7 +13,7 @@ UNCOUNTED_FAULTS_FAIL = 20  # of one trial: kills from outside and lost coordina
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
-_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST, Kind.NODE_LOST}
+_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST, Kind.NODE_LOST, Kind.GPU_LOST}
 """Faults whose retries do not count towards `retries`."""
 _PRUNE_AT_ONCE = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
 _FAIL_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}
@@ -62,7 +62,12 @@ class Fail:
     """Party at fault, which may differ from that of the last fault."""
 
 
-Decision = Retry | Replan | Prune | Fail
+@dataclass(frozen=True)
+class Offer:
+    """Offer the trial to the other runs on the study, which may be on better machines."""
+
+
+Decision = Retry | Replan | Prune | Fail | Offer
 
 
 def decide(fault: Fault, before: Sequence[Fault], retries: int, planned: bool = False) -> Decision:
@@ -108,6 +113,12 @@ def _same(one: Fault, other: Fault) -> bool:
     return one.kind is other.kind and (one.kind in _CUDA or one.signature == other.signature)
 
 
+def may_be_of_machine(fault: Fault) -> bool:
+    """Return whether another machine might not have the fault that a trial fails with. What the
+    objective returned does not depend on the machine."""
+    return fault.kind not in (Kind.UNSENDABLE, Kind.WRONG_ARITY)
+
+
 def constraint(kind: Kind) -> str:
     return f"supermax:{kind.name.lower()}"
 
@@ -139,6 +150,8 @@ def ledger_fields(decision: Decision) -> LedgerEntry:
             return {"again": True, "blocking": blocking}
         case Replan():
             return {"again": True, "replanned": True}
+        case Offer():
+            return {"again": True, "offered": True}
         case _:
             return {"again": False}
 
@@ -154,5 +167,7 @@ def describe_decision(decision: Decision, *, ran: bool) -> str:
             return "reported to the sampler as infeasible"
         case Prune(name):
             return f"pruned, constraint {name}"
+        case Offer():
+            return "offered to the other runs"
         case Fail():
             return "failed"

@@ -28,11 +28,13 @@ from supermax.engine.processes.protocol import (
     Reply,
     ShouldPrune,
     Suggest,
+    Task,
     json_or_pickle,
 )
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.branch_names import Names
 from supermax.errors import EnvironmentFault
 
@@ -78,8 +80,18 @@ class RequestHandler:
             return Reply(error=_picklable(error))
         return Reply()
 
-    def store_missed_reports(self, job: Job) -> None:
-        """Store reports of the trial's folder that a killed coordinator had not stored."""
+    def store_missed_reports(self, job: Job) -> Exception | None:
+        """Store reports of the trial's folder that a killed coordinator had not stored. Return
+        the error if they cannot be stored, such as a step the database has no room for."""
+        try:
+            self._store_missed_reports(job)
+        except (EnvironmentFault, LeaseLost):
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    def _store_missed_reports(self, job: Job) -> None:
         trial_id, cached = job.trial._trial_id, job.trial._cached_frozen_trial
         curve = job.folder.curve()
         stored = cached.intermediate_values
@@ -163,6 +175,26 @@ def _equal(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return one == other or (isnan(one) and isnan(other))
+
+
+def task_for(
+    job: Job, study: Study, storage: PatientStorage, folder: StudyFolder, *, volatile: bool
+) -> Task:
+    """Return the message that starts the next attempt at a trial in a cell. `volatile`: the study
+    ends with this process."""
+    return Task(
+        folder=str(job.folder.path),
+        attempt=job.attempt,
+        study_name=study.study_name,
+        study_id=study._study_id,
+        directions=[int(direction) for direction in study.directions],
+        trial=trial_for_attempt(job),
+        env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
+        volatile=volatile,
+        plan=job.provision.plan if job.provision is not None else None,
+        checkpoints=folder.checkpoints_of(job.number),
+        token=storage.token_of(job.trial._trial_id),
+    )
 
 
 def trial_for_attempt(job: Job) -> FrozenTrial:

@@ -52,7 +52,7 @@ from supermax.engine.storage.run_folder import (
 from supermax.engine.storage.sqlite import SameFile
 from supermax.engine.summary import Summary
 from supermax.engine.trial.branch_names import Names
-from supermax.errors import EnvironmentFault
+from supermax.errors import EnvironmentFault, Quarantined
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
@@ -286,11 +286,16 @@ def _shared(
     storage.leases = leases
     shared = SharedRun(storage, leases, has_others=bool(others))
     with leases.enforced():
+        quarantined = None
         try:
             yield shared
+        except Quarantined as error:
+            quarantined = str(error)
+            raise
         finally:
+            release = options.checkpoints is not None or quarantined is not None
             with contextlib.suppress(EnvironmentFault, StorageInternalError):
-                shared.end(release=options.checkpoints is not None)
+                shared.end(release=release, quarantined=quarantined)
             storage.leases = None
 
 

@@ -9,15 +9,21 @@ The loop of the coordinator renews the leases, not a thread: a coordinator that 
 from __future__ import annotations
 
 import math
+import platform
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import optuna
 from optuna.study import Study
+from optuna.trial import FrozenTrial
 
 from supermax import __version__
+from supermax.engine.run.health import Fate, Streak, allowed_workers, is_bad, may_start_new
+from supermax.engine.run.job import Job
+from supermax.engine.run.tell import succeeded
 from supermax.engine.storage import rdb
 from supermax.engine.storage.leases import (
     PROTOCOL,
@@ -30,7 +36,7 @@ from supermax.engine.storage.leases import (
 )
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
-from supermax.errors import UserError
+from supermax.errors import Quarantined, UserError
 
 _RENEWALS = 4  # per lease
 _LOOK_INTERVAL = 5.0  # seconds between two looks for expired leases
@@ -53,6 +59,12 @@ class SharedRun:
         self._renewed = clock()
         self._in_contact_since = clock()
         self._looked = -math.inf
+        self._judged = -math.inf
+        self._streak = Streak()
+        self._offered: dict[int, int] = {}
+        """Number → id, of trials in the streak: they failed here, and were offered."""
+        self._faults: dict[int, str] = {}
+        """Number → fault, of the same trials."""
 
     @property
     def _interval(self) -> float:
@@ -90,8 +102,67 @@ class SharedRun:
     def take_over(self, lost: Expired) -> bool:
         return self._storage.call(self._leases.take_over, lost)
 
-    def end(self, *, release: bool) -> None:
-        self._storage.call(self._leases.end, release=release)
+    def note(self, text: str) -> None:
+        self._storage.call(self._leases.note, text)
+
+    def end(self, *, release: bool, quarantined: str | None = None) -> None:
+        self._storage.call(self._leases.end, release=release, quarantined=quarantined)
+
+    # Trials that fail here and may succeed elsewhere.
+
+    def may_offer(self, job: Job) -> bool:
+        """Return whether to offer a trial to others that would fail: once, if others are alive."""
+        if job.trial._trial_id in self._leases.second_hand:
+            return False
+        return self._storage.call(self._leases.has_others)
+
+    def offer(self, job: Job) -> None:
+        """Offer a trial to the other runs. It is not this one's any more."""
+        trial_id = job.trial._trial_id
+        self._storage.forget(trial_id)
+        self._storage.call(self._leases.offer, trial_id)
+        self._streak = self._streak.add(job.number)
+        self._offered[job.number] = trial_id
+        self._faults[job.number] = job.faults[-1].name
+
+    def succeeded_here(self) -> None:
+        """Note a success on this machine: it ends the streak of failures."""
+        self._streak = Streak()
+
+    def allowed_workers(self, workers: int) -> int:
+        return allowed_workers(self._streak, workers)
+
+    def may_start_new(self) -> bool:
+        return may_start_new(self._streak)
+
+    def judge(self) -> None:
+        """Look at what became of the trials offered; raise Quarantined if this machine is bad."""
+        now = self._clock()
+        if not self._streak.pending or now - self._judged < min(_LOOK_INTERVAL, self._interval):
+            return
+        self._judged = now
+        for number in self._streak.pending:
+            trial = self._storage.get_trial(self._offered[number])
+            self._streak = self._streak.resolve(number, self._fate(trial))
+        if is_bad(self._streak):
+            raise Quarantined(self._verdict())
+
+    def _fate(self, trial: FrozenTrial) -> Fate:
+        if not trial.state.is_finished():
+            # Taken back, because no other run is left: then it is no evidence.
+            return Fate.FAILED if trial._trial_id in self._leases.tokens else Fate.PENDING
+        return Fate.SUCCEEDED if succeeded(trial) else Fate.FAILED
+
+    def _verdict(self) -> str:
+        proofs = self._streak.proofs
+        numbers = ", ".join(map(str, proofs))
+        kinds = ", ".join(sorted({self._faults[number] for number in proofs}))
+        return (
+            f"This run on {platform.node()} is quarantined: trials {numbers} failed here "
+            f"({kinds}) and then succeeded in other runs. Its trials go to those runs. "
+            f"`supermax doctor` checks this machine; once it is repaired, the same command "
+            f"continues."
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +186,7 @@ def runs_of(study: Study) -> list[RunOfStudy]:
     server = rdb.server_of(study._storage)
     if server is None:
         return []
-    owners = read_owners(server, study._study_id)
+    owners = read_owners(server, study._study_id, offered=False)
     return [
         RunOfStudy(row, tuple(sorted(n for n, run in owners.items() if run == row.run)))
         for row in read_runs(server, study._study_id)
@@ -133,6 +204,17 @@ def check_versions(others: list[RunInfo]) -> None:
             )
 
 
+def continued(lost: Expired, study: Study, folder: StudyFolder) -> tuple[Job, str]:
+    """Return the job of a trial that this run has taken, and a notice about it."""
+    trial = optuna.trial.Trial(study, lost.trial_id)
+    job = Job(trial, folder.trial(trial.number))
+    own = Path(lost.run_dir) == folder.path  # offered, and taken by no other run
+    adopted = own or adopt_folder(lost, job.number, job.folder.path)
+    job.reload()
+    job.taken_over(lost.takeovers + (not lost.offered), adopted=adopted)
+    return job, takeover_notice(lost, job.number, adopted)
+
+
 def adopt_folder(lost: Expired, number: int, target: Path) -> bool:
     """Copy the files of a trial that is taken over, if the folder of its run can be reached;
     return whether that is so."""
@@ -146,7 +228,16 @@ def adopt_folder(lost: Expired, number: int, target: Path) -> bool:
     return True
 
 
+def lost_notice(number: int) -> str:
+    return (
+        f"Trial {number} was taken over by another run, because this one did not renew its lease "
+        f"in time; its attempt here has ended."
+    )
+
+
 def takeover_notice(lost: Expired, number: int, adopted: bool) -> str:
+    if lost.offered:
+        return f"Trial {number}, which failed in the run on {lost.host}, is tried in this one."
     how = (
         "where it was" if adopted else "from its checkpoint if that is shared, else from the start"
     )

@@ -3,6 +3,7 @@
     supermax_runs      one row per run: machine, process, run folder, end of its lease
     supermax_leases    one row per RUNNING trial: its run, and a fencing token
 
+A run that cannot finish a trial may offer it to the others, once: they may take it at once.
 A run renews its own row from its loop. Once the row has expired, another run may take over the
 trials: that raises their tokens. Every write to a trial checks the token in the same transaction,
 so a run that was only slow cannot write to a trial that it has lost. All times are those of the
@@ -37,7 +38,10 @@ from supermax._util.attributes import CLAIM
 FIRST_TOKEN = 1
 PROTOCOL = 1
 """Version of the tables and of the rules for them. Runs with different ones share no study."""
-RUNNING, ENDED = "running", "ended"
+RUNNING, ENDED, QUARANTINED = "running", "ended", "quarantined"
+_OWN, _OFFERED, _SECOND_HAND = 0, 1, 2
+"""Values of the column `offer`: the trial was never offered, waits for a run that takes it, or was
+taken after an offer. Its run cannot write to a trial that it has offered."""
 _metadata = sa.MetaData()
 _RUNS = sa.Table(
     "supermax_runs",
@@ -56,6 +60,7 @@ _RUNS = sa.Table(
     sa.Column("version", sa.String(64), nullable=False),
     sa.Column("protocol", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("note", sa.Text, nullable=False),
     sa.Column("finished", sa.Integer, nullable=False),
     sa.Column("started_at", sa.Float(53), nullable=False),
     sa.Column("seen_at", sa.Float(53), nullable=False),
@@ -74,7 +79,10 @@ _LEASES = sa.Table(
     sa.Column("run", sa.String(32), nullable=False, index=True),
     sa.Column("token", sa.Integer, nullable=False),
     sa.Column("takeovers", sa.Integer, nullable=False),
+    sa.Column("offer", sa.Integer, nullable=False),
 )
+
+_OTHER = _RUNS.alias("other")
 
 
 class _DatabaseTime(sa.sql.functions.FunctionElement[float]):
@@ -119,6 +127,8 @@ class RunInfo:
     version: str
     protocol: int
     state: str
+    note: str
+    """What is unusual about the run: why it was quarantined, or GPUs out of service."""
     finished: int
     """Trials whose end the run has written."""
     started_at: float
@@ -134,12 +144,14 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Expired:
-    """Trial whose run has not renewed its lease."""
+    """Trial whose run has not renewed its lease, or has offered it to others."""
 
     trial_id: int
     run: str
     token: int
     takeovers: int
+    """Runs that were lost while they had the trial."""
+    offered: bool
     run_dir: str
     host: str
 
@@ -158,6 +170,8 @@ class Leases:
         self._target = target
         self.tokens: dict[int, int] = {}
         """Trial id → token, of the trials that this run owns."""
+        self.second_hand: set[int] = set()
+        """Ids of trials that another run has offered, and this one has taken."""
         self._current = threading.local()  # trial that the transaction of this thread writes to
 
     # Runs.
@@ -176,6 +190,7 @@ class Leases:
                 "version": version,
                 "protocol": PROTOCOL,
                 "state": RUNNING,
+                "note": "",
                 "started_at": now,
                 "seen_at": now,
                 "expires_at": now + self.seconds,
@@ -186,8 +201,9 @@ class Leases:
                 session.execute(sa.insert(_RUNS).values(values | keys))
             own = _LEASES.c.run == self.run
             session.execute(sa.update(_LEASES).where(own).values(token=_LEASES.c.token + 1))
-            owned = self._owned(session)
-        self.tokens = owned
+            self.tokens = self._owned(session)
+            taken = sa.select(_LEASES.c.trial_id).where(own, _LEASES.c.offer == _SECOND_HAND)
+            self.second_hand = set(session.execute(taken).scalars())
         return others
 
     def renew(self, finished: int) -> set[int]:
@@ -205,43 +221,64 @@ class Leases:
             del self.tokens[trial]
         return lost
 
-    def end(self, *, release: bool) -> None:
+    def note(self, text: str) -> None:
+        """Write what is unusual about this run, for `supermax status`."""
+        with _session(self._backend) as session:
+            session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(note=text))
+
+    def end(self, *, release: bool, quarantined: str | None = None) -> None:
         """Write the end of this run. `release`: others may take over its trials at once, instead
-        of when its leases expire."""
+        of when its leases expire. `quarantined`: why it was."""
         values: dict[str, Any] = {"state": ENDED, "seen_at": _DatabaseTime()}
+        if quarantined is not None:
+            values |= {"state": QUARANTINED, "note": quarantined}
         if release:
             values["expires_at"] = _DatabaseTime()
         with _session(self._backend) as session:
             session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(values))
 
     def _owned(self, session: Session) -> dict[int, int]:
-        query = sa.select(_LEASES.c.trial_id, _LEASES.c.token).where(_LEASES.c.run == self.run)
+        query = sa.select(_LEASES.c.trial_id, _LEASES.c.token).where(
+            _LEASES.c.run == self.run, _LEASES.c.offer != _OFFERED
+        )
         return {row.trial_id: row.token for row in session.execute(query)}
 
     # Taking trials.
 
     def expired(self) -> list[Expired]:
-        """Return the trials of this study whose runs have not renewed their leases."""
+        """Return the trials of this study to take: those of runs that have not renewed their
+        leases, and those that were offered. A trial that failed on a machine is for runs on other
+        machines, if there are any; its own run takes it back when no other is left."""
         columns = (
             _LEASES.c.trial_id,
             _LEASES.c.run,
             _LEASES.c.token,
             _LEASES.c.takeovers,
+            _LEASES.c.offer == _OFFERED,
             _RUNS.c.run_dir,
             _RUNS.c.host,
         )
+        own, offered = _LEASES.c.run == self.run, _LEASES.c.offer == _OFFERED
+        here = platform.node()
+        suits = sa.or_(
+            sa.and_(own, ~self._others()),
+            sa.and_(~own, sa.or_(_RUNS.c.host != here, ~self._others(_OTHER.c.host != here))),
+        )
+        gone = sa.and_(~own, _RUNS.c.expires_at < _DatabaseTime())
         with _session(self._backend) as session:
             found = session.execute(
                 self._leases(*columns)
                 .join(_RUNS, _RUNS.c.run == _LEASES.c.run)
-                .where(_LEASES.c.run != self.run, _RUNS.c.expires_at < _DatabaseTime())
+                .where(sa.or_(gone, sa.and_(offered, suits)))
                 .order_by(_LEASES.c.trial_id)
             )
             return [Expired(*row) for row in found]
 
     def count_elsewhere(self) -> int:
-        """Return the number of trials that other runs have leased."""
-        query = self._leases(sa.func.count()).where(_LEASES.c.run != self.run)
+        """Return the number of trials that other runs have leased, or that this run has offered
+        to them."""
+        elsewhere = sa.or_(_LEASES.c.run != self.run, _LEASES.c.offer == _OFFERED)
+        query = self._leases(sa.func.count()).where(elsewhere)
         with _session(self._backend) as session:
             return int(session.execute(query).scalar_one())
 
@@ -256,10 +293,40 @@ class Leases:
             .where(_LEASES.c.study_id == self._study_id, trial.state == TrialState.RUNNING)
         )
 
+    def _others(self, *conditions: sa.ColumnElement[bool]) -> sa.Exists:
+        """Return the condition that another run on the study is alive."""
+        return sa.exists().where(
+            _OTHER.c.study_id == self._study_id,
+            _OTHER.c.run != self.run,
+            _OTHER.c.state == RUNNING,
+            _OTHER.c.expires_at > _DatabaseTime(),
+            *conditions,
+        )
+
+    def has_others(self) -> bool:
+        """Return whether another run on the study is alive."""
+        with _session(self._backend) as session:
+            return bool(session.execute(sa.select(self._others())).scalar_one())
+
+    def offer(self, trial_id: int) -> None:
+        """Offer a trial of this run to the others; raise LeaseLost if it is this run's no more."""
+        token = self.tokens.get(trial_id, 0)
+        mine = (_LEASES.c.trial_id == trial_id, _LEASES.c.run == self.run)
+        with _session(self._backend) as session:
+            change = sa.update(_LEASES).where(*mine, _LEASES.c.token == token)
+            session.execute(change.values(offer=_OFFERED, token=token + 1))
+            # Not counted: an earlier attempt at this call may have succeeded.
+            query = sa.select(_LEASES.c.trial_id).where(*mine, _LEASES.c.token == token + 1)
+            offered = session.execute(query).first() is not None
+        self.tokens.pop(trial_id, None)
+        if not offered:
+            raise LeaseLost(trial_id)
+
     def take_over(self, lost: Expired) -> bool:
-        """Take a trial whose lease has expired; return False if another run was faster, or its
-        own run is back."""
+        """Take an expired or offered trial; return False if another run was faster, or its own run
+        is back."""
         alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= _DatabaseTime())
+        change = {"offer": _SECOND_HAND} if lost.offered else {"takeovers": lost.takeovers + 1}
         with _session(self._backend) as session:
             taken = session.execute(
                 sa.update(_LEASES)
@@ -267,9 +334,9 @@ class Leases:
                     _LEASES.c.trial_id == lost.trial_id,
                     _LEASES.c.run == lost.run,
                     _LEASES.c.token == lost.token,
-                    ~alive,
+                    sa.or_(_LEASES.c.offer == _OFFERED, ~alive),
                 )
-                .values(run=self.run, token=lost.token + 1, takeovers=lost.takeovers + 1)
+                .values(run=self.run, token=lost.token + 1, **change)
             )
             if not _count(taken):
                 # With the next token of this run, an earlier attempt at this call has succeeded.
@@ -280,6 +347,8 @@ class Leases:
                 )
         if held:
             self.tokens[lost.trial_id] = lost.token + 1
+            if lost.offered:
+                self.second_hand.add(lost.trial_id)
         return held
 
     def _is_running(self, session: Session, trial_id: int) -> bool:
@@ -308,7 +377,8 @@ class Leases:
     def add(self, session: Session, trial_id: int) -> None:
         """Write the lease of a trial in the transaction that makes it RUNNING."""
         row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
-        session.execute(sa.insert(_LEASES).values(row | {"token": FIRST_TOKEN, "takeovers": 0}))
+        first = {"token": FIRST_TOKEN, "takeovers": 0, "offer": _OWN}
+        session.execute(sa.insert(_LEASES).values(row | first))
 
     def adopt(self, trial_id: int) -> bool:
         """Lease a trial that has this run's claim but no lease, as an earlier version leaves it;
@@ -398,8 +468,9 @@ def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:
         return _rows(session, study_id)
 
 
-def read_owners(backend: RDBStorage, study_id: int) -> dict[int, str]:
-    """Return number → run, of the trials that are leased."""
+def read_owners(backend: RDBStorage, study_id: int, *, offered: bool = True) -> dict[int, str]:
+    """Return number → run, of the trials that are leased; `offered`: with those that their run
+    has offered to others."""
     if not sa.inspect(backend.engine).has_table(_LEASES.name):
         return {}
     trial = models.TrialModel
@@ -407,7 +478,8 @@ def read_owners(backend: RDBStorage, study_id: int) -> dict[int, str]:
         query = sa.select(trial.number, _LEASES.c.run).join(
             _LEASES, _LEASES.c.trial_id == trial.trial_id
         )
-        rows = session.execute(query.where(_LEASES.c.study_id == study_id))
+        shown = sa.true() if offered else _LEASES.c.offer != _OFFERED
+        rows = session.execute(query.where(_LEASES.c.study_id == study_id, shown))
         return {row.number: row.run for row in rows}
 
 

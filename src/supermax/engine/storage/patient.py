@@ -124,6 +124,10 @@ class PatientStorage(BaseStorage):
         """Call a function that uses the storage, and retry it while the storage is away."""
         return self._do(action, *args, **kwargs)
 
+    def forget(self, trial_id: int) -> None:
+        """Drop a trial from the cache that this run no longer owns: others may change it."""
+        self._cached_trials.pop(trial_id, None)
+
     def token_of(self, trial_id: int) -> int:
         """Return the fencing token of a trial's lease; 0: trials have none here."""
         return self.leases.tokens.get(trial_id, 0) if self.leases is not None else 0

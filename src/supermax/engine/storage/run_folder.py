@@ -75,10 +75,11 @@ class LedgerEntry(TypedDict, total=False):
     fault: dict[str, Any]
     """Fields of Fault."""
     decision: str
-    """Decision for people; the next three are its data."""
+    """Decision for people; the next four are its data."""
     again: bool
     replanned: bool
     blocking: bool
+    offered: bool
     exit_code: int | None
     signal: int | None
     seconds: float

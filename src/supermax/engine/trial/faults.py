@@ -22,6 +22,7 @@ class Kind(StrEnum):
     FRAGMENTED = "fragmented device memory"
     DEVICE_ASSERT = "device-side assert"
     CUDA_ERROR = "CUDA error"
+    GPU_LOST = "GPU lost"
     SIGNAL = "signal"
     KILLED = "killed from outside"
     EXIT = "exit without an outcome"
@@ -73,6 +74,8 @@ class Evidence:
     coordinator_lost: bool = False
     lost_node: str | None = None
     """Machine of the cluster that was lost with the attempt; None: none was."""
+    gpu_lost: str | None = None
+    """Why the GPU of the attempt was taken out of service; None: it was not."""
     fresh_cell: bool = True
     """True: the cell had run no other trial."""
     directions: int = 1
@@ -120,6 +123,15 @@ def classify(evidence: Evidence) -> Fault | None:
     A written outcome counts, whatever the process did afterwards.
     """
     outcome = evidence.outcome
+    if evidence.gpu_lost is not None:
+        return Fault(
+            Kind.GPU_LOST,
+            Culprit.MACHINE,
+            f"Its GPU was taken out of service: {evidence.gpu_lost}.",
+            "Nothing to do for the trial: it is run again on another GPU. Check the lost one with "
+            "nvidia-smi and in the kernel's log (dmesg, Xid).",
+            "gpu lost",
+        )
     if outcome is None:
         return replace(_fault_without_outcome(evidence), fresh_cell=evidence.fresh_cell)
     if outcome.state == RAISED and outcome.raised is not None:
@@ -209,7 +221,7 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
             "Usually a label or index out of range. The second attempt runs with "
             "CUDA_LAUNCH_BLOCKING=1: its traceback names the exact line.",
         )
-    if from_torch and _contains(message, ("cuda error", "cudnn", "cublas")):
+    if from_torch and _contains(message, _CUDA_FAILED):
         return (
             Kind.CUDA_ERROR,
             Culprit.MACHINE,
@@ -220,6 +232,17 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
 
 
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
+_CUDA_FAILED = (
+    "cuda error",
+    "cudnn",
+    "cublas",
+    "no cuda gpus are available",
+    "cuda unknown error",
+    "cuda driver initialization failed",
+    "unexpected error from cudagetdevicecount",
+    "gpu is lost",
+)
+"""Texts of torch for errors of CUDA; the last five where a process cannot start to use a GPU."""
 _HOST_FULL = ("defaultcpuallocator", "std::bad_alloc")
 _LIBRARY_FULL = (
     "openblas error: memory allocation still failed",

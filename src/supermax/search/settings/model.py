@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import CACHE, LEASE, STORAGE, Agent
+from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
 from supermax.search.settings import units
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
@@ -125,7 +125,9 @@ class Settings(_Part):
     pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
     seed: int | None = Field(None, ge=0, description="random seed of the sampler")
     workers: Workers = Field(1, description="parallel trials, or auto: by the GPUs and cores")
-    gpus: Words = Field([], description="GPUs to distribute trials over, as CUDA numbers them")
+    gpus: Words = Field(
+        [], description="GPUs to distribute trials over: all, or numbers or UUIDs as CUDA has them"
+    )
     gpu_memory: Bytes | None = Field(
         None, description="memory budget of a GPU, to emulate a smaller one: 24GiB"
     )
@@ -174,7 +176,10 @@ class Settings(_Part):
         found = _list(value)
         if not isinstance(found, list):
             return found
-        return list(dict.fromkeys(str(part) for part in found))
+        parts = list(dict.fromkeys(str(part) for part in found))
+        if ALL_GPUS in parts and len(parts) > 1:
+            raise ValueError(f"write {ALL_GPUS} alone, or name the GPUs")
+        return parts
 
     @field_validator("data", mode="before")
     @classmethod

@@ -11,7 +11,7 @@ import typer
 import supermax
 from supermax._util.text import in_short, printable
 from supermax.engine.processes import supervisor
-from supermax.errors import EnvironmentFault, RunHalted, SupermaxError
+from supermax.errors import EnvironmentFault, Quarantined, RunHalted, SupermaxError
 from supermax.ui.cli import study
 from supermax.ui.cli.arguments import Command, Interrupted, Root
 from supermax.ui.cli.dashboard import dashboard
@@ -102,7 +102,9 @@ def main() -> None:
 
 
 def exit_code(error: SupermaxError) -> int:
-    """Return the exit code for an error: halted, environment or user."""
+    """Return the exit code for an error: halted, quarantined, environment or user."""
     if isinstance(error, RunHalted):
         return supervisor.HALTED
+    if isinstance(error, Quarantined):
+        return supervisor.QUARANTINED
     return supervisor.ENVIRONMENT if isinstance(error, EnvironmentFault) else supervisor.USER

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from supermax._util import system
 from supermax.engine.processes import descriptors, prestart
 from supermax.memory.budgets import ON_CPU
+from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import resolve_workers
 from supermax.search.settings import Settings
 from supermax.search.spaces import space_for
@@ -19,7 +20,7 @@ def started_early(settings: Settings) -> AbstractContextManager[None]:
     both need the same imports. Does nothing on a single core, where they would compete, or if the
     trials run on a cluster."""
     visible = bool(system.count_gpus()) and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
-    cores, gpus = system.cores(), max(1, len(settings.gpus)) if visible else 0
+    cores, gpus = system.cores(), max(1, len(named_gpus(settings.gpus))) if visible else 0
     if cores == 1 or settings.executor != "local":
         return nullcontext()
     workers = resolve_workers(settings.workers, gpus=gpus, cores=cores)

@@ -235,6 +235,8 @@ def _print_one(snapshot: Snapshot, as_json: bool) -> None:
         console().print(draw_view(snapshot.state, height))
     if snapshot.runs and not as_json:
         console().print(_runs_table(snapshot.runs))
+        for note in _run_notes(snapshot.runs):
+            print(one_line(note))
 
 
 def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
@@ -253,6 +255,10 @@ def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
     return table
 
 
+def _run_notes(runs: Sequence[RunOfStudy]) -> list[str]:
+    return [f"{r.info.host}: {r.info.note}" for r in runs[:_MOST_RUNS] if r.info.note]
+
+
 def _run_data(run: RunOfStudy) -> dict[str, object]:
     info = run.info
     return {
@@ -262,6 +268,7 @@ def _run_data(run: RunOfStudy) -> dict[str, object]:
         "version": info.version,
         "workers": info.workers,
         "state": run.state,
+        "note": info.note,
         "seen": round(info.now - info.seen_at, 3),
         "finished": info.finished,
         "running": list(run.running),

@@ -70,7 +70,7 @@ def tune(
     gpu_memory: Annotated[
         Text, typer.Option(help="Memory budget of a device, such as 24GiB.")
     ] = None,
-    gpus: Annotated[Text, typer.Option(help="GPUs to use, such as 0,1.")] = None,
+    gpus: Annotated[Text, typer.Option(help="GPUs to use: all, or such as 0,1.")] = None,
     executor: Annotated[
         Text, typer.Option(help="local, or ray: run the trials on a Ray cluster.")
     ] = None,
@@ -145,7 +145,8 @@ def tune(
 
     The first Ctrl-C pauses the run, a second one ends it at once. Exit codes: 0 all trials are
     finished, 2 wrong input, 3 the machine or the storage prevents the run, 4 every trial fails in
-    the same way, 5 paused by --timeout, 130 paused by Ctrl-C.
+    the same way, 5 paused by --timeout, 6 quarantined: trials fail here that succeed on other
+    machines, 130 paused by Ctrl-C.
 
     \b
     Examples:

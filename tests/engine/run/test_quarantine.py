@@ -1,0 +1,195 @@
+"""A machine on which trials fail that succeed elsewhere is quarantined; a bug quarantines none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+import supermax
+from supermax.engine.processes import gpu_probe
+from supermax.engine.processes.gpu_probe import Probe
+from supermax.engine.run.sharing import RunOfStudy
+from supermax.engine.storage.leases import read_owners, read_runs
+from tests import ROOT
+from tests.conftest import eventually
+from tests.engine.run.test_sharing import (
+    Run,
+    check,
+    created,
+    opened,
+    proxy,  # noqa: F401
+    running,
+    stored,
+)
+from tests.engine.storage.postgres import Proxy
+
+CRASH = {"CRASH": "yes"}
+
+
+def states_of_runs(proxy: Proxy) -> dict[str, str]:  # noqa: F811
+    """Return run folder → state."""
+    with opened(proxy) as storage:
+        rows = read_runs(storage, storage.get_study_id_from_name("shared"))
+    return {Path(row.run_dir).parent.name: RunOfStudy(row, ()).state for row in rows}
+
+
+def no_lease_is_left(proxy: Proxy) -> bool:  # noqa: F811
+    with opened(proxy) as storage:
+        return read_owners(storage, storage.get_study_id_from_name("shared")) == {}
+
+
+def status(proxy: Proxy, *more: str) -> str:  # noqa: F811
+    command = [sys.executable, "-m", "supermax", "status", "shared", "--storage", proxy.url, *more]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_run_whose_trials_succeed_elsewhere_is_quarantined(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    good = Run(proxy, tmp_path / "good", 16, pace=0.2)
+    bad = Run(proxy, tmp_path / "bad", 16, env=CRASH)
+    with running(good, bad):
+        assert bad.process.wait(60) != 0
+        assert good.process.wait(60) == 0, good.output
+    check(proxy, 16)  # all complete: no trial was lost to the bad run
+    assert len((tmp_path / "marks").read_text().splitlines()) == 16
+    assert "is quarantined: trials " in bad.output
+    assert "(signal SIGSEGV) and then succeeded in other runs" in bad.output
+    assert states_of_runs(proxy) == {"good": "ended", "bad": "quarantined"}
+    shown = status(proxy)
+    assert "quarantined" in shown
+    assert "failed here (signal SIGSEGV)" in shown
+    (row,) = [r for r in json.loads(status(proxy, "--json"))["runs"] if "bad" in r["run_dir"]]
+    assert row["state"] == "quarantined"
+    assert "then succeeded in other runs" in row["note"]
+    assert row["running"] == []
+
+
+@pytest.mark.slow
+def test_after_a_repair_the_same_command_continues(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    good = Run(proxy, tmp_path / "good", 24, pace=0.2)
+    bad = Run(proxy, tmp_path / "bad", 24, env=CRASH)
+    with running(good, bad):
+        assert bad.process.wait(60) != 0
+        bad.env = {}
+        bad.start()
+        assert good.process.wait(60) == bad.process.wait(60) == 0, good.output + bad.output
+    check(proxy, 24)
+    assert states_of_runs(proxy) == {"good": "ended", "bad": "ended"}
+
+
+@pytest.mark.slow
+def test_runs_that_all_fail_alike_are_not_quarantined(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    runs = [Run(proxy, tmp_path / name, 8, env=CRASH) for name in ("one", "other")]
+    with running(*runs):
+        for run in runs:
+            assert run.process.wait(120) == 0, run.output
+    assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 8
+    assert no_lease_is_left(proxy)
+    assert set(states_of_runs(proxy).values()) == {"ended"}
+    assert any("is tried in this one" in run.output for run in runs)
+
+
+@pytest.mark.slow
+def test_failures_that_belong_to_parameters_quarantine_no_run(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    runs = [
+        Run(proxy, tmp_path / name, 24, pace=0.02, env={"LIMIT": "-4"})
+        for name in ("one", "other")
+    ]
+    with running(*runs):
+        for run in runs:
+            assert run.process.wait(120) == 0, run.output
+    trials = stored(proxy)
+    assert [trial.number for trial in trials] == list(range(24))
+    for trial in trials:
+        wanted = TrialState.FAIL if trial.params["x"] > -4 else TrialState.COMPLETE
+        assert trial.state is wanted
+    assert no_lease_is_left(proxy)
+    assert set(states_of_runs(proxy).values()) == {"ended"}
+
+
+@pytest.mark.slow
+def test_a_bug_of_the_objective_halts_all_runs_soon(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    runs = [Run(proxy, tmp_path / name, 500, env={"LIMIT": "-20"}) for name in ("one", "other")]
+    with running(*runs):
+        for run in runs:
+            assert run.process.wait(120) != 0
+            assert "none has ever succeeded" in run.output
+    assert len(stored(proxy)) < 40
+    assert set(states_of_runs(proxy).values()) == {"ended"}
+
+
+@pytest.mark.slow
+def test_a_run_alone_offers_nothing(proxy: Proxy, tmp_path: Path) -> None:  # noqa: F811
+    alone = Run(proxy, tmp_path / "alone", 4, env=CRASH)
+    with running(alone):
+        assert alone.process.wait(60) == 0, alone.output
+    assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 4
+    assert "offered" not in alone.output
+
+
+@pytest.mark.slow
+def test_offered_trials_are_taken_back_if_no_other_run_is_left(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    busy = Run(proxy, tmp_path / "busy", 12, pace=60)
+    bad = Run(proxy, tmp_path / "bad", 12, env=CRASH)
+    with running(busy):
+        assert eventually(lambda: len(stored(proxy)) == 2)
+        with running(bad):
+            assert eventually(
+                lambda: bad.output.count("offered to the other runs") >= 3, within=30
+            )
+            assert bad.process.poll() is None
+            busy.end()
+            assert bad.process.wait(120) == 0, bad.output
+    assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 12
+    assert no_lease_is_left(proxy)
+    assert states_of_runs(proxy) == {"bad": "ended", "busy": "lost"}
+
+
+@pytest.mark.slow
+def test_a_lost_gpu_is_shown_to_all_machines(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
+    monkeypatch.setattr(gpu_probe, "probe", lambda device, tag: Probe((int(device) and 214,)))
+
+    def objective(trial: Any) -> float:
+        if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        return 0.0
+
+    with created(proxy) as study:
+        supermax.optimize(
+            study, objective, 6, workers=2, devices=["0", "1"], run_dir=tmp_path, progress=False
+        )
+    with opened(proxy) as storage:
+        (row,) = read_runs(storage, storage.get_study_id_from_name("shared"))
+    note = "Out of service: GPU 1: it has an uncorrectable ECC error (code 214)"
+    assert (row.state, row.note) == ("ended", note)
+    assert note in status(proxy)
