@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -61,10 +61,10 @@ class Subprocesses:
     def waiting(self) -> str:
         return "Waiting for processes."
 
-    def close(self, timeout: float) -> None:
+    def close(self, connected: Collection[int], timeout: float) -> None:
         for host, agent in list(self.agents.items()):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                agent.wait(timeout)
+                agent.wait(timeout if host in connected else 0)
             self.end(host)
 
 

@@ -16,7 +16,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -89,8 +89,8 @@ class Launcher(Protocol):
     def end(self, host: int) -> None:
         """End an agent that is lost, or that was not started yet."""
 
-    def close(self, timeout: float) -> None:
-        """End all agents; first give them `timeout` seconds to end by themselves."""
+    def close(self, connected: Collection[int], timeout: float) -> None:
+        """End all agents; first give the `connected` ones `timeout` seconds to end themselves."""
 
 
 @dataclass
@@ -382,6 +382,7 @@ class HostProcesses:
                 yield HostLost(host.name, cells, why)
 
     def close(self) -> None:
+        connected = {host.hello.host for host in self._hosts.values() if not host.lost}
         for host in self._hosts.values():
             host.link.close()
         for link in self._unknown:
@@ -391,7 +392,7 @@ class HostProcesses:
         self.cells.clear()
         if self._wake_r >= 0:
             self._listener.close()
-            self._launcher.close(_CLOSE_TIMEOUT)
+            self._launcher.close(connected, _CLOSE_TIMEOUT)
             self._selector.close()
             pipe, self._wake_r, self._wake_w = (self._wake_r, self._wake_w), -1, -1
             for fd in pipe:

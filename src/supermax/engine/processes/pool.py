@@ -86,6 +86,11 @@ class Pool:
         wanted = min(self.workers - busy if self._reuse else self.workers, launches)
         for _ in range(wanted - len(self._idle) - len(self._starting)):
             self._start()
+        # An idle cell is of no use on a host that is busy while another one has nothing to do.
+        used = {cell.device for cell in self._processes.cells.values()}
+        unused = [host for host in self.devices if self.has_hosts and host not in used]
+        for host in unused[: max(0, launches)]:
+            self._start(host)
 
     def _start(self, device: str | None = None) -> None:
         cell = self._processes.start_cell(device or self._least_loaded_device())

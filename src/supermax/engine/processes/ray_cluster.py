@@ -11,7 +11,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -176,10 +176,10 @@ class RayLauncher:
         if (actor := self._actors.pop(host, None)) is not None:
             self._ray.kill(actor)
 
-    def close(self, timeout: float) -> None:
+    def close(self, connected: Collection[int], timeout: float) -> None:
+        ending = [ref for ref, host in self._served.items() if host in connected]
         with contextlib.suppress(Exception):  # the cluster may be gone
-            connected = list(self._served)
-            self._ray.wait(connected, num_returns=len(connected), timeout=timeout)
+            self._ray.wait(ending, num_returns=len(ending), timeout=timeout)
         for host in list(self._actors):
             with contextlib.suppress(Exception):
                 self.end(host)
