@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 import supermax
 from supermax._util.attributes import ORIGIN
 from supermax.engine.run import bounded_sampler
-from supermax.engine.run.bounded_sampler import BoundedSampler
+from supermax.engine.run.bounded_sampler import BoundedSampler, prepare_next
 from supermax.engine.run.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.space.migration.bulk_write import add_trials
@@ -153,6 +153,18 @@ def test_a_prepared_suggestion_is_stored_only_with_its_trial() -> None:
     assert sampler.inner._rng.rng.get_state()[2] == state  # type: ignore[attr-defined]
     assert f"{_RELATIVE_PARAMS_KEY}:0" in study.trials[-1].system_attrs  # constant liar
     assert sampler.can_prepare()
+
+
+def test_no_suggestion_is_computed_ahead_of_its_bracket() -> None:
+    study = optuna.create_study(pruner=optuna.pruners.HyperbandPruner())
+    study.add_trials(some(120))
+    study.sampler = sampler = bounded(study, TPESampler(seed=0))
+    prepare_next(study)
+    assert sampler.can_prepare()
+    assert -1 <= study.ask().suggest_float("x", -1, 1) <= 1
+    study.pruner = optuna.pruners.NopPruner()
+    prepare_next(study)
+    assert not sampler.can_prepare()
 
 
 def test_an_error_of_the_sampler_is_raised_for_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:

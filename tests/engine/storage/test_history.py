@@ -46,6 +46,12 @@ def completed(n: int) -> list[FrozenTrial]:
     ]
 
 
+def wrapped(study: optuna.Study) -> PatientStorage:
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
+    study._storage = storage
+    return storage
+
+
 @pytest.mark.parametrize("kind", STORAGES)
 def test_history_has_what_the_storage_has(kind: str, tmp_path: Path) -> None:
     study = optuna.create_study(storage=STORAGES[kind](tmp_path))
@@ -77,8 +83,7 @@ def test_own_writes_are_seen_at_once_and_those_of_others_soon(
 ) -> None:
     study = optuna.create_study(storage=url, study_name="test")
     other = optuna.load_study(storage=url, study_name="test")
-    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
-    study._storage = storage
+    storage = wrapped(study)
     trial = study.ask()
     trial.suggest_float("x", 0, 1)
     (seen,) = study.get_trials(deepcopy=False)
@@ -91,6 +96,21 @@ def test_own_writes_are_seen_at_once_and_those_of_others_soon(
     other.enqueue_trial({"x": 0.7})
     monkeypatch.setattr(patient, "_FRESH", 0.0)
     assert len(study.get_trials(deepcopy=False)) == 3
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_a_read_after_a_write_has_it(kind: str, tmp_path: Path) -> None:
+    study = optuna.create_study(storage=STORAGES[kind](tmp_path))
+    storage = wrapped(study)
+    trial = study.ask()
+    taken_over = storage.inner.create_new_trial(study._study_id)
+    assert len(storage.history(now=True).trials) == 2
+    trial.suggest_float("x", 0, 1)
+    trial.report(0.5, step=1)
+    storage.set_trial_user_attr(taken_over, "key", "value")
+    own, other = study.get_trials(deepcopy=False)
+    assert (own.params, own.intermediate_values) == (trial.params, {1: 0.5})
+    assert other.user_attrs == {"key": "value"}
 
 
 @contextmanager
@@ -162,12 +182,6 @@ def test_the_backend_is_not_read_again_for_a_finished_trial(
         assert storage.get_trial(trial_id).values == [1.0]
         assert storage.get_all_trials(study._study_id)[0].values == [1.0]
         assert counts["statements"] == once
-
-
-def wrapped(study: optuna.Study) -> PatientStorage:
-    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
-    study._storage = storage
-    return storage
 
 
 def test_parameters_that_are_sampled_together_are_one_transaction(

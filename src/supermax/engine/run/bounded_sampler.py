@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from optuna.distributions import BaseDistribution
+from optuna.pruners import HyperbandPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import BaseStorage
 from optuna.study import Study
@@ -51,6 +52,10 @@ class BoundedSampler(BaseSampler):
         self._broken = False
 
     # Suggestions computed ahead.
+
+    def prepare_if_missing(self, study: Study) -> None:
+        if self.can_prepare():
+            self.prepare(study)
 
     def can_prepare(self) -> bool:
         """Return whether the next suggestion is missing, and worth computing ahead."""
@@ -117,8 +122,8 @@ class BoundedSampler(BaseSampler):
         self.inner.reseed_rng()
 
     def _view(self, study: Study) -> Study:
-        if type(study) is not Study:  # a bracket of HyperbandPruner has fewer trials anyway
-            return copy.copy(study)
+        if type(study) is not Study:  # a bracket of HyperbandPruner: it selects trials itself
+            return study
         view = _View.__new__(_View)
         view.__setstate__(study.__getstate__())
         view.window = self._trials(study)
@@ -173,10 +178,11 @@ def _takes_any(trial: FrozenTrial) -> bool:
 def prepare_next(study: Study) -> None:
     """Compute the next suggestion of a run, if there is none yet: for while all cells are busy.
 
-    Not for one worker: its suggestion would lack the latest result.
+    Not for one worker, whose suggestion would lack the latest result, and not with HyperbandPruner,
+    where it depends on the bracket of the trial.
     """
-    if isinstance(study.sampler, BoundedSampler) and study.sampler.can_prepare():
-        study.sampler.prepare(study)
+    if isinstance(study.sampler, BoundedSampler) and not isinstance(study.pruner, HyperbandPruner):
+        study.sampler.prepare_if_missing(study)
 
 
 def uses_tpe(sampler: BaseSampler) -> bool:

@@ -361,11 +361,8 @@ class Leases:
         models.StudyModel.find_or_raise_by_id(self._study_id, session, for_update=True)
 
     def may_add(self, session: Session, others: int) -> bool:
-        """Return whether a further trial may become RUNNING, in a transaction with the lock.
-
-        `others`: all other trials of the study. Only if these are enough it matters how many of
-        them are neither finished nor leased: counting them takes the longer the more there are.
-        """
+        """Return whether a further trial may become RUNNING, beside `others` of any state. They are
+        counted, which takes long in a long study, only if they may be enough."""
         if self._target is None or others < self._target:
             return True
         trial = models.TrialModel

@@ -200,6 +200,8 @@ class PatientStorage(BaseStorage):
     ) -> T:
         """Write to a trial that this run owns; drop it from the cache if it does no longer, or if
         another program has finished it."""
+        if trial_id not in self._cached_trials:
+            self._read_at = -math.inf
         try:
             return self._do(self._checked(trial_id, action), trial_id, *args, **kwargs)
         except (UpdateFinishedTrialError, LeaseLost):
