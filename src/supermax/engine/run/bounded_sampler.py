@@ -178,8 +178,8 @@ def _takes_any(trial: FrozenTrial) -> bool:
 def prepare_next(study: Study) -> None:
     """Compute the next suggestion of a run, if there is none yet: for while all cells are busy.
 
-    Not for one worker, whose suggestion would lack the latest result, and not with HyperbandPruner,
-    where it depends on the bracket of the trial.
+    Not for one worker, whose suggestion would lack the latest result, and not with
+    HyperbandPruner, where it depends on the bracket of the trial.
     """
     if isinstance(study.sampler, BoundedSampler) and not isinstance(study.pruner, HyperbandPruner):
         study.sampler.prepare_if_missing(study)

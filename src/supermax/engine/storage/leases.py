@@ -361,7 +361,7 @@ class Leases:
         models.StudyModel.find_or_raise_by_id(self._study_id, session, for_update=True)
 
     def may_add(self, session: Session, others: int) -> bool:
-        """Return whether a further trial may become RUNNING, beside `others` of any state. They are
+        """Return whether a trial may become RUNNING, beside `others` of any state. These are
         counted, which takes long in a long study, only if they may be enough."""
         if self._target is None or others < self._target:
             return True
