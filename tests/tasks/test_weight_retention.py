@@ -20,6 +20,7 @@ from supermax.engine.run.session import Summary
 from supermax.engine.storage.locations import find_location
 from supermax.results.records import read_record
 from supermax.search.cleanup import leftovers
+from supermax.tasks import weight_retention
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.weight_retention import BAR, WeightRetention, worth_keeping
 from supermax.training.steps.execution import Execution
@@ -55,6 +56,30 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     (running / WEIGHTS).write_bytes(b"x")
     WeightRetention(tmp_path, top=1)(study, study.trials[0])
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
+
+
+def test_the_work_after_a_trial_does_not_grow_with_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, looks, sizes = study_of([i / 50 for i in range(50)]), [0], []
+    glob = Path.glob
+
+    def counted(self: Path, pattern: str) -> Any:
+        looks[0] += 1
+        return glob(self, pattern)
+
+    def measured(trials: list[Any], directions: Any) -> Any:
+        sizes.append(len(trials))
+        return ranked(trials, directions)
+
+    monkeypatch.setattr(Path, "glob", counted)
+    monkeypatch.setattr(weight_retention, "ranked", measured)
+    retention = WeightRetention(tmp_path, top=3)
+    for _ in range(5):
+        study.tell(study.ask(), 2.0)
+        retention(study, study.trials[-1])
+    assert looks == [1]
+    assert sizes == [51, 4, 4, 4, 4]
 
 
 @given(

@@ -11,7 +11,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optuna.study import Study, StudyDirection
@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial
 from supermax._util.attributes import HALF_WRITTEN, STATE, WEIGHTS
 from supermax._util.files import write_whole
 from supermax._util.text import counted, size_text
-from supermax.engine.ranking import place, ranked
+from supermax.engine.ranking import front, place, ranked
 from supermax.engine.storage.run_folder import StudyFolder, TrialFolder
 from supermax.errors import EnvironmentFault
 from supermax.memory.disk import Allowance, Demand, allowance
@@ -29,35 +29,58 @@ BAR = "bar.json"
 """File beside the trials' folders with the rank of the worst trial that is kept.
 
 It exists once `top` trials are kept."""
+_LOOK_EVERY = 100  # trials after which all folders are searched for weights
 
 
-@dataclass(frozen=True)
+@dataclass
 class WeightRetention:
-    """Optuna callback that keeps the weights of the best trials only."""
+    """Optuna callback that keeps the weights of the best trials only.
+
+    It looks at trials that have ended since the last call, and at weights that it knows of: its
+    cost does not grow with the study.
+    """
 
     run_dir: Path
     top: int = 5
     """Trials whose weights are kept."""
     budget: int | None = None
     """Bytes that weights may take; None: only `top` limits them."""
+    _best: list[FrozenTrial] = field(default_factory=list, init=False)
+    _seen: int = field(default=0, init=False)  # trials
+    _unfinished: set[int] = field(default_factory=set, init=False)  # of these
+    _written: set[int] = field(default_factory=set, init=False)  # numbers of trials with weights
+    _calls: int = field(default=0, init=False)
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         folder = StudyFolder(self.run_dir)
         forget_attempts(folder.trial(trial.number))
-        trials = study.get_trials(deepcopy=False)
-        kept = ranked(trials, study.directions)[: self.top]
+        kept = self._ranked(study)[: self.top]
         self._write_bar(folder.trials / BAR, kept, study.directions)
         best, room = [trial.number for trial in kept], self.budget
-        for number in best + self._others(trials, set(best)):
+        for number in best + self._others(trial.number, set(best)):
             path = folder.trial(number).path / WEIGHTS
             if not path.exists():
+                self._written.discard(number)
                 continue
             size = path.stat().st_size
             if number in best and (room is None or size <= room):
                 room = None if room is None else room - size
+                self._written.add(number)
             else:
                 with contextlib.suppress(OSError):  # read-only: retried after the next trial
                     path.unlink(missing_ok=True)
+
+    def _ranked(self, study: Study) -> list[FrozenTrial]:
+        """Return the best trials and those that have ended since the last call, best first. Others
+        cannot become better: they stay behind the trials that were better than they are."""
+        trials = study.get_trials(deepcopy=False)
+        changed = [*sorted(self._unfinished), *range(self._seen, len(trials))]
+        self._seen = len(trials)
+        self._unfinished = {n for n in changed if not trials[n].state.is_finished()}
+        order = ranked([*self._best, *(trials[n] for n in changed)], study.directions)
+        best = {id(trial) for trial in front(order, study.directions)}
+        self._best = [t for i, t in enumerate(order) if i < self.top or id(t) in best]
+        return order
 
     def _write_bar(
         self, path: Path, kept: list[FrozenTrial], directions: Sequence[StudyDirection]
@@ -72,14 +95,18 @@ class WeightRetention:
             if not path.exists() or path.read_text() != text:
                 write_whole(path, text)
 
-    def _others(self, trials: list[FrozenTrial], best: set[int]) -> list[int]:
-        """Return ended trials with weights that are not among the best.
+    def _others(self, ended: int, best: set[int]) -> list[int]:
+        """Return ended trials that may have weights and are not among the best.
 
-        A running trial may have just written its weights, before its value is known.
+        A running trial may have just written its weights, before its value is known. Now and then
+        all folders are looked at: a trial that was taken over by another run has left its own.
         """
-        kept = best | {trial.number for trial in trials if not trial.state.is_finished()}
-        found = (int(p.parent.name) for p in self.run_dir.glob(f"trials/*/{WEIGHTS}"))
-        return [number for number in found if number not in kept]
+        if self._calls % _LOOK_EVERY == 0:
+            found = self.run_dir.glob(f"trials/*/{WEIGHTS}")
+            self._written |= {int(path.parent.name) for path in found}
+        self._calls += 1
+        self._written.add(ended)
+        return sorted(self._written - best - self._unfinished)
 
 
 def worth_keeping(trials: Path, top: int, value: float, number: int) -> bool:

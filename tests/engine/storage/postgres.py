@@ -48,8 +48,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def restartable_server() -> Iterator[Server]:
-    """Run a server of the wheel's binaries.
+def restartable_server(*settings: str) -> Iterator[Server]:
+    """Run a server of the wheel's binaries, with further settings.
 
     PostgreSQL refuses to run as root, so there it runs as `nobody`, from a copy that `nobody` may
     read.
@@ -73,7 +73,7 @@ def restartable_server() -> Iterator[Server]:
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
     subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
-    options = [word for setting in _SETTINGS for word in ("-c", setting)]
+    options = [word for setting in (*_SETTINGS, *settings) for word in ("-c", setting)]
     running = Server([bin_ / "postgres", "-D", data, "-k", data, *options], folder, user)
     running.start()
     try:

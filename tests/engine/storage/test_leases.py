@@ -202,6 +202,31 @@ def test_all_runs_together_start_no_trial_too_many(opened: Opener) -> None:
     assert len(queue.inner.get_all_trials(study_id(queue))) == 10
 
 
+def test_trials_are_counted_only_near_the_target(opened: Opener) -> None:
+    """All runs wait while one creates a trial: counting would take longer in a long study."""
+    run = opened("one", target=3)
+    backend = run.inner._backend  # type: ignore[attr-defined]
+    statements: list[str] = []
+    sqlalchemy.event.listen(
+        backend.engine, "before_cursor_execute", lambda *event: statements.append(event[2])
+    )
+
+    def create() -> int:
+        statements.clear()
+        run.create_new_trial(study_id(run))
+        return sum("count(" in statement for statement in statements)
+
+    assert [create(), create()] == [0, 0]
+    assert len(statements) == 5
+    waiting = optuna.trial.create_trial(state=WAITING)
+    queued = [run.inner.create_new_trial(study_id(run), waiting) for _ in range(2)]
+    assert create() == 1  # four trials, of which two are neither finished nor leased
+    with pytest.raises(TargetReached):
+        create()
+    assert not run.set_trial_state_values(queued[0], RUNNING)
+    assert [t.number for t in run.inner.get_all_trials(study_id(run))] == list(range(5))
+
+
 def test_a_trial_of_another_program_does_not_count(opened: Opener) -> None:
     one = opened("one", target=1)
     one.inner.create_new_trial(study_id(one))  # by Optuna itself, RUNNING for ever

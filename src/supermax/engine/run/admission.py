@@ -93,7 +93,10 @@ class Admission:
         if self._planner is None or (job.provision and job.number not in self._waits):
             return None
         trial = PlannerTrial(self._requests, job)
-        with self._planner_errors(f"what trial {job.number} needs"):
+        with (
+            self._requests.stored_together(job),
+            self._planner_errors(f"what trial {job.number} needs"),
+        ):
             answer = checked_provision(self._planner.provide(trial, list(job.failed_plans)))
         if isinstance(answer, Refusal):
             self._stop_waiting(job)

@@ -50,6 +50,7 @@ from supermax.engine.processes.protocol import (
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
+from supermax.engine.run.bounded_sampler import prepare_next
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
@@ -104,7 +105,7 @@ class Coordinator:
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
         self.admission = Admission(options.planner, self.pool, requests, emit)
-        self.progress = StudyProgress(study, storage, options.n_trials)
+        self.progress = StudyProgress(storage, options.n_trials)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
@@ -136,6 +137,8 @@ class Coordinator:
                 continue
             if not self.attempts and not self.has_trials_left() and not self.waits_for_others():
                 return
+            if len(self.attempts) == self.options.workers > 1 and self.wants_new_trial():
+                prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
                 try:
                     self.handle_event(event)
@@ -367,12 +370,9 @@ class Coordinator:
             raise
         except UpdateFinishedTrialError:
             number = attempt.job.number
-            self.emit(
-                events.Notice(
-                    f"Trial {number} was finished by another program; its attempt ends here."
-                )
-            )
-            self.kill(attempt, "its trial was finished by another program")
+            why = "was finished by another program"
+            self.emit(events.Notice(f"Trial {number} {why}; its attempt ends here."))
+            self.kill(attempt, f"its trial {why}")
             self.emit(events.TrialPaused(number))
             self.progress.recount()
         except Exception as error:  # a step the database has no room for, say

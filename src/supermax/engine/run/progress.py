@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-from optuna.study import Study
-
 from supermax.engine.run.tell import succeeded
 from supermax.engine.storage.patient import PatientStorage
 
@@ -15,9 +13,9 @@ _RECOUNT = 5.0  # seconds; other programs may finish trials of the same study
 class StudyProgress:
     """Number of finished trials of a study, and the number that a run shall reach."""
 
-    def __init__(self, study: Study, storage: PatientStorage, target: int | None) -> None:
+    def __init__(self, storage: PatientStorage, target: int | None) -> None:
         """`target`: finished trials the study shall hold in all; None: no limit."""
-        self._study, self._storage = study, storage
+        self._storage = storage
         self.target = target
         self.finished = 0
         self.ever_succeeded = False
@@ -25,23 +23,30 @@ class StudyProgress:
         self.elsewhere = 0
         """Trials that other runs on the same study have leased."""
         self._counted = 0.0
+        self._due = False
+        self._seen = 0  # finished trials that were looked at
 
-    def recount(self) -> None:
+    def recount(self, *, now: bool = True) -> None:
+        """Count the finished trials. `now`: those of other programs up to this moment."""
         self._storage.check_file()
-        trials = self._storage.get_all_trials(self._study._study_id, deepcopy=False)
-        self.finished = sum(trial.state.is_finished() for trial in trials)
-        self.ever_succeeded |= any(map(succeeded, trials))
+        trials = self._storage.history(now=now).finished
+        self.finished = len(trials)
+        self.ever_succeeded = self.ever_succeeded or any(map(succeeded, trials[self._seen :]))
+        self._seen = len(trials)
         if (leases := self._storage.leases) is not None:
             self.elsewhere = self._storage.call(leases.count_elsewhere)
         self._counted = time.monotonic()
+        self._due = False
 
     def recount_if_due(self) -> None:
         if time.monotonic() - self._counted > _RECOUNT:
             self.recount()
+        elif self._due:
+            self.recount(now=False)
 
     def recount_soon(self) -> None:
         """Count anew before the next launch: trials may have been added."""
-        self._counted = 0.0
+        self._due = True
 
     def add(self, *, success: bool) -> None:
         self.finished += 1

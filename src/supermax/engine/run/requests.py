@@ -7,6 +7,7 @@ Report ──▶ storage
 from __future__ import annotations
 
 import copy
+from contextlib import AbstractContextManager
 from math import isnan
 from typing import cast
 
@@ -31,6 +32,7 @@ from supermax.engine.processes.protocol import (
     Task,
     json_or_pickle,
 )
+from supermax.engine.run.bounded_sampler import unwrapped
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
@@ -109,6 +111,10 @@ class RequestHandler:
         job.save_relative_params()
         return {plain_name(n, space[n]) if n in space else n: v for n, v in params.items()}
 
+    def stored_together(self, job: Job) -> AbstractContextManager[None]:
+        """Store the parameters that are suggested inside a block in one transaction."""
+        return self._storage.parameters_together(job.trial._trial_id)
+
     def _suggest(self, job: Job, name: str, encoded: BaseDistribution | str) -> float:
         distribution = json_to_distribution(encoded) if isinstance(encoded, str) else encoded
         return float(distribution.to_internal_repr(self.suggest(job, name, distribution)))
@@ -158,8 +164,10 @@ class RequestHandler:
 
     def _read_study(self, what: str, args: list[object]) -> object:
         match what, args:
-            case "sampler" | "pruner", []:
-                return getattr(self._study, what)
+            case "sampler", []:
+                return unwrapped(self._study.sampler)
+            case "pruner", []:
+                return self._study.pruner
             case "get_trial", [trial_id]:
                 return under_plain_names(self._storage.get_trial(cast(int, trial_id)))
             case "get_all_trials", [study_id, None | list() as states]:

@@ -29,6 +29,7 @@ from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.ray_cluster import RayLauncher
 from supermax.engine.processes.transport import Processes
 from supermax.engine.ranking import best_of
+from supermax.engine.run.bounded_sampler import BoundedSampler, unwrapped, uses_tpe
 from supermax.engine.run.checks import check_arguments
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job
@@ -120,7 +121,8 @@ def _coordinator(
     place: locations.Location,
     shared: SharedRun | None,
 ) -> Coordinator:
-    reseed(study.sampler, len(trials), storage.claim if shared and shared.has_others else "")
+    run = storage.claim if shared and shared.has_others else ""
+    reseed(unwrapped(study.sampler), len(trials), run)
     processes = _executor(blob, storage.claim, folder, options, emit)
     requests = RequestHandler(study, storage, Names(trials))
     return Coordinator(
@@ -322,12 +324,17 @@ def _patient(
     file = SameFile(place.file) if place.file is not None else None
     storage = PatientStorage(inner, study, file=file, patience=patience)
     study._storage = storage
+    own_sampler = study.sampler
+    if uses_tpe(own_sampler):
+        study.sampler = BoundedSampler(own_sampler, storage.history)
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()
     try:
         yield storage
     finally:
         study._storage = inner
+        if isinstance(study.sampler, BoundedSampler):  # a callback may have set another one
+            study.sampler = own_sampler
         study._thread_local.in_optimize_loop = False
         study._thread_local.cached_all_trials = None
 

@@ -360,9 +360,10 @@ class Leases:
         """Lock the study's row. Every trial becomes RUNNING under this lock."""
         models.StudyModel.find_or_raise_by_id(self._study_id, session, for_update=True)
 
-    def may_add(self, session: Session) -> bool:
-        """Return whether a further trial may become RUNNING, in a transaction with the lock."""
-        if self._target is None:
+    def may_add(self, session: Session, others: int) -> bool:
+        """Return whether a trial may become RUNNING, beside `others` of any state. These are
+        counted, which takes long in a long study, only if they may be enough."""
+        if self._target is None or others < self._target:
             return True
         trial = models.TrialModel
         finished = sa.select(sa.func.count()).where(

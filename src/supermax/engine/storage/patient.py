@@ -6,18 +6,21 @@ no trial or one that the next run recognises as its own. Everything else is Optu
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import json
+import math
 import threading
+import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent import futures
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, check_distribution_compatibility
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
@@ -27,6 +30,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax.engine.storage import rdb
+from supermax.engine.storage.history import TrialHistory, reader
 from supermax.engine.storage.leases import FIRST_TOKEN, LeaseLost, Leases
 from supermax.engine.storage.patience import Patience, Subject, Wait
 from supermax.engine.storage.sqlite import SameFile
@@ -36,6 +40,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _STORAGE = Subject("the study's storage", "The study's storage has not answered", "Bring it back")
 _CHECK_INTERVAL = 1.0  # seconds between two checks of the deadline while a server is silent
+_FRESH = 1.0  # seconds; what other programs write to the study is seen that late
 
 
 def _forwarded(
@@ -70,7 +75,11 @@ class PatientStorage(BaseStorage):
         self._study_id = study._study_id
         self._study_name = study.study_name
         self._cached_trials: dict[int, FrozenTrial] = {}  # RUNNING ones created here
+        self._held: rdb.Parameters | None = None  # those of one trial, to be written together
         self._file = file
+        self._history = TrialHistory(study._study_id)
+        self._read = reader(inner, study._study_id)
+        self._read_at = -math.inf  # moment of the last read; it expires with a write of this run
 
     def _do(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -127,6 +136,7 @@ class PatientStorage(BaseStorage):
     def forget(self, trial_id: int) -> None:
         """Drop a trial from the cache that this run no longer owns: others may change it."""
         self._cached_trials.pop(trial_id, None)
+        self._read_at = -math.inf
 
     def token_of(self, trial_id: int) -> int:
         """Return the fencing token of a trial's lease; 0: trials have none here."""
@@ -157,7 +167,11 @@ class PatientStorage(BaseStorage):
             trial_id = self._create_once(study_id, template_trial)
         if isinstance(self.inner, _CachedStorage) and template_trial.state is TrialState.RUNNING:
             _, number = self.inner._trial_id_to_study_id_and_number[trial_id]
-            self._cached_trials[trial_id] = _copy(self.inner._studies[study_id].trials[number])
+            created = _copy(self.inner._studies[study_id].trials[number])
+            self._cached_trials[trial_id] = created
+            if self._history.add(created):
+                return trial_id
+        self._read_at = -math.inf
         return trial_id
 
     def _create_once(self, study_id: int, template: FrozenTrial) -> int:
@@ -186,6 +200,8 @@ class PatientStorage(BaseStorage):
     ) -> T:
         """Write to a trial that this run owns; drop it from the cache if it does no longer, or if
         another program has finished it."""
+        if trial_id not in self._cached_trials:
+            self._read_at = -math.inf
         try:
             return self._do(self._checked(trial_id, action), trial_id, *args, **kwargs)
         except (UpdateFinishedTrialError, LeaseLost):
@@ -208,6 +224,7 @@ class PatientStorage(BaseStorage):
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
     ) -> bool:
+        self._read_at = -math.inf
         if state is not TrialState.RUNNING:
             try:
                 return self._do(self._finish, trial_id, state, values)
@@ -276,14 +293,46 @@ class PatientStorage(BaseStorage):
         param_value_internal: float,
         distribution: BaseDistribution,
     ) -> None:
-        self._write(
-            trial_id, self.inner.set_trial_param, param_name, param_value_internal, distribution
-        )
+        if self._held is None or not self._can_hold(param_name, distribution):
+            self._write(
+                trial_id,
+                self.inner.set_trial_param,
+                param_name,
+                param_value_internal,
+                distribution,
+            )
+        else:
+            self._held[param_name] = param_value_internal, distribution
         cached = self._cached_trials.get(trial_id)
         # A database keeps the first value.
         if cached is not None and param_name not in cached.params:
             cached.params[param_name] = distribution.to_external_repr(param_value_internal)
             cached.distributions[param_name] = distribution
+
+    @contextlib.contextmanager
+    def parameters_together(self, trial_id: int) -> Iterator[None]:
+        """Write the parameters of a trial that are sampled inside this block in one transaction,
+        if it is a trial that this run has created in a database."""
+        if trial_id not in self._cached_trials:
+            yield
+            return
+        self._held = {}
+        try:
+            yield
+        finally:
+            held, self._held = self._held, None
+            if held:
+                backend = cast(RDBStorage, rdb.unwrapped(self.inner))
+                self._write(trial_id, rdb.insert_parameters, backend, held)
+
+    def _can_hold(self, name: str, distribution: BaseDistribution) -> bool:
+        """Return whether Optuna's cache knows the distribution of a parameter; raise ValueError if
+        it is incompatible. The first value of a parameter is left to Optuna, which checks it."""
+        assert isinstance(self.inner, _CachedStorage)
+        known = self.inner._studies[self._study_id].param_distribution.get(name)
+        if known is not None:
+            check_distribution_compatibility(known, distribution)
+        return known is not None
 
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
@@ -305,12 +354,34 @@ class PatientStorage(BaseStorage):
     def get_trial(self, trial_id: int) -> FrozenTrial:
         if (cached := self._cached_trials.get(trial_id)) is not None:
             return _copy(cached)  # saves a query of milliseconds
+        if isinstance(self.inner, _CachedStorage):
+            self.history()  # what has changed is needed anyway, and Optuna's cache gets it
         return self._do(self.inner.get_trial, trial_id)
 
     def get_trial_system_attrs(self, trial_id: int) -> dict[str, object]:
         if (cached := self._cached_trials.get(trial_id)) is not None:
             return dict(cached.system_attrs)
         return self._do(self.inner.get_trial_system_attrs, trial_id)
+
+    # Reads of all trials.
+
+    def history(self, *, now: bool = False) -> TrialHistory:
+        """Return the trials of the study: with everything that this run has written, and with
+        what others have written until a second ago. `now`: until now."""
+        if now or time.monotonic() - self._read_at > _FRESH:
+            found = self._do(self._read)
+            self._history.update(found)
+            self._history.prefer(self._cached_trials.values())
+            self._read_at = time.monotonic()
+        return self._history
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        if study_id != self._study_id:
+            return self._do(self.inner.get_all_trials, study_id, deepcopy, states)
+        trials = self.history().select(states)
+        return copy.deepcopy(trials) if deepcopy else trials
 
     # All other operations are forwarded.
 
@@ -325,7 +396,6 @@ class PatientStorage(BaseStorage):
     get_study_user_attrs = _forwarded(BaseStorage.get_study_user_attrs)
     get_study_system_attrs = _forwarded(BaseStorage.get_study_system_attrs)
     get_all_studies = _forwarded(BaseStorage.get_all_studies)
-    get_all_trials = _forwarded(BaseStorage.get_all_trials)
     get_best_trial = _forwarded(BaseStorage.get_best_trial)
     get_trial_user_attrs = _forwarded(BaseStorage.get_trial_user_attrs)
     get_trial_number_from_id = _forwarded(BaseStorage.get_trial_number_from_id)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import copy
 import json
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
+import sqlalchemy
 import sqlalchemy.event
 import sqlalchemy.exc
+from optuna.distributions import BaseDistribution, distribution_to_json
 from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
@@ -27,6 +29,8 @@ from supermax._util.text import masked
 from supermax.engine.storage.leases import Leases, TargetReached
 from supermax.engine.storage.sqlite import is_sqlite
 
+Parameters = dict[str, tuple[float, BaseDistribution]]
+"""Internal values of parameters, with their distributions."""
 _TRANSIENT_SQLITE = ("locked", "busy", "full", "disk i/o")
 _READ_ONLY_SQLITE = ("readonly database", "unable to open")
 _FOLLOW_UP_ERRORS = (
@@ -155,12 +159,11 @@ def create_trial(
         creation = template.system_attrs[CREATION]
         created: Any = _created(session, study_id, creation) if repeated else None
         if created is None:
-            leased = leases if template.state is TrialState.RUNNING else None
-            if leased is not None and not leased.may_add(session):
-                raise TargetReached
-            created = backend._get_prepared_new_trial(study_id, template, session)
-            if leased is not None:
-                leased.add(session, created.trial_id)
+            created = (
+                _insert_running(session, study_id, template, leases)
+                if template.state is TrialState.RUNNING and not template.params
+                else backend._get_prepared_new_trial(study_id, template, session)
+            )
         trial = copy.deepcopy(template)
         trial.number, trial._trial_id = created.number, created.trial_id
         trial.datetime_start = created.datetime_start
@@ -169,6 +172,39 @@ def create_trial(
             storage._studies.setdefault(study_id, _StudyInfo())
             storage._add_trials_to_cache(study_id, [trial])
     return trial
+
+
+def _insert_running(
+    session: Session, study_id: int, template: FrozenTrial, leases: Leases | None
+) -> models.TrialModel:
+    """Insert a RUNNING trial and its lease, in a transaction with the lock of the study.
+
+    All runs create their trials one after the other, so this must not take longer in a long study:
+    Optuna counts the trials to number the new one; here it follows the last.
+    """
+    number = _next_number(session, study_id)
+    if leases is not None and not leases.may_add(session, number):
+        raise TargetReached
+    trial: Any = models.TrialModel(study_id=study_id, number=number, state=template.state)
+    trial.datetime_start = template.datetime_start
+    session.add(trial)
+    session.flush()  # assigns the id
+    rows = [
+        {"trial_id": trial.trial_id, "key": key, "value_json": json.dumps(value)}
+        for key, value in template.system_attrs.items()
+    ]
+    session.execute(sqlalchemy.insert(models.TrialSystemAttributeModel), rows)
+    if leases is not None:
+        leases.add(session, trial.trial_id)
+    return cast(models.TrialModel, trial)
+
+
+def _next_number(session: Session, study_id: int) -> int:
+    """Return the number of trials of a study, whose row is locked."""
+    model = models.TrialModel
+    last = sqlalchemy.select(model.number).where(model.study_id == study_id)
+    number = session.execute(last.order_by(model.trial_id.desc()).limit(1)).scalar()
+    return 0 if number is None else int(number) + 1
 
 
 def _created(session: Session, study_id: int, creation: str) -> models.TrialModel | None:
@@ -197,8 +233,10 @@ def take_trial(
         waiting = session.query(models.TrialModel).filter(
             models.TrialModel.trial_id == trial_id, models.TrialModel.state == TrialState.WAITING
         )
-        if leases is not None and waiting.count() and not leases.may_add(session):
-            return False
+        if leases is not None and waiting.count():
+            (study_id,) = waiting.with_entities(models.TrialModel.study_id).one()
+            if not leases.may_add(session, _next_number(session, study_id) - 1):
+                return False
         if waiting.update(
             {"state": TrialState.RUNNING, "datetime_start": datetime.now()},
             synchronize_session=False,
@@ -214,6 +252,28 @@ def take_trial(
         found: Any = models.TrialSystemAttributeModel.find_by_trial_and_key(trial, CLAIM, session)
         # With this run's claim, an earlier attempt at this call has succeeded.
         return found is not None and json.loads(found.value_json) == claim
+
+
+def insert_parameters(trial_id: int, backend: RDBStorage, values: Parameters) -> None:
+    """Insert parameters of a trial that it does not have yet."""
+    model = models.TrialParamModel
+    with _create_scoped_session(backend.scoped_session) as session:
+        trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session)
+        backend.check_trial_is_updatable(trial_id, trial.state)
+        names = sqlalchemy.select(model.param_name).where(model.trial_id == trial_id)
+        present = set(session.execute(names).scalars())
+        rows = [
+            {
+                "trial_id": trial_id,
+                "param_name": name,
+                "param_value": value,
+                "distribution_json": distribution_to_json(distribution),
+            }
+            for name, (value, distribution) in values.items()
+            if name not in present
+        ]
+        if rows:
+            session.execute(sqlalchemy.insert(model), rows)
 
 
 def delete_steps(backend: RDBStorage, trial_id: int, first: int) -> None:

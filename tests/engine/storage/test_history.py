@@ -1,0 +1,222 @@
+"""Trials in memory: the same as in the storage, at a cost that does not grow with the study."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+import supermax
+from supermax._util.attributes import ORIGIN
+from supermax.engine.run import progress
+from supermax.engine.storage import patient
+from supermax.engine.storage.history import TrialHistory, reader
+from supermax.engine.storage.patience import Patience
+from supermax.engine.storage.patient import PatientStorage
+from supermax.space.migration.bulk_write import add_trials
+
+STATES = [c for n in range(1, 6) for c in combinations(TrialState, n)]
+STORAGES: dict[str, Callable[[Path], BaseStorage]] = {
+    "SQLite": lambda path: optuna.storages.get_storage(f"sqlite:///{path}/study.db"),
+    "memory": lambda path: optuna.storages.InMemoryStorage(),
+    "journal": lambda path: optuna.storages.JournalStorage(JournalFileBackend(f"{path}/log")),
+}
+
+
+def completed(n: int) -> list[FrozenTrial]:
+    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    return [
+        create_trial(
+            value=i / n,
+            params={"x": i / n},
+            distributions=space,
+            system_attrs={ORIGIN: {"study": "elsewhere", "number": i}},
+        )
+        for i in range(n)
+    ]
+
+
+def wrapped(study: optuna.Study) -> PatientStorage:
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
+    study._storage = storage
+    return storage
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_history_has_what_the_storage_has(kind: str, tmp_path: Path) -> None:
+    study = optuna.create_study(storage=STORAGES[kind](tmp_path))
+    storage, study_id = study._storage, study._study_id
+    history, chance = TrialHistory(study_id), random.Random(0)
+    read, running = reader(storage, study_id), []
+    for _ in range(40):
+        match chance.choice(["ask", "ask", "enqueue", "tell", "tell", "read"]):
+            case "ask":
+                running.append(study.ask())
+            case "enqueue":
+                study.enqueue_trial({"x": chance.random()})
+            case "tell" if running:
+                trial = running.pop(chance.randrange(len(running)))
+                trial.suggest_float("x", 0, 1)
+                state = chance.choice([s for s in TrialState if s.is_finished()])
+                study.tell(trial, 1.0 if state is TrialState.COMPLETE else None, state)
+            case _:
+                history.update(read())
+    history.update(read())
+    for states in (None, *STATES):
+        assert history.select(states) == storage.get_all_trials(study_id, states=states)
+    finished = [trial for trial in storage.get_all_trials(study_id) if trial.state.is_finished()]
+    assert sorted(history.finished) == sorted(finished)
+
+
+def test_own_writes_are_seen_at_once_and_those_of_others_soon(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = optuna.create_study(storage=url, study_name="test")
+    other = optuna.load_study(storage=url, study_name="test")
+    storage = wrapped(study)
+    trial = study.ask()
+    trial.suggest_float("x", 0, 1)
+    (seen,) = study.get_trials(deepcopy=False)
+    assert seen.params == trial.params
+    study.tell(trial, 1.0)
+    assert [t.state for t in study.get_trials(deepcopy=False)] == [TrialState.COMPLETE]
+    other.enqueue_trial({"x": 0.5})
+    assert len(storage.history().trials) == 1
+    assert len(storage.history(now=True).trials) == 2
+    other.enqueue_trial({"x": 0.7})
+    monkeypatch.setattr(patient, "_FRESH", 0.0)
+    assert len(study.get_trials(deepcopy=False)) == 3
+
+
+@pytest.mark.parametrize("kind", STORAGES)
+def test_a_read_after_a_write_has_it(kind: str, tmp_path: Path) -> None:
+    study = optuna.create_study(storage=STORAGES[kind](tmp_path))
+    storage = wrapped(study)
+    trial = study.ask()
+    taken_over = storage.inner.create_new_trial(study._study_id)
+    assert len(storage.history(now=True).trials) == 2
+    trial.suggest_float("x", 0, 1)
+    trial.report(0.5, step=1)
+    storage.set_trial_user_attr(taken_over, "key", "value")
+    own, other = study.get_trials(deepcopy=False)
+    assert (own.params, own.intermediate_values) == (trial.params, {1: 0.5})
+    assert other.user_attrs == {"key": "value"}
+
+
+@contextmanager
+def counted(storage: BaseStorage, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """Count SQL statements, and trials that are read from the database."""
+    assert isinstance(storage, _CachedStorage)
+    backend, counts = storage._backend, {"statements": 0, "trials": 0}
+    build = backend._build_frozen_trial_from_trial_model
+
+    def built(model: object) -> FrozenTrial:
+        counts["trials"] += 1
+        return build(model)  # type: ignore[arg-type]
+
+    def executed(*_: object) -> None:
+        counts["statements"] += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "_build_frozen_trial_from_trial_model", built)
+        sqlalchemy.event.listen(backend.engine, "before_cursor_execute", executed)
+        yield counts
+        sqlalchemy.event.remove(backend.engine, "before_cursor_execute", executed)
+
+
+def one(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 0, 1)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_trial_costs_the_same_in_a_long_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second read of the history, for any reason, would be seen as well."""
+    monkeypatch.setattr(patient, "_FRESH", 600.0)
+    monkeypatch.setattr(progress, "_RECOUNT", 600.0)
+    costs = []
+    for n in (30, 600):
+        study = optuna.create_study(
+            storage=f"sqlite:///{tmp_path}/{n}.db", sampler=optuna.samplers.TPESampler(seed=0)
+        )
+        add_trials(study, completed(n))
+        marks: list[dict[str, int]] = []
+        with counted(study._storage, monkeypatch) as counts:
+            supermax.optimize(
+                study,
+                one,
+                n + 4,
+                progress=False,
+                callbacks=[lambda *_, counts=counts, marks=marks: marks.append(dict(counts))],
+            )
+        costs.append({name: marks[3][name] - marks[1][name] for name in counts})
+    assert costs[0] == costs[1]
+    assert (
+        costs[0]["trials"] <= 2 * 2
+    )  # of two trials, each at its end and not more than once more
+    assert costs[0]["statements"] < 2 * 45
+
+
+def test_the_backend_is_not_read_again_for_a_finished_trial(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(study._storage, _CachedStorage)
+    assert isinstance(study._storage._backend, RDBStorage)
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(print))
+    trial_id = storage.create_new_trial(study._study_id)
+    storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [1.0])
+    with counted(study._storage, monkeypatch) as counts:
+        assert storage.get_trial(trial_id).values == [1.0]
+        once = counts["statements"]
+        assert storage.get_trial(trial_id).values == [1.0]
+        assert storage.get_all_trials(study._study_id)[0].values == [1.0]
+        assert counts["statements"] == once
+
+
+def test_parameters_that_are_sampled_together_are_one_transaction(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, storage = study._storage, wrapped(study)
+    space = {f"x{n}": optuna.distributions.FloatDistribution(0, 1) for n in range(20)}
+    study.ask(space)  # the first value of each parameter is Optuna's business
+    trial = study.ask()
+    with counted(inner, monkeypatch) as counts, storage.parameters_together(trial._trial_id):
+        values = {name: trial._suggest(name, one) for name, one in space.items()}
+        assert not counts["statements"]
+        assert study.trials[trial.number].params == values
+    assert counts["statements"] == 3
+    (stored,) = [t for t in inner.get_all_trials(study._study_id) if t.number == trial.number]
+    assert stored.params == values
+    assert stored.distributions == space
+
+
+def test_parameters_that_a_lost_reply_has_left_are_not_written_twice(study: optuna.Study) -> None:
+    inner, storage = study._storage, wrapped(study)
+    study.ask({"x": optuna.distributions.FloatDistribution(0, 1)})
+    trial = study.ask()
+    with storage.parameters_together(trial._trial_id):
+        inner.set_trial_param(
+            trial._trial_id, "x", 0.25, optuna.distributions.FloatDistribution(0, 1)
+        )
+        trial.suggest_float("x", 0, 1)
+        trial.suggest_float("y", 0, 1)
+    stored = inner.get_trial(trial._trial_id).params
+    assert stored["x"] == 0.25
+    assert stored["y"] == trial.params["y"]
+    with (
+        pytest.raises(ValueError, match="different distribution"),
+        storage.parameters_together((other := study.ask())._trial_id),
+    ):
+        other.suggest_categorical("x", ["a"])
+    assert not inner.get_trial(other._trial_id).params
