@@ -20,6 +20,7 @@ from pathlib import Path
 from tests.conftest import eventually
 
 _SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=20", "listen_addresses=")
+_ACCESS = "local all guarded scram-sha-256\nlocal all all trust\n"  # one user needs a password
 
 
 class Server:
@@ -73,6 +74,7 @@ def restartable_server() -> Iterator[Server]:
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
     subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
+    (data / "pg_hba.conf").write_text(_ACCESS)
     options = [word for setting in _SETTINGS for word in ("-c", setting)]
     running = Server([bin_ / "postgres", "-D", data, "-k", data, *options], folder, user)
     running.start()

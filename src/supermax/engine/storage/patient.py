@@ -90,7 +90,7 @@ class PatientStorage(BaseStorage):
             try:
                 return self._in_thread(action, wait) if self._server is not None else action()
             except (StorageInternalError, SQLAlchemyError) as error:
-                if not rdb.is_transient(error, read_only=bool(self.claim)):
+                if not rdb.is_transient(error, underway=self._underway):
                     if rdb.is_broken(error):
                         raise EnvironmentFault(_unusable(rdb.reason(error))) from error
                     raise
@@ -127,6 +127,11 @@ class PatientStorage(BaseStorage):
     def forget(self, trial_id: int) -> None:
         """Drop a trial from the cache that this run no longer owns: others may change it."""
         self._cached_trials.pop(trial_id, None)
+
+    @property
+    def _underway(self) -> bool:
+        """Whether the run has written to the storage."""
+        return bool(self.claim) and (self._server is None or self.leases is not None)
 
     def token_of(self, trial_id: int) -> int:
         """Return the fencing token of a trial's lease; 0: trials have none here."""
