@@ -1,4 +1,8 @@
-"""A real PostgreSQL server, and a proxy in front of it that loses connections on demand."""
+"""A real PostgreSQL server, and a proxy in front of it that loses connections on demand.
+
+SUPERMAX_TEST_DATABASE=mysql+pymysql://root@127.0.0.1:3306/test has the tests use that server, over
+TCP, instead: PostgreSQL, MySQL or MariaDB. Tests that stop or configure the server are skipped.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
+from sqlalchemy.engine import make_url
 
 from tests.conftest import eventually
 
@@ -46,6 +53,18 @@ class Server:
         """Stop the server; its connections are lost."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait(30)
+
+
+class GivenServer(Server):
+    """Server that somebody else has started, at a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.path = url
+
+    def start(self) -> None:
+        pytest.skip("the tests did not start this server")
+
+    stop = start
 
 
 @contextlib.contextmanager
@@ -94,7 +113,7 @@ class Loss(Enum):
 
 
 class Proxy:
-    """Proxy between TCP clients and the server's socket.
+    """Proxy between TCP clients and the server, at the path of its socket or at a URL.
 
     `judge` gets every message of a client and returns how to lose the connection at it, or None.
     While `frozen` is set nothing is forwarded and nothing is closed; `stuck` is set once a message
@@ -113,6 +132,9 @@ class Proxy:
 
     @property
     def url(self) -> str:
+        if "://" in self._path:
+            found = make_url(self._path).set(host="127.0.0.1", port=self.port)
+            return found.render_as_string(hide_password=False)
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
     def close(self) -> None:
@@ -125,9 +147,7 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        upstream = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError), client, upstream:
-            upstream.connect(self._path)
+        with contextlib.suppress(OSError), client, self._connected() as upstream:
             while True:
                 ready = select.select([client, upstream], [], [])[0]
                 for source in ready:
@@ -141,6 +161,15 @@ class Proxy:
                         client.sendall(data)
                     elif not self._pass_on(data, upstream):
                         return
+
+    def _connected(self) -> socket.socket:
+        if "://" in self._path:
+            url = make_url(self._path)
+            default = 5432 if url.get_backend_name() == "postgresql" else 3306
+            return socket.create_connection((url.host or "127.0.0.1", url.port or default))
+        upstream = socket.socket(socket.AF_UNIX)
+        upstream.connect(self._path)
+        return upstream
 
     def _pass_on(self, data: bytes, upstream: socket.socket) -> bool:
         loss = self.judge(data)

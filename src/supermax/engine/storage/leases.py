@@ -439,11 +439,13 @@ class Leases:
         """Have the server end a transaction of a process that was stopped in the middle of it:
         until then its locks would stop all other runs."""
         seconds = max(1, round(self.seconds / 2))
-        statement = {
-            "postgresql": f"SET idle_in_transaction_session_timeout = {seconds * 1000}",
-            "mariadb": f"SET SESSION idle_transaction_timeout = {seconds}",
-            "mysql": f"SET SESSION wait_timeout = {2 * seconds}",
-        }[self._backend.engine.name]
+        dialect = self._backend.engine.dialect
+        if dialect.name == "postgresql":
+            statement = f"SET idle_in_transaction_session_timeout = {seconds * 1000}"
+        elif getattr(dialect, "is_mariadb", False):  # also behind a URL mysql://…
+            statement = f"SET SESSION idle_transaction_timeout = {seconds}"
+        else:  # MySQL limits all idle time; the loop renews the lease more often
+            statement = f"SET SESSION wait_timeout = {2 * seconds}"
         cursor = connection.cursor()
         cursor.execute(statement)
         cursor.close()
