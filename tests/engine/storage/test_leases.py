@@ -1,4 +1,4 @@
-"""Leases of trials on PostgreSQL: one owner for each, and no write of a former one."""
+"""Leases of trials on a database server: one owner for each, and no write of a former one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import sqlalchemy
 from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
 
 import supermax
 from supermax._util.attributes import CLAIM
@@ -135,6 +136,24 @@ def test_a_run_that_lost_a_trial_cannot_write_to_it(
     write(other, trial)  # the new owner can
     assert leases(slow).renew(0) == {trial}
     assert leases(slow).renew(0) == set()
+
+
+def test_only_the_run_that_finished_a_trial_reports_it(opened: Opener) -> None:
+    slow, other = opened("slow", seconds=-1.0), opened("other")
+    trial = slow.create_new_trial(study_id(slow))
+    (lost,) = leases(other).expired()
+    assert leases(other).take_over(lost)
+    assert other.set_trial_state_values(trial, COMPLETE, [1.0])
+    leases(other).tokens[trial] = 2
+    assert other.set_trial_state_values(trial, COMPLETE, [1.0])  # its reply was lost
+    for write in (WRITES["user attribute"], finish_alike):
+        leases(slow).tokens[trial] = 1  # it has not heard of the takeover
+        with pytest.raises(LeaseLost):
+            write(slow, trial)
+
+
+def finish_alike(storage: PatientStorage, trial: int) -> None:
+    storage.set_trial_state_values(trial, COMPLETE, [1.0])
 
 
 def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
@@ -317,7 +336,11 @@ def test_a_run_uses_one_connection(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     observer = sqlalchemy.create_engine(url)
     counts: list[int] = []
-    query = sqlalchemy.text("SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres'")
+    connections = {
+        "postgresql": "pg_stat_activity WHERE datname = current_database()",
+        "mysql": "information_schema.processlist WHERE db = database()",
+    }[make_url(url).get_backend_name()]
+    query = sqlalchemy.text(f"SELECT count(*) FROM {connections}")
 
     def count(*_: object) -> None:
         with observer.connect() as connection:

@@ -231,13 +231,16 @@ class PatientStorage(BaseStorage):
         return taken
 
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
-        """Finish a trial. If it already has this state and these values, an earlier attempt at
-        this write succeeded and its reply was lost."""
+        """Finish a trial. If it already has this state and these values by this run, an earlier
+        attempt at this write succeeded and its reply was lost. It has removed the lease too, so
+        that the check before the commit may fail first."""
         finish = self._checked(trial_id, self.inner.set_trial_state_values, ends=True)
         try:
             done = finish(trial_id, state, values)
-        except UpdateFinishedTrialError:
+        except (UpdateFinishedTrialError, LeaseLost):
             found = self.inner.get_trial(trial_id)
+            if self.leases is not None and found.system_attrs.get(CLAIM) != self.claim:
+                raise LeaseLost(trial_id) from None  # another run reports its end
             if found.state is not state or list(found.values or ()) != list(values or ()):
                 raise
             done = True
