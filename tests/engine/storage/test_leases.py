@@ -35,8 +35,12 @@ from supermax.engine.storage.leases import (
 )
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import TrialFolder
+from supermax.engine.storage.run_history import read_history
 from supermax.engine.trial.faults import Evidence, classify
 from supermax.errors import Quarantined, UserError
+from supermax.results.machines import owners_of
+from supermax.results.records import TrialRecord
 from supermax.studies import make_storage
 from tests.engine.programs import short_trial
 from tests.engine.storage.postgres import Proxy, Server
@@ -250,6 +254,22 @@ def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> Non
     assert rows["one"].run_dir == str(tmp_path / "one")
     assert not rows["other"].alive
     assert rows["other"].state == ENDED
+
+
+def test_the_history_tells_who_finished_and_who_lost_a_trial(opened: Opener) -> None:
+    gone, also, one = opened("gone", -1.0), opened("also gone", -1.0), opened("one")
+    trial = gone.create_new_trial(study_id(gone))
+    own = one.create_new_trial(study_id(one))
+    for run in (also, one):
+        (lost,) = leases(run).expired()
+        assert leases(run).take_over(lost)
+    for finished in (trial, own):
+        one.set_trial_state_values(finished, COMPLETE, [1.0])
+    history = read_history(backend(one), study_id(one))
+    assert history.finished == {"one": 2}
+    assert history.lost == {"gone": (0,), "also gone": (0,)}
+    record = TrialRecord(one.inner.get_trial(trial), TrialFolder(Path()))
+    assert owners_of(record) == ["gone", "also gone", "one"]
 
 
 def test_deleting_the_study_deletes_its_leases(opened: Opener) -> None:

@@ -33,7 +33,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.compiler import SQLCompiler
 
-from supermax._util.attributes import CLAIM
+from supermax._util.attributes import CLAIM, TAKEN_FROM
 
 FIRST_TOKEN = 1
 PROTOCOL = 1
@@ -342,9 +342,11 @@ class Leases:
                 # With the next token of this run, an earlier attempt at this call has succeeded.
                 held = self._owned(session).get(lost.trial_id) == lost.token + 1
             elif held := self._is_running(session, lost.trial_id):
-                self._backend._set_trial_attr_without_commit(
-                    session, models.TrialSystemAttributeModel, lost.trial_id, CLAIM, self.run
-                )
+                taken_from = f"{TAKEN_FROM}{lost.takeovers + 1}"
+                for key, run in ((CLAIM, self.run), (taken_from, lost.run)):
+                    self._backend._set_trial_attr_without_commit(
+                        session, models.TrialSystemAttributeModel, lost.trial_id, key, run
+                    )
         if held:
             self.tokens[lost.trial_id] = lost.token + 1
             if lost.offered:
