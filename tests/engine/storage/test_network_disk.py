@@ -89,6 +89,10 @@ def test_no_run_starts_on_a_database_on_a_network_disk(on_nfs: Path) -> None:
     with pytest.raises(UserError, match=r"use a journal, .*study\.journal"):
         supermax.optimize(study, short_trial, 1, progress=False)
     assert study.trials == []
+
+
+@pytest.mark.slow  # imports torch
+def test_tune_refuses_a_link_to_a_network_disk(on_nfs: Path) -> None:
     Path("link.db").symlink_to(on_nfs / "study.db")
     assert "on a network disk (nfs4)" in sm(*TUNE, "--storage", "link.db", code=2)
 

@@ -109,7 +109,7 @@ def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> 
 
 
 COMMANDS = [
-    "tune criteria --no-supervisor",
+    pytest.param("tune criteria --no-supervisor", marks=pytest.mark.slow),  # imports torch
     "status s",
     "report s",
     "faults s",
@@ -201,6 +201,7 @@ def set_version(url: str, port: int, version: str) -> None:
         connection.execute(sqlalchemy.text(f"UPDATE alembic_version SET version_num='{version}'"))
 
 
+@pytest.mark.slow
 def test_tables_of_an_earlier_optuna_are_upgraded_as_advised(stored: str, port: int) -> None:
     set_version(stored, port, "v3.0.0.d")  # the last upgrade creates an index
     said = sm("status", "s", "--storage", stored, code=3)
