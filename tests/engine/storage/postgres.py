@@ -168,7 +168,11 @@ class Proxy:
             default = 5432 if url.get_backend_name() == "postgresql" else 3306
             return socket.create_connection((url.host or "127.0.0.1", url.port or default))
         upstream = socket.socket(socket.AF_UNIX)
-        upstream.connect(self._path)
+        try:
+            upstream.connect(self._path)
+        except OSError:  # the server is down
+            upstream.close()
+            raise
         return upstream
 
     def _pass_on(self, data: bytes, upstream: socket.socket) -> bool:
