@@ -198,7 +198,7 @@ def _machines(record: StudyRecord) -> list[Machine]:
     return [
         Machine(
             name=names[run.info.run],
-            state=run.state,
+            state=f"{run.state}: {clean_text(run.info.note)}" if run.info.note else run.state,
             seen=max(0.0, run.info.now - run.info.seen_at),
             workers=run.info.workers,
             finished=run.finished,

@@ -234,7 +234,7 @@ def machines_table(facts: ReportFacts) -> Html:
     head = ["machine", "run", "last seen", "workers", "finished", "running", "taken over from it"]
     rows = []
     for machine in facts.machines:
-        seen = "" if machine.state == "running" else f"{took(machine.seen)} ago"
+        seen = "" if machine.state.startswith("running") else f"{took(machine.seen)} ago"
         rows.append(
             tag(
                 "tr",
