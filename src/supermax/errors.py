@@ -41,5 +41,10 @@ class Infeasible(SupermaxError):
         self.by = by
 
 
+class CheckpointUnavailable(EnvironmentFault):
+    """Raised by `trial.checkpoint_dir`: the checkpoint of an earlier attempt exists, but its URL
+    cannot be read now. The trial is retried and does not start from the beginning."""
+
+
 class RunHalted(UserError):
     """Run stopped because every trial fails in the same way, which the message shows."""

@@ -16,19 +16,20 @@ import optuna
 from optuna.exceptions import StorageInternalError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.storages import BaseStorage, RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
+from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from supermax._util.text import in_short, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.sharing import runs_of
-from supermax.engine.storage import journal, locks, sqlite
+from supermax.engine.storage import journal, locks, servers, sqlite
 from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
+from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
+from supermax.engine.storage.servers import NothingStored
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.space import Opened, Space, load, open_version
 from supermax.space.migration.versions import OpenOptions
@@ -175,28 +176,29 @@ def connect(storage: Storage) -> BaseStorage:
     return _connect(_parse(storage))
 
 
-def _connect(address: _Address) -> BaseStorage:
+def _connect(address: _Address, *, create: bool = True) -> BaseStorage:
+    """Connect. `create`: create the tables of a database server that has none."""
     where, file = address.where, address.file
     try:
         if file is not None and address.is_journal:
             return journal.open_journal(file)
-        if isinstance(where, str) and "://" in where and file is None:
-            return _server(where)
+        if (url := _server_url(address)) is not None:
+            return servers.connect_server(url, create=create)
         return optuna.storages.get_storage(where)
+    except SupermaxError:
+        raise
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
         why = _disk_problem(file) or _journal_damage(address) or in_short(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
 
 
-def _server(url: str) -> BaseStorage:
-    """Connect to a database server with one connection: hundreds of runs may share it. Optuna
-    needs a second one for a moment when it opens the storage. Redis, and SQLite in memory, are
-    left to Optuna."""
-    if make_url(url).get_backend_name() not in ("postgresql", "mysql", "mariadb"):
-        return optuna.storages.get_storage(url)
-    one = {"pool_size": 1, "max_overflow": 1}
-    return _CachedStorage(RDBStorage(url, engine_kwargs=one))
+def _server_url(address: _Address) -> URL | None:
+    """Return the URL of a database server; None: a file, memory, a storage object, or SQLite."""
+    if not isinstance(address.where, str) or address.file is not None:
+        return None
+    url = make_url(address.where)
+    return None if url.get_backend_name() == "sqlite" else url
 
 
 @contextlib.contextmanager
@@ -206,7 +208,7 @@ def explain_write_errors(storage: BaseStorage) -> Iterator[None]:
         yield
     except (StorageInternalError, SQLAlchemyError, OSError) as error:
         location = locate(storage, "")
-        why = _disk_problem(location.file) or in_short(error.__cause__ or error)
+        why = _disk_problem(location.file) or servers.why(error)
         raise EnvironmentFault(f"{location.address} cannot be written: {why}.") from None
 
 
@@ -235,17 +237,28 @@ def existing(storage: str) -> BaseStorage:
     file = address.file
     _refuse_pipe(file)
     if file is not None and not file.is_file():
-        raise UserError(
+        raise NothingStored(
             f"There is no file {masked(str(file))}. Name the studies' file or URL with "
             f"--storage, or in SUPERMAX_STORAGE."
         )
     has_studies = _is_optuna_journal if address.is_journal else _has_study_table
     if file is not None and not has_studies(file):
-        raise UserError(
+        raise NothingStored(
             f"{file} holds no studies: it is empty, or some other program's. Name the studies' "
             f"file or URL with --storage."
         )
-    return _connect(address)
+    return _connect(address, create=False)
+
+
+def check_storage(storage: str) -> None:
+    """Raise UserError or EnvironmentFault where a run could not use a storage: a network disk, a
+    missing driver, a server that rejects the connection. Creates nothing."""
+    address = _parse(storage)
+    if address.file is None:
+        with contextlib.suppress(NothingStored):
+            existing(storage)
+    elif not address.is_journal:
+        refuse_sqlite_on_network_disk(address.file)
 
 
 def all_studies(storage: BaseStorage) -> list[Study]:
@@ -275,6 +288,8 @@ def make_storage(storage: Storage) -> BaseStorage:
     file = address.file
     _refuse_pipe(file)
     if file is not None:
+        if not address.is_journal:
+            refuse_sqlite_on_network_disk(file)
         _make_folder(file)
         if address.is_journal and journal.is_foreign(file):
             raise UserError(

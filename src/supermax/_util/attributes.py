@@ -65,6 +65,8 @@ LEASE = 120.0
 """Seconds without a sign of life after which other runs take over the trials of a run."""
 CLAIM = "supermax:claim"
 """Trial: the run that owns it."""
+TAKEN_FROM = "supermax:taken-from:"
+"""Trial, followed by the number of the takeover: the run that it was taken over from."""
 CREATION = "supermax:creation"
 """Trial created by a run on a database server: unique mark, to find it after a lost reply."""
 ORIGIN = "supermax:origin"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -31,7 +31,7 @@ from supermax._util.text import metric_title
 from supermax.engine.processes.protocol import RECORD
 from supermax.engine.ranking import broken, front, ranked
 from supermax.engine.run.job import fault_from
-from supermax.engine.run.sharing import runs_of
+from supermax.engine.run.sharing import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
@@ -219,6 +219,8 @@ class StudyRecord:
     study: Study
     run_dir: Path
     trials: list[TrialRecord]
+    runs: tuple[RunOfStudy, ...] = ()
+    """Runs on all machines, the latest first; (): the study is not on a database server."""
 
     @cached_property
     def name(self) -> str:
@@ -327,19 +329,18 @@ def read_record(study: Study, run_dir: Path | None = None) -> StudyRecord:
     """Return the study as it is now. `run_dir` is its run folder, if not at the default place."""
     folder = StudyFolder(run_dir or find_location(study).run_dir)
     trials = study.get_trials(deepcopy=False)
-    return StudyRecord(study, folder.path, _records(trials, folder, _other_folders(study)))
-
-
-def _other_folders(study: Study) -> dict[object, StudyFolder]:
-    """Return run → its folder, of the runs that share the study."""
-    return {run.info.run: StudyFolder(Path(run.info.run_dir)) for run in runs_of(study)}
+    runs = tuple(runs_of(study))
+    return StudyRecord(study, folder.path, _records(trials, folder, runs), runs)
 
 
 def _records(
-    trials: Iterable[FrozenTrial], folder: StudyFolder, others: Mapping[object, StudyFolder]
+    trials: Iterable[FrozenTrial], folder: StudyFolder, runs: Sequence[RunOfStudy]
 ) -> list[TrialRecord]:
     """Return the trials with their folders: each is in the folder of the run that owned it last,
     if this machine can reach that."""
+    others: dict[object, StudyFolder] = {
+        run.info.run: StudyFolder(Path(run.info.run_dir)) for run in runs
+    }
     records = []
     for trial in trials:
         owner = others.get(trial.system_attrs.get(CLAIM), folder)

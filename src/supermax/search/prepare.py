@@ -28,6 +28,7 @@ from supermax.search.data import data_of, join_splits, with_columns
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.spaces import fits_length, space_for
+from supermax.studies import check_storage
 from supermax.tasks.preflight import check_parts
 from supermax.training.steps.execution import Execution
 
@@ -40,6 +41,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
     settings = resolved.settings
     cluster = _cluster_of(settings)
     check_cache(settings.cache_folder)
+    check_storage(settings.storage_address)
     splits = data_of(settings)
     check_parts(settings.agent, splits)
     compiled = None if settings.compile == "auto" else settings.compile

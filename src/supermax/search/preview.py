@@ -20,7 +20,7 @@ from supermax._util import system
 from supermax._util.text import counted, size_text, took
 from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
-from supermax.errors import SupermaxError
+from supermax.engine.storage.servers import NothingStored
 from supermax.memory import planner
 from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
@@ -132,7 +132,7 @@ def _study(settings: Settings) -> Study | None:
     """Return the newest version of the study; None where there is none yet."""
     try:
         versions = find_versions(existing(settings.storage_address), settings.study)
-    except SupermaxError:  # none yet, or unreadable, which opening it for the run reports
+    except NothingStored:
         return None
     return versions[-1] if versions else None
 

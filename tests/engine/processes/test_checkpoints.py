@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fsspec import register_implementation
+from fsspec.implementations.local import LocalFileSystem
 
+from supermax.engine.processes import checkpoints
 from supermax.engine.processes.checkpoints import Checkpoints, is_url
+from supermax.engine.run.policy import Retry, decide
+from supermax.engine.trial.faults import Culprit, Evidence, Kind, classify
+from supermax.engine.trial.outcome import RAISED, Outcome, describe
+from supermax.errors import CheckpointUnavailable
 
 
 def at_url(tmp_path: Path, machine: str, token: int) -> Checkpoints:
@@ -67,6 +75,47 @@ def test_a_place_that_cannot_be_written_does_not_end_the_trial(tmp_path: Path) -
     checkpoints = Checkpoints(tmp_path / "one", f"file://{tmp_path}/bucket/7", 1)
     save(checkpoints, "a")
     assert loaded(checkpoints) == "a"
+
+
+class Flaky(LocalFileSystem):
+    """File system whose reads fail a number of times."""
+
+    protocol = "flaky"
+    failures = 0
+
+    def isdir(self, path: str) -> bool:
+        if Flaky.failures > 0:
+            Flaky.failures -= 1
+            raise ConnectionError("503 Slow Down, secret=hunter22")
+        return super().isdir(path)
+
+
+@pytest.fixture
+def flaky(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoints:
+    """Checkpoints of the second owner of a trial, at a URL that may fail."""
+    monkeypatch.setattr(checkpoints, "_PAUSES", (0.01, 0.01))
+    register_implementation("flaky", Flaky, clobber=True)
+    save(at_url(tmp_path, "one", 1), "a")
+    return Checkpoints(tmp_path / "two" / "checkpoint", f"flaky://{tmp_path}/bucket/7", 2)
+
+
+def test_a_download_is_tried_again(flaky: Checkpoints) -> None:
+    Flaky.failures = 2
+    assert loaded(flaky) == "a"
+
+
+def test_a_download_that_keeps_failing_is_no_fault_of_the_trial(flaky: Checkpoints) -> None:
+    Flaky.failures = 3
+    with pytest.raises(CheckpointUnavailable, match="cannot be read: 503 Slow Down") as caught:
+        flaky.open()
+    assert "hunter22" not in str(caught.value)
+    evidence = Evidence(Outcome(1, RAISED, raised=describe(caught.value)))
+    fault = classify(evidence)
+    assert fault is not None
+    assert (fault.kind, fault.culprit) == (Kind.NO_CHECKPOINT, Culprit.OUTSIDE)
+    before = [replace(fault, kind=Kind.STALL)] * 5  # more than `retries`
+    assert isinstance(decide(fault, before, retries=2), Retry)
+    assert loaded(flaky) == "a"  # the next attempt
 
 
 def test_what_is_a_url() -> None:

@@ -1,4 +1,4 @@
-"""Several runs on one study, on PostgreSQL: killed, stopped, cut off, and started again."""
+"""Several runs on one study, on a database server: killed, stopped, cut off, and started again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from supermax.errors import EnvironmentFault, UserError
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import short_trial, value_of, with_checkpoint
-from tests.engine.storage.postgres import Proxy, Server
+from tests.engine.storage.postgres import GivenServer, Proxy, Server
 
 LEASE = 2.0
 
@@ -236,6 +236,8 @@ def created(proxy: Proxy, user: str = "postgres") -> Iterator[optuna.Study]:
 
 
 def test_a_user_without_the_right_to_create_tables_is_told_so(proxy: Proxy) -> None:
+    if not proxy.url.startswith("postgresql"):
+        pytest.skip("the roles are those of PostgreSQL")
     with opened(proxy) as storage, storage.engine.begin() as connection:
         for table in ("supermax_leases", "supermax_runs"):
             connection.execute(sqlalchemy.text(f"DROP TABLE IF EXISTS {table}"))
@@ -245,7 +247,10 @@ def test_a_user_without_the_right_to_create_tables_is_told_so(proxy: Proxy) -> N
         )
     with (
         created(proxy, "reader") as study,
-        pytest.raises(EnvironmentFault, match="be created in the database: permission denied"),
+        pytest.raises(
+            EnvironmentFault,
+            match=r"be created in the study's database: permission denied .* Grant",
+        ),
     ):
         supermax.optimize(study, short_trial, 1, progress=False)
 
@@ -360,10 +365,12 @@ def under_fire(
 def test_every_trial_is_stored_once_whatever_happens_to_runs(
     database: Server, proxy: Proxy, tmp_path: Path, n_runs: int, n_trials: int, restarts: int
 ) -> None:
+    if isinstance(database, GivenServer):
+        restarts = 0
     proxies = [proxy, *(Proxy(database.path) for _ in range(n_runs - 1))]
     done = under_fire(database, proxies, tmp_path, n_trials, seed=3, restarts=restarts)
     check(proxy, n_trials)
     assert done["database restarted"] == restarts
-    assert done["killed"] > 0
+    assert done.total() > restarts  # something happened to the runs too
     for other in proxies[1:]:
         other.close()

@@ -1,4 +1,8 @@
-"""A real PostgreSQL server, and a proxy in front of it that loses connections on demand."""
+"""A real PostgreSQL server, and a proxy in front of it that loses connections on demand.
+
+SUPERMAX_TEST_DATABASE=mysql+pymysql://root@127.0.0.1:3306/test has the tests use that server, over
+TCP, instead: PostgreSQL, MySQL or MariaDB. Tests that stop or configure the server are skipped.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,13 @@ from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+from sqlalchemy.engine import make_url
+
 from tests.conftest import eventually
 
 _SETTINGS = ("fsync=off", "shared_buffers=16MB", "max_connections=20", "listen_addresses=")
+_ACCESS = "local all guarded scram-sha-256\nlocal all all trust\n"  # one user needs a password
 
 
 class Server:
@@ -45,6 +53,18 @@ class Server:
         """Stop the server; its connections are lost."""
         self._process.send_signal(signal.SIGINT)
         self._process.wait(30)
+
+
+class GivenServer(Server):
+    """Server that somebody else has started, at a URL."""
+
+    def __init__(self, url: str) -> None:
+        self.path = url
+
+    def start(self) -> None:
+        pytest.skip("the tests did not start this server")
+
+    stop = start
 
 
 @contextlib.contextmanager
@@ -73,6 +93,7 @@ def restartable_server(*settings: str) -> Iterator[Server]:
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
     subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
+    (data / "pg_hba.conf").write_text(_ACCESS)
     options = [word for setting in (*_SETTINGS, *settings) for word in ("-c", setting)]
     running = Server([bin_ / "postgres", "-D", data, "-k", data, *options], folder, user)
     running.start()
@@ -92,7 +113,7 @@ class Loss(Enum):
 
 
 class Proxy:
-    """Proxy between TCP clients and the server's socket.
+    """Proxy between TCP clients and the server, at the path of its socket or at a URL.
 
     `judge` gets every message of a client and returns how to lose the connection at it, or None.
     While `frozen` is set nothing is forwarded and nothing is closed; `stuck` is set once a message
@@ -111,6 +132,9 @@ class Proxy:
 
     @property
     def url(self) -> str:
+        if "://" in self._path:
+            found = make_url(self._path).set(host="127.0.0.1", port=self.port)
+            return found.render_as_string(hide_password=False)
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
     def close(self) -> None:
@@ -123,9 +147,7 @@ class Proxy:
                 threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        upstream = socket.socket(socket.AF_UNIX)
-        with contextlib.suppress(OSError), client, upstream:
-            upstream.connect(self._path)
+        with contextlib.suppress(OSError), client, self._connected() as upstream:
             while True:
                 ready = select.select([client, upstream], [], [])[0]
                 for source in ready:
@@ -139,6 +161,19 @@ class Proxy:
                         client.sendall(data)
                     elif not self._pass_on(data, upstream):
                         return
+
+    def _connected(self) -> socket.socket:
+        if "://" in self._path:
+            url = make_url(self._path)
+            default = 5432 if url.get_backend_name() == "postgresql" else 3306
+            return socket.create_connection((url.host or "127.0.0.1", url.port or default))
+        upstream = socket.socket(socket.AF_UNIX)
+        try:
+            upstream.connect(self._path)
+        except OSError:  # the server is down
+            upstream.close()
+            raise
+        return upstream
 
     def _pass_on(self, data: bytes, upstream: socket.socket) -> bool:
         loss = self.judge(data)

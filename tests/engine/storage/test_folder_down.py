@@ -206,7 +206,7 @@ def test_read_only_sqlite_file_is_transient_during_a_run(tmp_path: Path) -> None
     with pytest.raises(sqlalchemy.exc.OperationalError) as caught, engine.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE t (a)")
     engine.dispose()
-    assert rdb.is_transient(caught.value, read_only=True)
+    assert rdb.is_transient(caught.value, underway=True)
     assert not rdb.is_transient(caught.value)  # at the start of a run the user can fix it at once
 
 

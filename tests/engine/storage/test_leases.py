@@ -1,4 +1,4 @@
-"""Leases of trials on PostgreSQL: one owner for each, and no write of a former one."""
+"""Leases of trials on a database server: one owner for each, and no write of a former one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import sqlalchemy
 from optuna.distributions import FloatDistribution
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
+from sqlalchemy.engine import make_url
 
 import supermax
 from supermax._util.attributes import CLAIM
@@ -34,8 +35,12 @@ from supermax.engine.storage.leases import (
 )
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import TrialFolder
+from supermax.engine.storage.run_history import read_history
 from supermax.engine.trial.faults import Evidence, classify
 from supermax.errors import Quarantined, UserError
+from supermax.results.machines import owners_of
+from supermax.results.records import TrialRecord
 from supermax.studies import make_storage
 from tests.engine.programs import short_trial
 from tests.engine.storage.postgres import Proxy, Server
@@ -135,6 +140,24 @@ def test_a_run_that_lost_a_trial_cannot_write_to_it(
     write(other, trial)  # the new owner can
     assert leases(slow).renew(0) == {trial}
     assert leases(slow).renew(0) == set()
+
+
+def test_only_the_run_that_finished_a_trial_reports_it(opened: Opener) -> None:
+    slow, other = opened("slow", seconds=-1.0), opened("other")
+    trial = slow.create_new_trial(study_id(slow))
+    (lost,) = leases(other).expired()
+    assert leases(other).take_over(lost)
+    assert other.set_trial_state_values(trial, COMPLETE, [1.0])
+    leases(other).tokens[trial] = 2
+    assert other.set_trial_state_values(trial, COMPLETE, [1.0])  # its reply was lost
+    for write in (WRITES["user attribute"], finish_alike):
+        leases(slow).tokens[trial] = 1  # it has not heard of the takeover
+        with pytest.raises(LeaseLost):
+            write(slow, trial)
+
+
+def finish_alike(storage: PatientStorage, trial: int) -> None:
+    storage.set_trial_state_values(trial, COMPLETE, [1.0])
 
 
 def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
@@ -258,6 +281,22 @@ def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> Non
     assert rows["other"].state == ENDED
 
 
+def test_the_history_tells_who_finished_and_who_lost_a_trial(opened: Opener) -> None:
+    gone, also, one = opened("gone", -1.0), opened("also gone", -1.0), opened("one")
+    trial = gone.create_new_trial(study_id(gone))
+    own = one.create_new_trial(study_id(one))
+    for run in (also, one):
+        (lost,) = leases(run).expired()
+        assert leases(run).take_over(lost)
+    for finished in (trial, own):
+        one.set_trial_state_values(finished, COMPLETE, [1.0])
+    history = read_history(backend(one), study_id(one))
+    assert history.finished == {"one": 2}
+    assert history.lost == {"gone": (0,), "also gone": (0,)}
+    record = TrialRecord(one.inner.get_trial(trial), TrialFolder(Path()))
+    assert owners_of(record) == ["gone", "also gone", "one"]
+
+
 def test_deleting_the_study_deletes_its_leases(opened: Opener) -> None:
     one = opened("one")
     one.create_new_trial(study_id(one))
@@ -342,7 +381,11 @@ def test_a_run_uses_one_connection(
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     observer = sqlalchemy.create_engine(url)
     counts: list[int] = []
-    query = sqlalchemy.text("SELECT count(*) FROM pg_stat_activity WHERE datname = 'postgres'")
+    connections = {
+        "postgresql": "pg_stat_activity WHERE datname = current_database()",
+        "mysql": "information_schema.processlist WHERE db = database()",
+    }[make_url(url).get_backend_name()]
+    query = sqlalchemy.text(f"SELECT count(*) FROM {connections}")
 
     def count(*_: object) -> None:
         with observer.connect() as connection:

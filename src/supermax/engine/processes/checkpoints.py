@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from supermax._util.files import make_folder
-from supermax._util.text import masked_url
-from supermax.errors import UserError
+from supermax._util.text import in_short, masked_url
+from supermax.errors import CheckpointUnavailable, UserError
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _LATEST = "latest"
+_PAUSES = (1.0, 5.0, 20.0)  # seconds between attempts at a download
 _UPLOAD_SHARE = 10  # an upload may take a tenth of the time
 
 
@@ -63,7 +64,7 @@ class Checkpoints:
             if shared and not folder.is_dir():
                 self._copy_earlier(folder)
             elif self._root is not None and not shared:
-                self._download()
+                self._download_patiently()
             self._opened = True
         make_folder(folder)
         return folder
@@ -78,6 +79,21 @@ class Checkpoints:
         spare.rename(folder)
 
     # URLs.
+
+    def _download_patiently(self) -> None:
+        """Download, and retry after an error of the other side. Raise CheckpointUnavailable after
+        the last one: starting without the checkpoint would lose it."""
+        for pause in (*_PAUSES, None):
+            try:
+                return self._download()
+            except Exception as error:  # each file system has its own errors
+                if pause is None:
+                    place = masked_url(cast(str, self._root))
+                    raise CheckpointUnavailable(
+                        f"The checkpoint at {place} cannot be read: {in_short(error)}."
+                    ) from error
+            time.sleep(pause)
+        return None
 
     def _download(self) -> None:
         """Replace the local folder by the newest upload, unless this owner's is newer."""

@@ -13,7 +13,13 @@ UNCOUNTED_FAULTS_FAIL = 20  # of one trial: kills from outside and lost coordina
 MOST_REPLANS = 30  # of one trial
 REFUSALS_HALT = 20  # trials, while none has run or ever succeeded
 SAME_FAILURE_HALTS = 3  # trials, while nothing has ever succeeded
-_UNCOUNTED = {Kind.KILLED, Kind.COORDINATOR_LOST, Kind.NODE_LOST, Kind.GPU_LOST}
+_UNCOUNTED = {
+    Kind.KILLED,
+    Kind.COORDINATOR_LOST,
+    Kind.NODE_LOST,
+    Kind.GPU_LOST,
+    Kind.NO_CHECKPOINT,
+}
 """Faults whose retries do not count towards `retries`."""
 _PRUNE_AT_ONCE = {Kind.TIMEOUT, Kind.DIVERGED, Kind.INFEASIBLE}
 _FAIL_AT_ONCE = {Kind.EXCEPTION, Kind.UNSENDABLE, Kind.WRONG_ARITY}

@@ -39,11 +39,11 @@ from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.seeded_samplers import reseed
 from supermax.engine.run.sharing import SharedRun, check_versions
 from supermax.engine.run.signals import SignalHandlers
-from supermax.engine.storage import locations, locks, rdb
+from supermax.engine.storage import locations, locks, rdb, servers, sqlite
 from supermax.engine.storage.leases import Leases, create_tables, read_owners
+from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
-from supermax.engine.storage.rdb import reason
 from supermax.engine.storage.run_folder import (
     StudyFolder,
     TrialFolder,
@@ -233,6 +233,8 @@ def _opened(
 ) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
     """Lock the study for this run, wrap its storage, prepare its folder, and end processes that an
     earlier run left. `elsewhere`: the run folder is not where other commands look for it."""
+    if place.file is not None and sqlite.is_sqlite(rdb.unwrapped(study._storage)):
+        refuse_sqlite_on_network_disk(place.file)
     if place.file is not None and not place.file.is_file():
         raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))
     name = study.study_name
@@ -276,14 +278,10 @@ def _shared(
         yield None
         return
     leases = Leases(server, study._study_id, storage.claim, options.lease, options.n_trials)
-    try:
+    with _explained("The tables supermax_runs and supermax_leases cannot be created"):
         storage.call(create_tables, server)
-    except EnvironmentFault as error:
-        raise EnvironmentFault(
-            f"The tables supermax_runs and supermax_leases cannot be created in the database: "
-            f"{reason(error.__cause__ or error)}. Grant its user the right to create tables."
-        ) from error
-    others = storage.call(leases.register, folder.path, options.workers, __version__)
+    with _explained("The run cannot be registered"):
+        others = storage.call(leases.register, folder.path, options.workers, __version__)
     check_versions(others)
     storage.leases = leases
     shared = SharedRun(storage, leases, has_others=bool(others))
@@ -299,6 +297,16 @@ def _shared(
             with contextlib.suppress(EnvironmentFault, StorageInternalError):
                 shared.end(release=release, quarantined=quarantined)
             storage.leases = None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn errors of a database server into an EnvironmentFault with the reason and advice."""
+    try:
+        yield
+    except EnvironmentFault as error:
+        why = servers.why(error.__cause__ or error)
+        raise EnvironmentFault(f"{what} in the study's database: {why}.") from error
 
 
 @contextlib.contextmanager
@@ -349,7 +357,8 @@ def _first_look(study: Study, storage: PatientStorage) -> tuple[str, list[Frozen
             storage.set_study_system_attr(study._study_id, IDENTITY, identity)
         return str(identity), storage.get_all_trials(study._study_id, deepcopy=False)
     except EnvironmentFault as error:
-        raise EnvironmentFault(_cannot_open(study, reason(error.__cause__ or error))) from error
+        why = servers.why(error.__cause__ or error)
+        raise EnvironmentFault(_cannot_open(study, why)) from error
     finally:
         storage.patience.limit = Patience.default
 

@@ -36,6 +36,7 @@ from supermax.engine.storage.leases import (
 )
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.storage.run_history import read_history
 from supermax.errors import Quarantined, UserError
 
 _RENEWALS = 4  # per lease
@@ -172,6 +173,10 @@ class RunOfStudy:
     info: RunInfo
     running: tuple[int, ...]
     """Numbers of the trials it has leased."""
+    finished: int = 0
+    """Finished trials that it owned at their end."""
+    lost: tuple[int, ...] = ()
+    """Numbers of trials that other runs have taken over from it."""
 
     @property
     def state(self) -> str:
@@ -186,10 +191,19 @@ def runs_of(study: Study) -> list[RunOfStudy]:
     server = rdb.server_of(study._storage)
     if server is None:
         return []
+    rows = read_runs(server, study._study_id)
+    if not rows:
+        return []
     owners = read_owners(server, study._study_id, offered=False)
+    history = read_history(server, study._study_id)
     return [
-        RunOfStudy(row, tuple(sorted(n for n, run in owners.items() if run == row.run)))
-        for row in read_runs(server, study._study_id)
+        RunOfStudy(
+            row,
+            tuple(sorted(n for n, run in owners.items() if run == row.run)),
+            history.finished.get(row.run, 0),
+            history.lost.get(row.run, ()),
+        )
+        for row in rows
     ]
 
 

@@ -29,11 +29,10 @@ from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import TrialState
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.compiler import SQLCompiler
 
-from supermax._util.attributes import CLAIM
+from supermax._util.attributes import CLAIM, TAKEN_FROM
+from supermax.engine.storage.database_time import DatabaseTime
 
 FIRST_TOKEN = 1
 PROTOCOL = 1
@@ -83,24 +82,6 @@ _LEASES = sa.Table(
 )
 
 _OTHER = _RUNS.alias("other")
-
-
-class _DatabaseTime(sa.sql.functions.FunctionElement[float]):
-    """Seconds since 1970 by the clock of the database."""
-
-    type = sa.Float()
-    inherit_cache = True
-
-
-@compiles(_DatabaseTime, "postgresql")
-def _postgresql_time(_: object, __: SQLCompiler, **___: object) -> str:
-    return "extract(epoch from clock_timestamp())::float8"
-
-
-@compiles(_DatabaseTime, "mysql")
-@compiles(_DatabaseTime, "mariadb")
-def _mysql_time(_: object, __: SQLCompiler, **___: object) -> str:
-    return "(unix_timestamp(sysdate(6)) + 0e0)"
 
 
 class LeaseLost(Exception):
@@ -181,7 +162,7 @@ class Leases:
         from before get new tokens, so that an earlier process of this run cannot write to them."""
         with _session(self._backend) as session:
             others = [row for row in _rows(session, self._study_id) if row.run != self.run]
-            now = _DatabaseTime()
+            now = DatabaseTime()
             values: dict[str, Any] = {
                 "host": platform.node(),
                 "pid": os.getpid(),
@@ -209,7 +190,7 @@ class Leases:
     def renew(self, finished: int) -> set[int]:
         """Renew the leases of this run; return the ids of trials that it has lost."""
         with _session(self._backend) as session:
-            now = _DatabaseTime()
+            now = DatabaseTime()
             session.execute(
                 sa.update(_RUNS)
                 .where(_RUNS.c.run == self.run)
@@ -229,11 +210,11 @@ class Leases:
     def end(self, *, release: bool, quarantined: str | None = None) -> None:
         """Write the end of this run. `release`: others may take over its trials at once, instead
         of when its leases expire. `quarantined`: why it was."""
-        values: dict[str, Any] = {"state": ENDED, "seen_at": _DatabaseTime()}
+        values: dict[str, Any] = {"state": ENDED, "seen_at": DatabaseTime()}
         if quarantined is not None:
             values |= {"state": QUARANTINED, "note": quarantined}
         if release:
-            values["expires_at"] = _DatabaseTime()
+            values["expires_at"] = DatabaseTime()
         with _session(self._backend) as session:
             session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(values))
 
@@ -264,7 +245,7 @@ class Leases:
             sa.and_(own, ~self._others()),
             sa.and_(~own, sa.or_(_RUNS.c.host != here, ~self._others(_OTHER.c.host != here))),
         )
-        gone = sa.and_(~own, _RUNS.c.expires_at < _DatabaseTime())
+        gone = sa.and_(~own, _RUNS.c.expires_at < DatabaseTime())
         with _session(self._backend) as session:
             found = session.execute(
                 self._leases(*columns)
@@ -299,7 +280,7 @@ class Leases:
             _OTHER.c.study_id == self._study_id,
             _OTHER.c.run != self.run,
             _OTHER.c.state == RUNNING,
-            _OTHER.c.expires_at > _DatabaseTime(),
+            _OTHER.c.expires_at > DatabaseTime(),
             *conditions,
         )
 
@@ -325,7 +306,7 @@ class Leases:
     def take_over(self, lost: Expired) -> bool:
         """Take an expired or offered trial; return False if another run was faster, or its own run
         is back."""
-        alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= _DatabaseTime())
+        alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= DatabaseTime())
         change = {"offer": _SECOND_HAND} if lost.offered else {"takeovers": lost.takeovers + 1}
         with _session(self._backend) as session:
             taken = session.execute(
@@ -342,9 +323,11 @@ class Leases:
                 # With the next token of this run, an earlier attempt at this call has succeeded.
                 held = self._owned(session).get(lost.trial_id) == lost.token + 1
             elif held := self._is_running(session, lost.trial_id):
-                self._backend._set_trial_attr_without_commit(
-                    session, models.TrialSystemAttributeModel, lost.trial_id, CLAIM, self.run
-                )
+                taken_from = f"{TAKEN_FROM}{lost.takeovers + 1}"
+                for key, run in ((CLAIM, self.run), (taken_from, lost.run)):
+                    self._backend._set_trial_attr_without_commit(
+                        session, models.TrialSystemAttributeModel, lost.trial_id, key, run
+                    )
         if held:
             self.tokens[lost.trial_id] = lost.token + 1
             if lost.offered:
@@ -440,11 +423,13 @@ class Leases:
         """Have the server end a transaction of a process that was stopped in the middle of it:
         until then its locks would stop all other runs."""
         seconds = max(1, round(self.seconds / 2))
-        statement = {
-            "postgresql": f"SET idle_in_transaction_session_timeout = {seconds * 1000}",
-            "mariadb": f"SET SESSION idle_transaction_timeout = {seconds}",
-            "mysql": f"SET SESSION wait_timeout = {2 * seconds}",
-        }[self._backend.engine.name]
+        dialect = self._backend.engine.dialect
+        if dialect.name == "postgresql":
+            statement = f"SET idle_in_transaction_session_timeout = {seconds * 1000}"
+        elif getattr(dialect, "is_mariadb", False):  # also behind a URL mysql://…
+            statement = f"SET SESSION idle_transaction_timeout = {seconds}"
+        else:  # MySQL limits all idle time; the loop renews the lease more often
+            statement = f"SET SESSION wait_timeout = {2 * seconds}"
         cursor = connection.cursor()
         cursor.execute(statement)
         cursor.close()
@@ -486,7 +471,7 @@ def read_owners(backend: RDBStorage, study_id: int, *, offered: bool = True) -> 
 
 def _rows(session: Session, study_id: int) -> list[RunInfo]:
     columns = [column for column in _RUNS.c if column.name != "study_id"]
-    query = sa.select(*columns, _DatabaseTime().label("now"))
+    query = sa.select(*columns, DatabaseTime().label("now"))
     rows = session.execute(query.where(_RUNS.c.study_id == study_id)).mappings()
     found = [RunInfo(**row) for row in rows]
     return sorted(found, key=lambda row: -row.started_at)

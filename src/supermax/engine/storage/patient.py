@@ -99,7 +99,7 @@ class PatientStorage(BaseStorage):
             try:
                 return self._in_thread(action, wait) if self._server is not None else action()
             except (StorageInternalError, SQLAlchemyError) as error:
-                if not rdb.is_transient(error, read_only=bool(self.claim)):
+                if not rdb.is_transient(error, underway=self._underway):
                     if rdb.is_broken(error):
                         raise EnvironmentFault(_unusable(rdb.reason(error))) from error
                     raise
@@ -137,6 +137,11 @@ class PatientStorage(BaseStorage):
         """Drop a trial from the cache that this run no longer owns: others may change it."""
         self._cached_trials.pop(trial_id, None)
         self._read_at = -math.inf
+
+    @property
+    def _underway(self) -> bool:
+        """Whether the run has written to the storage."""
+        return bool(self.claim) and (self._server is None or self.leases is not None)
 
     def token_of(self, trial_id: int) -> int:
         """Return the fencing token of a trial's lease; 0: trials have none here."""
@@ -243,13 +248,16 @@ class PatientStorage(BaseStorage):
         return taken
 
     def _finish(self, trial_id: int, state: TrialState, values: Sequence[float] | None) -> bool:
-        """Finish a trial. If it already has this state and these values, an earlier attempt at
-        this write succeeded and its reply was lost."""
+        """Finish a trial. If it already has this state and these values by this run, an earlier
+        attempt at this write succeeded and its reply was lost. It has removed the lease too, so
+        that the check before the commit may fail first."""
         finish = self._checked(trial_id, self.inner.set_trial_state_values, ends=True)
         try:
             done = finish(trial_id, state, values)
-        except UpdateFinishedTrialError:
+        except (UpdateFinishedTrialError, LeaseLost):
             found = self.inner.get_trial(trial_id)
+            if self.leases is not None and found.system_attrs.get(CLAIM) != self.claim:
+                raise LeaseLost(trial_id) from None  # another run reports its end
             if found.state is not state or list(found.values or ()) != list(values or ()):
                 raise
             done = True

@@ -22,10 +22,12 @@ from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
 from optuna.storages._rdb import models
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.engine import URL, Dialect
 from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax._util.text import masked
+from supermax.engine.storage.database_errors import Problem, is_permanent, problem_of
 from supermax.engine.storage.leases import Leases, TargetReached
 from supermax.engine.storage.sqlite import is_sqlite
 
@@ -45,6 +47,9 @@ _LIBPQ = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,  # milliseconds
 }
+_PYMYSQL = {"connect_timeout": 10, "read_timeout": 60, "write_timeout": 60}  # seconds
+_TIMEOUTS = {"psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _PYMYSQL}
+"""Driver → settings by which a server that has vanished is detected in about a minute."""
 
 
 def unwrapped(storage: BaseStorage) -> BaseStorage:
@@ -73,21 +78,25 @@ def root_of(error: BaseException) -> BaseException:
     return error
 
 
-def is_transient(error: BaseException, *, read_only: bool = False) -> bool:
+def is_transient(error: BaseException, *, underway: bool = False) -> bool:
     """Return whether a retry may succeed: a lock, a server that restarts, a full disk.
 
-    `read_only`: count an SQLite file that cannot be written as transient.
+    `underway`: count a database that cannot be written, or rejects its user, as transient: it was
+    usable when the run began.
     """
     root = root_of(error)
     if isinstance(root, sqlalchemy.exc.DBAPIError):
         if type(root.orig).__module__.startswith("sqlite3"):
             # sqlite3 raises OperationalError for all of these: only the message tells them apart.
-            markers = _TRANSIENT_SQLITE + (_READ_ONLY_SQLITE if read_only else ())
+            markers = _TRANSIENT_SQLITE + (_READ_ONLY_SQLITE if underway else ())
             return isinstance(root, sqlalchemy.exc.OperationalError) and any(
                 marker in str(root.orig).lower() for marker in markers
             )
-        return root.connection_invalidated or isinstance(
-            root, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError)
+        if problem_of(root) is Problem.READ_ONLY:  # after a failover, until the primary is back
+            return underway
+        return (underway or not is_permanent(root)) and (
+            root.connection_invalidated
+            or isinstance(root, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError))
         )
     return isinstance(
         root,
@@ -114,16 +123,21 @@ def reason(error: BaseException) -> str:
     return masked(" ".join(str(getattr(root, "orig", root)).split()))
 
 
+def connection_settings(url: URL) -> dict[str, int]:
+    """Return timeouts for new connections, except those that the URL sets itself."""
+    known = _TIMEOUTS.get(url.get_driver_name(), {})
+    return {name: value for name, value in known.items() if name not in url.query}
+
+
 def enable_keepalives(storage: RDBStorage) -> None:
-    """Set TCP keepalives and timeouts, so that a vanished PostgreSQL server is detected in about a
-    minute.
+    """Set TCP keepalives and timeouts, so that a vanished server is detected in about a minute.
 
     Without them a connection to a machine without power, or through a firewall that dropped its
     state, blocks for a quarter of an hour, or for ever. Settings of the user in the URL or in
     `connect_args` take precedence.
     """
     engine = storage.engine
-    if engine.driver not in ("psycopg", "psycopg2"):
+    if engine.driver not in _TIMEOUTS:
         return
     if sqlalchemy.event.contains(engine, "do_connect", _set_keepalives):
         return
@@ -131,8 +145,10 @@ def enable_keepalives(storage: RDBStorage) -> None:
     engine.dispose()  # existing connections lack the settings
 
 
-def _set_keepalives(_: object, __: object, ___: object, parameters: dict[str, object]) -> None:
-    for name, value in _LIBPQ.items():
+def _set_keepalives(
+    dialect: Dialect, _: object, __: object, parameters: dict[str, object]
+) -> None:
+    for name, value in _TIMEOUTS[dialect.driver].items():
         parameters.setdefault(name, value)
 
 

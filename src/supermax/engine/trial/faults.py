@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from supermax._util.text import counted
 from supermax.engine.trial.outcome import COMPLETE, RAISED, Outcome, Raised, describe
+from supermax.errors import CheckpointUnavailable
 
 
 class Kind(StrEnum):
@@ -36,6 +37,7 @@ class Kind(StrEnum):
     NO_START = "cell that never came up"
     COORDINATOR_LOST = "coordinator lost"
     NODE_LOST = "node lost"
+    NO_CHECKPOINT = "checkpoint that cannot be read"
 
 
 class Culprit(StrEnum):
@@ -208,6 +210,12 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
             Culprit.CODE,
             "Return a number, or a sequence with one number per direction of the study.",
         )
+    if raised.type == _NO_CHECKPOINT:
+        return (
+            Kind.NO_CHECKPOINT,
+            Culprit.OUTSIDE,
+            "Check that the URL of `checkpoints` can be reached; the trial is retried.",
+        )
     if name == "OutOfMemoryError" or (from_torch and _contains(message, _DEVICE_FULL)):
         if raised.shortage is not None and raised.shortage.fragmented:
             return Kind.FRAGMENTED, Culprit.MACHINE, _DEFRAGMENT
@@ -231,6 +239,7 @@ def _exception_kind(raised: Raised) -> tuple[Kind, Culprit, str]:
     return Kind.EXCEPTION, Culprit.CODE, f"Raised at {raised.where}; see the traceback."
 
 
+_NO_CHECKPOINT = f"{CheckpointUnavailable.__module__}.{CheckpointUnavailable.__name__}"
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
 _CUDA_FAILED = (
     "cuda error",

@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from supermax._util.attributes import SETTINGS
 from supermax._util.text import metric_title
 from supermax.engine.storage.locations import find_location
+from supermax.results.machines import machine_text, run_names
 from supermax.results.records import FaultRecord, StudyRecord, TrialRecord
 from supermax.results.report.choosing import value_of
 from supermax.results.report.noted import (
@@ -64,6 +65,21 @@ class FaultGroup:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """Run of a study that several runs share."""
+
+    name: str
+    state: str
+    seen: float
+    """Seconds since its last sign of life."""
+    workers: int
+    finished: int
+    running: tuple[int, ...]
+    lost: tuple[int, ...]
+    """Numbers of trials that other runs have taken over from it."""
+
+
+@dataclass(frozen=True)
 class ReportFacts:
     """Texts and tables of a report, as data."""
 
@@ -107,6 +123,10 @@ class ReportFacts:
     config: str
     """Best configuration as JSON, nested as the objective gets it."""
     versions: list[tuple[str, str]]
+    machines: list[Machine]
+    """Runs of the study, if there are several; [] otherwise."""
+    machine_of: dict[int, str]
+    """Number of a trial of the tables → its machine; {}: there is one run only."""
 
     @property
     def finished(self) -> int:
@@ -162,7 +182,31 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
         settings=_settings(record),
         config=_config(ranking[0]) if ranking else "",
         versions=_versions(),
+        machines=_machines(record),
+        machine_of={
+            trial.number: text
+            for trial in ranking[:TOP]
+            if (text := machine_text(record, trial)) is not None
+        },
     )
+
+
+def _machines(record: StudyRecord) -> list[Machine]:
+    if len(record.runs) < 2:
+        return []
+    names = run_names(record.runs)
+    return [
+        Machine(
+            name=names[run.info.run],
+            state=f"{run.state}: {clean_text(run.info.note)}" if run.info.note else run.state,
+            seen=max(0.0, run.info.now - run.info.seen_at),
+            workers=run.info.workers,
+            finished=run.finished,
+            running=run.running,
+            lost=run.lost,
+        )
+        for run in record.runs
+    ]
 
 
 def fault_groups(record: StudyRecord, faults: list[FaultRecord]) -> list[FaultGroup]:

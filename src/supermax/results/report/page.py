@@ -123,6 +123,7 @@ def _sections(facts: ReportFacts, drawn: dict[str, go.Figure | None]) -> list[Se
         Section("curves", "Learning curves", some("curves")),
         Section("encoders", "Encoders", some("encoders")),
         Section("faults", "Faults", sections.fault_sections(facts)),
+        Section("machines", "Machines", sections.machines_table(facts)),
         Section("timeline", "Cells over time", some("timeline")),
         Section("speed", "Speed", some("throughput", "durations", "speed", layout="halves")),
         Section("memory", "Memory", some("memory")),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 MOST_EVIDENCE = 6000
+MOST_NUMBERS = 12
 
 
 @dataclass(frozen=True)
@@ -208,12 +209,15 @@ def trials_table(facts: ReportFacts, trials: Sequence[TrialRecord]) -> Html:
     encoders = any(trial.encoder for trial in trials)
     head = ["trial", *facts.columns]
     head += ["encoder"] if encoders else []
+    head += ["machine"] if facts.machine_of else []
     head += ["took", "peak memory", "configuration"]
     rows = []
     for trial in trials:
         cells = [tag("td", str(trial.number), class_="n")]
         cells += [tag("td", shown(value), class_="n") for value in trial.values or ()]
         cells += [tag("td", trial.encoder or "–")] if encoders else []
+        if facts.machine_of:
+            cells.append(tag("td", facts.machine_of.get(trial.number, "–")))
         cells += [
             tag("td", took(trial.seconds), class_="n"),
             tag("td", _peak(trial), class_="n"),
@@ -221,6 +225,36 @@ def trials_table(facts: ReportFacts, trials: Sequence[TrialRecord]) -> Html:
         cells.append(tag("td", tag("details", tag("summary", _gist(trial)), parameters(trial))))
         rows.append(tag("tr", *cells))
     return html_table(head, rows)
+
+
+def machines_table(facts: ReportFacts) -> Html:
+    """Return the runs of a shared study: who runs what, and who lost what; empty for one run."""
+    if not facts.machines:
+        return Html("")
+    head = ["machine", "run", "last seen", "workers", "finished", "running", "taken over from it"]
+    rows = []
+    for machine in facts.machines:
+        seen = "" if machine.state.startswith("running") else f"{took(machine.seen)} ago"
+        rows.append(
+            tag(
+                "tr",
+                tag("td", machine.name),
+                tag("td", machine.state),
+                tag("td", seen, class_="n"),
+                tag("td", str(machine.workers), class_="n"),
+                tag("td", f"{machine.finished:,}", class_="n"),
+                tag("td", numbers(machine.running)),
+                tag("td", numbers(machine.lost)),
+            )
+        )
+    return html_table(head, rows)
+
+
+def numbers(found: Sequence[int]) -> str:
+    """Return numbers of trials, at most twelve of them."""
+    shown_ = ", ".join(map(str, found[:MOST_NUMBERS]))
+    more = len(found) - MOST_NUMBERS
+    return f"{shown_} and {more} more" if more > 0 else shown_ or "–"
 
 
 def _peak(trial: TrialRecord) -> str:

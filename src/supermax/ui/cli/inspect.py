@@ -20,6 +20,7 @@ from supermax._util.files import write_whole
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
+from supermax.results.machines import machine_text
 from supermax.results.records import (
     AttemptRecord,
     FaultRecord,
@@ -128,6 +129,8 @@ def show(
         for name, value in zip(record.titles, found.values or (), strict=False)
     )
     screen.print(f"Trial {found.number} of '{record.name}': {found.state.lower()} {values}")
+    if (machine := machine_text(record, found)) is not None:
+        screen.print(f"Machine: {machine}")
     if found.broken:
         broken = ", ".join(f"{name} by {by:.3g}" for name, by in found.broken.items())
         screen.print(f"It violates {broken}.")
@@ -327,6 +330,7 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "curve": trial.curve,
         "attempts": [vars(a) | {"fault": a.fault and vars(a.fault)} for a in trial.attempts],
         "broken": trial.broken,
+        "machine": machine_text(record, trial),
     }
 
 

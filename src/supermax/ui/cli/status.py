@@ -24,6 +24,7 @@ from supermax.engine.run.sharing import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
 from supermax.errors import UserError
+from supermax.results.machines import short_hosts
 from supermax.studies import all_studies, existing, locks_of, without_password
 from supermax.ui.cli.completing import studies
 from supermax.ui.cli.opening import STUDY, AsJson, Storage, find_study, front_size
@@ -241,18 +242,29 @@ def _print_one(snapshot: Snapshot, as_json: bool) -> None:
 
 def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
     """Return the runs on all machines: who runs what, and who was lost."""
-    table = Table("machine", "run", "seen", "finished", "running", box=None, pad_edge=False)
+    columns = ["machine", "run", "seen", "finished", "running"]
+    with_lost = any(run.lost for run in runs)
+    table = Table(*columns, *["taken over"] * with_lost, box=None, pad_edge=False)
+    hosts = short_hosts(run.info.host for run in runs)
     for run in runs[:_MOST_RUNS]:
         info = run.info
-        shown = ", ".join(map(str, run.running[:8])) + (", …" if len(run.running) > 8 else "")
         table.add_row(
-            Text(one_line(f"{info.host} (process {info.pid})")),
+            Text(one_line(f"{hosts[info.host]} (process {info.pid})")),
             Text(run.state, style="green" if run.state == "running" else ""),
             f"{clock(max(0.0, info.now - info.seen_at))} ago",
-            str(info.finished),
-            f"trial {shown}" if shown else "",
+            str(run.finished),
+            _numbers(run.running),
+            *[_numbers(run.lost)] * with_lost,
         )
+    if len(runs) > _MOST_RUNS:
+        table.caption = f"and {len(runs) - _MOST_RUNS} earlier runs"
     return table
+
+
+def _numbers(trials: Sequence[int]) -> str:
+    """Return numbers of trials, at most eight of them."""
+    shown = ", ".join(map(str, trials[:8])) + (", …" if len(trials) > 8 else "")
+    return f"trial {shown}" if shown else ""
 
 
 def _run_notes(runs: Sequence[RunOfStudy]) -> list[str]:
@@ -270,8 +282,9 @@ def _run_data(run: RunOfStudy) -> dict[str, object]:
         "state": run.state,
         "note": info.note,
         "seen": round(info.now - info.seen_at, 3),
-        "finished": info.finished,
+        "finished": run.finished,
         "running": list(run.running),
+        "taken_over": list(run.lost),
     }
 
 
@@ -289,6 +302,8 @@ def _without_status_file(snapshot: Snapshot) -> str:
         "of its own. Name that folder with --run-dir."
         if snapshot.alive
         else "No run is active on this machine, and none has left a status."
+        if not snapshot.runs
+        else "No run on this machine has left a status. Runs on all machines:"
     )
     return "\n".join(lines)
 

@@ -1,0 +1,300 @@
+"""Mistakes about database servers: each is a sentence that says what to do, without passwords."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy
+import sqlalchemy.exc
+from optuna.storages import RDBStorage
+from sqlalchemy.engine import make_url
+
+import supermax
+from supermax.engine.storage import database_errors, servers
+from supermax.engine.storage.database_errors import Problem, problem_of
+from supermax.engine.storage.servers import NothingStored, too_old, with_driver
+from supermax.errors import EnvironmentFault, UserError
+from supermax.studies import existing, make_storage
+from tests.engine.programs import short_trial
+from tests.engine.storage.postgres import Proxy, Server
+from tests.ui.cli.helping import sm
+
+SECRET = "hunter22"
+UNREACHABLE = f"postgresql+psycopg://me:{SECRET}@127.0.0.1:9/studies"
+SPACE = "name: s\nparameters: {x: {type: float, low: 0, high: 1}}"
+
+
+@pytest.fixture
+def port(database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    proxy = Proxy(database.path)
+    yield proxy.port
+    proxy.close()
+
+
+@pytest.fixture
+def empty(port: int) -> Iterator[str]:
+    """URL of a new database."""
+    name = f"test_{os.getpid()}"
+    with administration(port) as admin:
+        admin.execute(sqlalchemy.text(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"))
+        admin.execute(sqlalchemy.text(f"CREATE DATABASE {name}"))
+    yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/{name}"
+    with administration(port) as admin:
+        admin.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the connections of the commands, which end with their process otherwise."""
+    opened: list[RDBStorage] = []
+
+    def open_(*args: Any, **options: Any) -> RDBStorage:
+        opened.append(RDBStorage(*args, **options))
+        return opened[-1]
+
+    monkeypatch.setattr(servers, "RDBStorage", open_)
+    yield
+    for storage in opened:
+        storage.engine.dispose()
+
+
+@contextlib.contextmanager
+def administration(port: int, database: str = "postgres") -> Iterator[sqlalchemy.Connection]:
+    url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/{database}"
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        yield connection
+    engine.dispose()
+
+
+def close(storage: object) -> None:
+    storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+# What the server rejects.
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (UNREACHABLE, "Connection refused. Check the host and the port"),
+        ("postgresql+psycopg://me@nowhere.invalid/x", "Check the host and the port in the URL"),
+        (f"postgresql+psycopg://guarded:{SECRET}@HERE/postgres", "Check the user and the pass"),
+        ("postgresql+psycopg://guarded@HERE/postgres", "no password supplied. Check the user"),
+        ("postgresql+psycopg://stranger@HERE/postgres", 'role "stranger" does not exist. Check'),
+        ("postgresql+psycopg://postgres@HERE/nodb", "create the database: CREATE DATABASE nodb."),
+    ],
+)
+def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> None:
+    with administration(port) as admin:
+        admin.execute(sqlalchemy.text("DROP ROLE IF EXISTS guarded"))
+        admin.execute(sqlalchemy.text("CREATE ROLE guarded LOGIN PASSWORD 'right'"))
+    url = url.replace("HERE", f"127.0.0.1:{port}")
+    for open_ in (existing, make_storage):
+        with pytest.raises(EnvironmentFault) as caught:
+            open_(url)
+        assert words in str(caught.value)
+        assert SECRET not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+COMMANDS = [
+    pytest.param("tune criteria --no-supervisor", marks=pytest.mark.slow),  # imports torch
+    "status s",
+    "report s",
+    "faults s",
+    "show 0 --study s",
+    "best s",
+    "dashboard s",
+    "study list",
+    "study migrate s space.yaml",
+    "export s",
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_explains_an_unreachable_server(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("space.yaml").write_text(SPACE)
+    said = sm(*line.split(), "--storage", UNREACHABLE, code=3)
+    assert "Connection refused. Check the host and the port in the URL" in said
+    assert "Traceback" not in said
+    assert SECRET not in said
+    lines = [line for line in said.splitlines() if "Starting. Loading" not in line]
+    assert len(lines) == 1
+
+
+def test_the_advised_database_works(empty: str) -> None:
+    """The message says CREATE DATABASE, which the fixture has done."""
+    study = supermax.open_study(supermax.space.loads(SPACE), storage=empty, quiet=True)
+    assert study.trials == []
+    close(study._storage)
+
+
+def test_reading_creates_no_tables(empty: str, port: int) -> None:
+    assert "holds no studies" in sm("status", "--storage", empty, code=2)
+    with pytest.raises(NothingStored):
+        existing(empty)
+    with administration(port, make_url(empty).database or "") as connection:
+        assert sqlalchemy.inspect(connection).get_table_names() == []
+
+
+# Read-only databases.
+
+
+@pytest.fixture
+def stored(empty: str) -> str:
+    """URL of a database with a study that has a trial."""
+    study = optuna.create_study(storage=empty, study_name="s")
+    supermax.optimize(study, short_trial, 1, progress=False)
+    close(study._storage)
+    return empty
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_read_only_database_can_be_read_but_not_run(stored: str, port: int) -> None:
+    name = make_url(stored).database
+    with administration(port) as admin:
+        admin.execute(
+            sqlalchemy.text(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        )
+    assert "1 finished" in sm("status", "s", "--storage", stored)
+    study = optuna.load_study(storage=stored, study_name="s")
+    with pytest.raises(EnvironmentFault, match=r"read-only transaction\. Name the primary"):
+        supermax.optimize(study, short_trial, 2, progress=False)
+    close(study._storage)
+    space = supermax.space.loads(SPACE.replace("name: s", "name: other"))
+    with pytest.raises(EnvironmentFault, match=r"cannot be written: .* Name the primary server"):
+        supermax.open_study(space, storage=stored, quiet=True)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_user_who_may_only_read_is_told_so(stored: str, port: int) -> None:
+    with administration(port) as admin:
+        admin.execute(sqlalchemy.text("DROP ROLE IF EXISTS onlooker"))
+        admin.execute(sqlalchemy.text("CREATE ROLE onlooker LOGIN IN ROLE pg_read_all_data"))
+    url = stored.replace("postgres@", "onlooker@")
+    assert "1 complete" in sm("status", "s", "--storage", url)
+    study = optuna.load_study(storage=url, study_name="s")
+    with pytest.raises(EnvironmentFault, match=r"permission denied .* Grant the user"):
+        supermax.optimize(study, short_trial, 2, progress=False)
+    close(study._storage)
+
+
+# Versions.
+
+
+def set_version(url: str, port: int, version: str) -> None:
+    with administration(port, make_url(url).database or "") as connection:
+        connection.execute(sqlalchemy.text(f"UPDATE alembic_version SET version_num='{version}'"))
+
+
+@pytest.mark.slow
+def test_tables_of_an_earlier_optuna_are_upgraded_as_advised(stored: str, port: int) -> None:
+    set_version(stored, port, "v3.0.0.d")  # the last upgrade creates an index
+    said = sm("status", "s", "--storage", stored, code=3)
+    assert "its tables have the format of an earlier version of Optuna (v3.0.0.d)" in said
+    advised = shlex.split(said.split("`")[1])
+    assert advised[0] == "optuna"
+    program = Path(sys.executable).with_name(advised[0])
+    done = subprocess.run([program, *advised[1:]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "1 finished" in sm("status", "s", "--storage", stored)
+
+
+def test_tables_of_a_later_optuna_are_named(stored: str, port: int) -> None:
+    set_version(stored, port, "v9.0.0.a")
+    said = sm("status", "s", "--storage", stored, code=3)
+    assert "a later version of Optuna (v9.0.0.a)" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "refused"),
+    [
+        ("PostgreSQL", (9, 6), "PostgreSQL 9.6, and Supermax needs 10 or later"),
+        ("PostgreSQL", (10, 0), None),
+        ("MariaDB", (10, 2, 44), "MariaDB 10.2.44, and Supermax needs 10.3 or later"),
+        ("MariaDB", (10, 11, 18), None),
+        ("MySQL", (5, 7, 44), "MySQL 5.7.44, and Supermax needs 8 or later"),
+        ("MySQL", (8, 0, 36), None),
+    ],
+)
+def test_a_server_that_is_too_old_is_named(
+    name: str, version: tuple[int, ...], refused: str | None
+) -> None:
+    said = too_old(name, version)
+    assert (said is None) == (refused is None)
+    assert refused is None or refused in (said or "")
+
+
+# Drivers.
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nosuch://x", "'nosuch' is not a kind of storage"),
+        ("oracle://me:hunter22@h/x", "'oracle' is not a kind of storage that Supermax supports"),
+        ("redis://h/0", "'redis' is not a kind of storage"),
+        ("postgresql+nosuch://me:hunter22@h/x", "names a driver that SQLAlchemy does not have"),
+        ("postgresql+asyncpg://me:hunter22@h/x", "asyncio driver, which Optuna cannot use"),
+        ("postgresql+pg8000://me:hunter22@h/x", "driver pg8000 of postgresql+pg8000://me:***@h/x"),
+        ("mysql+pymysql://me:hunter22@h/x", "is not installed. Run pip install pymysql."),
+        ("mysql://me:hunter22@h/x", "pip install pymysql, and write mysql+pymysql://…."),
+    ],
+)
+def test_a_driver_that_cannot_be_used_is_named(
+    url: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("pymysql", "MySQLdb", "pg8000"):
+        monkeypatch.setitem(sys.modules, module, None)
+    said = sm("status", "--storage", url, code=2)
+    assert words in said
+    assert SECRET not in said
+    assert len(said.splitlines()) == 1
+
+
+def test_psycopg_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("psycopg", "psycopg2"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for url in ("postgresql+psycopg://h/x", "postgresql://h/x", "postgres://h/x"):
+        with pytest.raises(UserError, match=r"Run pip install 'psycopg\[binary\]'"):
+            existing(url)
+
+
+@pytest.mark.parametrize("default", ["psycopg", "psycopg2"])  # of SQLAlchemy 2.1, and of 2.0
+def test_a_url_without_a_driver_gets_an_installed_one(
+    monkeypatch: pytest.MonkeyPatch, default: str
+) -> None:
+    monkeypatch.setattr("sqlalchemy.engine.URL.get_driver_name", lambda _: default)
+    monkeypatch.setattr(servers, "_is_installed", lambda driver: driver == "psycopg")
+    url = with_driver(make_url("postgresql://h/x"))
+    expected = "postgresql" if default == "psycopg" else "postgresql+psycopg"
+    assert url.drivername == expected
+
+
+def test_errors_of_mysql_are_known_by_their_number() -> None:
+    class Error(Exception):
+        __module__ = "pymysql.err"
+
+    def problem(number: int) -> Problem | None:
+        original = Error(number, "Access denied for user 'me'@'h' (using password: YES)")
+        error = sqlalchemy.exc.OperationalError("SELECT 1", {}, original)
+        assert database_errors.driver_message(error) == "Access denied for user 'me'@'h'"
+        return problem_of(error)
+
+    assert problem(1045) is Problem.PASSWORD
+    assert problem(1290) is Problem.READ_ONLY
+    assert problem(1213) is None  # a deadlock, which is retried
