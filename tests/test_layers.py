@@ -68,8 +68,8 @@ IMPORTS = {
     "ui": "",
     "ui.cli": (
         "_util cluster engine engine.processes engine.run engine.storage engine.trial memory "
-        "results results.report results.tracking search search.settings space studies tasks training "
-        "training.config training.data training.deploy training.eval training.models "
+        "results results.report results.tracking search search.settings space studies tasks "
+        "training training.config training.data training.deploy training.eval training.models "
         "training.steps ui.display"
     ),
     "ui.display": "_util engine engine.storage engine.trial memory",

@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +110,7 @@ class Cluster:
             "PATH": f"{self.bin}:{os.environ['PATH']}",
             "SLURM_ARRAY_JOB_ID": JOB,
             "SLURM_ARRAY_TASK_ID": str(task),
+            "TMPDIR": tempfile.mkdtemp(prefix=f"node{task}-"),  # each node has its own
         }
         with path.open("ab") as output:
             self._batch[task] = subprocess.Popen(

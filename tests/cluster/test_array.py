@@ -20,7 +20,7 @@ from tests.engine.storage.postgres import restartable_server
 from tests.ui.cli.helping import sm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-EPOCHS = 80
+EPOCHS = 40
 SEARCH = (
     *("--set", "trials=4", "--set", f"epochs={EPOCHS}", "--set", f"patience={EPOCHS}"),
     *("--set", "pruner=none", "--set", "data.posts=150"),

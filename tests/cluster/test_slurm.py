@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from supermax.cluster.database import DatabaseFolder
 from supermax.cluster.slurm import parse_time
 from supermax.cluster.slurm_task import Next, decide
 from supermax.errors import UserError
-from tests.cluster.stand_in import Cluster
+from tests.cluster.stand_in import JOB, Cluster
 from tests.ui.cli.helping import sm
 
 URL = "postgresql+psycopg://me:hunter2@db.example.org/studies"
@@ -60,11 +63,12 @@ def test_the_script_runs_an_array_and_holds_no_password(here: Path) -> None:
 
 def test_the_users_settings_come_first(here: Path) -> None:
     (here / "mine.yaml").write_text(
-        f"agent: criteria\nname: my study\nstorage: {URL}\nworkers: 2\ncheckpoints: /elsewhere\n"
+        f"agent: criteria\nname: my study\nstorage: {URL}\nworkers: 2\n"
+        "checkpoints: /elsewhere\ngpus: [0]\n"
     )
     sm("slurm", "mine.yaml", *ARRAY[2:], "--gpus-per-node", "2", "-o", "array.sh")
     command = shlex.split((here / "array.sh").read_text().splitlines()[-1])
-    assert command[-2:] == ["--", str(here / "mine.yaml")]
+    assert command[-3:] == [str(here / "slurm-my study"), "--", str(here / "mine.yaml")]
     assert '#SBATCH --job-name="my study"' in (here / "array.sh").read_text()
 
 
@@ -145,3 +149,32 @@ def test_a_task_is_requeued_if_it_was_interrupted(
     code: int, state: str, database_lost: bool, expected: Next
 ) -> None:
     assert decide(code, state, database_lost=database_lost) is expected
+
+
+@pytest.mark.parametrize("first_task_is_queued", [True, False])
+def test_a_task_without_the_database_is_requeued_while_that_may_come_back(
+    here: Path, *, first_task_is_queued: bool
+) -> None:
+    cluster = Cluster(here / "cluster")
+    DatabaseFolder(here / "db").create()
+    if first_task_is_queued:
+        (cluster.folder / "state-0").write_text("PENDING")
+    (cluster.folder / "state-1").write_text("RUNNING")
+    program = "from supermax.cluster import slurm_task as s; s._DATABASE_PATIENCE = 0; s.main()"
+    task = {"SLURM_ARRAY_JOB_ID": JOB, "SLURM_ARRAY_TASK_ID": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "job", "--database", "db", "--", "criteria"],
+        env={**os.environ, **task, "PATH": f"{cluster.bin}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "The database in db does not answer." in done.stderr
+    assert (cluster.folder / "requeue-1").exists() is first_task_is_queued
+    assert ("is requeued" in done.stderr) is first_task_is_queued
+
+
+def test_outside_of_an_array_the_task_says_so(here: Path) -> None:
+    command = [sys.executable, "-m", "supermax.cluster.slurm_task", "job", "--", "criteria"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "submit the job script with sbatch" in done.stderr) == (3, True)

@@ -77,6 +77,8 @@ class SlurmJob:
     tune: tuple[str, ...]
     """Arguments of `supermax tune`."""
     gpus_per_node: int | None = None
+    use_all_gpus: bool = False
+    """Pass the GPUs that Slurm has allocated on to the run."""
     database: Path | None = None
     """Folder of a PostgreSQL server that the first task runs; None: there is a server."""
     sbatch: tuple[str, ...] = ()
@@ -101,7 +103,7 @@ def script(job: SlurmJob) -> str:
     ]
     runner = [job.python, "-P", "-m", "supermax.cluster.slurm_task", str(job.folder.path)]
     runner += ["--database", str(job.database)] if job.database else []
-    runner += ["--gpus"] if job.gpus_per_node else []
+    runner += ["--gpus"] if job.use_all_gpus else []
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH --{option}" for option in options),

@@ -99,6 +99,7 @@ def slurm(
         python=sys.executable,
         tune=_tune_arguments(target, found, assign or [], place, gpus_per_node),
         gpus_per_node=gpus_per_node,
+        use_all_gpus=gpus_per_node is not None and "gpus" not in found.sources,
         database=database.absolute() if database is not None else None,
         sbatch=tuple(options),
     )
@@ -152,12 +153,14 @@ def _next_steps(
     job: jobs.SlurmJob, path: Path, url: str | None, submitted: str | None
 ) -> list[str]:
     """Return the commands to use next."""
+    lines, status = [], f"supermax status {shlex.quote(job.name)}"
     if job.database is not None:
-        lines = [f"Find the database: {DatabaseFolder(job.database).export_line()}"]
-    else:
-        lines = [f"Storage: {masked_url(url or '')}"]
+        lines.append(f"Find the database: {DatabaseFolder(job.database).export_line()}")
+    elif url is not None:
+        lines.append(f"Storage: {masked_url(url)}")
+        status = f'SUPERMAX_STORAGE="$(cat {shlex.quote(str(job.folder.storage))})" {status}'
     if submitted is None:
         lines.append(f"Submit it: sbatch {shlex.quote(str(path))}")
     else:
         lines.append(f"Submitted as job {submitted}. End it: scancel {submitted}")
-    return [*lines, f"See all runs: supermax status {shlex.quote(job.name)}"]
+    return [*lines, f"See all runs: {status}"]
