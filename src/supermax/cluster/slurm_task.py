@@ -79,12 +79,14 @@ class ArrayTask:
         # Not SLURM_JOB_ID: that of the last task is the id of the whole array.
         return f"{self.job}_{self.task}"
 
-    def states(self) -> dict[int, str]:
-        """Return the states of all tasks of the array that have not ended."""
+    def states(self) -> dict[int, str] | None:
+        """Return the states of all tasks of the array that have not ended; None: Slurm does not
+        answer."""
         command = ["squeue", "--noheader", "--array", "--jobs", self.job, "--format", "%K %T"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             say(f"squeue failed: {done.stderr.strip()}")
+            return None
         words = [line.split() for line in done.stdout.splitlines()]
         return {int(pair[0]): pair[1] for pair in words if len(pair) == 2 and pair[0].isdigit()}
 
@@ -131,7 +133,8 @@ class PreemptionNotice:
         self._step = subprocess.Popen(
             ["srun", "--quiet", "--ntasks=1", "cat"], stdin=subprocess.PIPE
         )
-        threading.Thread(target=self._wait, daemon=True).start()
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
 
     def _wait(self) -> None:
         code = self._step.wait()
@@ -147,6 +150,7 @@ class PreemptionNotice:
         assert self._step.stdin is not None
         with contextlib.suppress(OSError):
             self._step.stdin.close()
+        self._thread.join(_STOP_TIMEOUT)
 
 
 class Host:
@@ -207,7 +211,7 @@ class Runner:
             if host is not None:
                 host.stop()
             notice.close()
-        state = self._task.states().get(self._task.task, "unknown")
+        state = (self._task.states() or {}).get(self._task.task, "unknown")
         if decide(code, state, database_lost=lost) is Next.REQUEUE:
             self._task.requeue()
         return code
@@ -225,6 +229,8 @@ class Runner:
         self._stop.forward()  # a TERM that came before
         code = run.wait()
         self._stop.run = None
+        if self._stop.asked and code == ENVIRONMENT:  # the database was away when it paused
+            return _TERMINATED
         return 128 - code if code < 0 else code
 
     def _environment(self) -> dict[str, str] | None:
@@ -244,14 +250,19 @@ class Runner:
 
     def _database_lost(self) -> bool:
         """Return whether the database is away while the task that runs it has not ended."""
-        return self._database is not None and not self._answers() and 0 in self._task.states()
+        if self._database is None or self._answers():
+            return False
+        states = self._task.states()
+        return states is None or 0 in states
 
     def _may_stop_serving(self, code: int) -> bool:
         """Return whether no other task needs the database. After the last trial, tasks that have
         not started yet do not."""
         if code in (INTERRUPTED, _TERMINATED):
             return True
-        others = [state for task, state in self._task.states().items() if task != self._task.task]
+        if (states := self._task.states()) is None:
+            return False
+        others = [state for task, state in states.items() if task != self._task.task]
         return not [state for state in others if code != REACHED or state != _PENDING]
 
 
