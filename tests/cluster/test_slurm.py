@@ -151,16 +151,19 @@ def test_a_task_is_requeued_if_it_was_interrupted(
     assert decide(code, state, database_lost=database_lost) is expected
 
 
-@pytest.mark.parametrize("first_task_is_queued", [True, False])
+@pytest.mark.parametrize(
+    ("limit", "first_task_is_queued"),
+    [("_GIVE_WAY", True), ("_DATABASE_PATIENCE", False)],
+)
 def test_a_task_without_the_database_is_requeued_while_that_may_come_back(
-    here: Path, *, first_task_is_queued: bool
+    here: Path, limit: str, *, first_task_is_queued: bool
 ) -> None:
     cluster = Cluster(here / "cluster")
     DatabaseFolder(here / "db").create()
     if first_task_is_queued:
         (cluster.folder / "state-0").write_text("PENDING")
     (cluster.folder / "state-1").write_text("RUNNING")
-    program = "from supermax.cluster import slurm_task as s; s._DATABASE_PATIENCE = 0; s.main()"
+    program = f"from supermax.cluster import slurm_task as s; s.{limit} = 0; s.main()"
     task = {"SLURM_ARRAY_JOB_ID": JOB, "SLURM_ARRAY_TASK_ID": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program, "job", "--database", "db", "--", "criteria"],

@@ -35,6 +35,7 @@ from supermax.errors import EnvironmentFault
 _TERMINATED = 128 + signal.SIGTERM
 _RUNNING, _PENDING = "RUNNING", "PENDING"
 _DATABASE_PATIENCE = 600.0  # seconds
+_GIVE_WAY = 60.0  # seconds: the first task may be waiting for the resources of this one
 _RESTART_PAUSE = 15.0
 _POLL_INTERVAL = 10.0
 _STOP_TIMEOUT = 20.0
@@ -237,12 +238,26 @@ class Runner:
         """Return the environment of the run, once the database answers; None: it does not."""
         if self._database is None:
             return {**os.environ, "SUPERMAX_STORAGE": self._folder.storage.read_text().strip()}
-        deadline = time.monotonic() + _DATABASE_PATIENCE
-        while not self._answers():
-            if time.monotonic() > deadline or self._stop.wait(1.0):
-                say(f"The database in {self._database.path} does not answer.")
-                return None
+        if not self._wait_for_database():
+            say(f"The database in {self._database.path} does not answer.")
+            return None
         return {**os.environ, **self._database.environment}
+
+    def _wait_for_database(self) -> bool:
+        """Wait until the database answers; return False if that takes too long, or TERM came."""
+        started = looked = time.monotonic()
+        while not self._answers():
+            if self._stop.wait(1.0):
+                return False
+            now = time.monotonic()
+            if now - started > _DATABASE_PATIENCE:
+                return False
+            if now - looked > _GIVE_WAY:
+                looked = now
+                states = self._task.states()
+                if states is not None and states.get(0) != _RUNNING:
+                    return False
+        return True
 
     def _answers(self) -> bool:
         service = self._database.service() if self._database is not None else None
