@@ -7,13 +7,15 @@ import shlex
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from supermax.cluster import slurm_task
 from supermax.cluster.database import DatabaseFolder
-from supermax.cluster.slurm import parse_time
-from supermax.cluster.slurm_task import Next, decide
+from supermax.cluster.slurm import JobFolder, parse_time
+from supermax.cluster.slurm_task import ArrayTask, Next, decide
 from supermax.errors import UserError
 from tests.cluster.stand_in import JOB, Cluster
 from tests.ui.cli.helping import sm
@@ -175,6 +177,20 @@ def test_a_task_without_the_database_is_requeued_while_that_may_come_back(
     assert "The database in db does not answer." in done.stderr
     assert (cluster.folder / "requeue-1").exists() is first_task_is_queued
     assert ("is requeued" in done.stderr) is first_task_is_queued
+
+
+@pytest.mark.parametrize("seconds_ago", [1, 1000])
+def test_a_run_that_gave_up_when_the_database_came_back_is_requeued(
+    monkeypatch: pytest.MonkeyPatch, here: Path, seconds_ago: int
+) -> None:
+    cluster = Cluster(here / "cluster")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=":")
+    (cluster.folder / "state-0").write_text("RUNNING")
+    monkeypatch.setattr(slurm_task.Runner, "_answers", lambda _: True)
+    monkeypatch.setattr(slurm_task, "Stop", object)
+    runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), here / "db")
+    runner._away_at = time.monotonic() - seconds_ago
+    assert runner._database_lost() is (seconds_ago == 1)
 
 
 def test_outside_of_an_array_the_task_says_so(here: Path) -> None:

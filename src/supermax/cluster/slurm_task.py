@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import select
 import signal
@@ -36,6 +37,8 @@ _TERMINATED = 128 + signal.SIGTERM
 _RUNNING, _PENDING = "RUNNING", "PENDING"
 _DATABASE_PATIENCE = 600.0  # seconds
 _GIVE_WAY = 60.0  # seconds: the first task may be waiting for the resources of this one
+_WATCH_INTERVAL = 30.0
+_RECENTLY = 120.0
 _RESTART_PAUSE = 15.0
 _POLL_INTERVAL = 10.0
 _STOP_TIMEOUT = 20.0
@@ -194,6 +197,7 @@ class Runner:
         self._task, self._folder = task, folder
         self._database = DatabaseFolder(database) if database is not None else None
         self._stop = Stop()
+        self._away_at = -math.inf  # time at which the database did not answer
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run `supermax tune`; return its exit code, after the task was requeued if need be."""
@@ -228,11 +232,19 @@ class Runner:
         run = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
         self._stop.run = run
         self._stop.forward()  # a TERM that came before
-        code = run.wait()
+        code = self._wait(run)
         self._stop.run = None
         if self._stop.asked and code == ENVIRONMENT:  # the database was away when it paused
             return _TERMINATED
         return 128 - code if code < 0 else code
+
+    def _wait(self, run: subprocess.Popen[bytes]) -> int:
+        """Wait for the end of the run, and note when the database is away meanwhile."""
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return run.wait(_WATCH_INTERVAL if self._database is not None else None)
+            if not self._answers():
+                self._away_at = time.monotonic()
 
     def _environment(self) -> dict[str, str] | None:
         """Return the environment of the run, once the database answers; None: it does not."""
@@ -264,8 +276,10 @@ class Runner:
         return service is not None and service.port > 0 and answers(service)
 
     def _database_lost(self) -> bool:
-        """Return whether the database is away while the task that runs it has not ended."""
-        if self._database is None or self._answers():
+        """Return whether the database is, or just was, away while the task that runs it has not
+        ended. The run may have given up in the moment in which it came back."""
+        recently = time.monotonic() - self._away_at < _RECENTLY
+        if self._database is None or (self._answers() and not recently):
             return False
         states = self._task.states()
         return states is None or 0 in states
