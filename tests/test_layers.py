@@ -22,6 +22,7 @@ SOURCE = SRC / "supermax"
 IMPORTS = {
     "__main__": "_util ui.cli",
     "_util": "",
+    "cluster": "_util engine.processes",
     "engine": "_util engine.trial",
     "engine.processes": "_util engine engine.storage engine.trial",
     "engine.run": "_util engine engine.processes engine.storage engine.trial",
@@ -66,9 +67,9 @@ IMPORTS = {
     "training.steps": "_util training.config training.data training.models training.optim",
     "ui": "",
     "ui.cli": (
-        "_util engine engine.processes engine.run engine.storage engine.trial memory results "
-        "results.report results.tracking search search.settings space studies tasks training "
-        "training.config training.data training.deploy training.eval training.models "
+        "_util cluster engine engine.processes engine.run engine.storage engine.trial memory "
+        "results results.report results.tracking search search.settings space studies tasks "
+        "training training.config training.data training.deploy training.eval training.models "
         "training.steps ui.display"
     ),
     "ui.display": "_util engine engine.storage engine.trial memory",

@@ -15,6 +15,7 @@ from supermax.errors import EnvironmentFault, Quarantined, RunHalted, SupermaxEr
 from supermax.ui.cli import study
 from supermax.ui.cli.arguments import Command, Interrupted, Root
 from supermax.ui.cli.dashboard import dashboard
+from supermax.ui.cli.database import database
 from supermax.ui.cli.init import init
 from supermax.ui.cli.inspect import best, compare, export, faults, show
 from supermax.ui.cli.maintenance import clean, doctor
@@ -22,6 +23,7 @@ from supermax.ui.cli.models import predict, refit
 from supermax.ui.cli.plan import plan
 from supermax.ui.cli.replay import replay
 from supermax.ui.cli.report import report
+from supermax.ui.cli.slurm import slurm
 from supermax.ui.cli.status import status
 from supermax.ui.cli.stdio import discard_output, open_streams
 from supermax.ui.cli.track import track
@@ -41,6 +43,7 @@ for group in (
     (status, best, show, compare, faults, export),
     (report, dashboard),
     (refit, predict, replay),
+    (slurm, database),
     (track, clean, doctor),
 ):
     for command in group:

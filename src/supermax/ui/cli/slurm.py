@@ -1,0 +1,166 @@
+"""`supermax slurm`: write, and submit, a job array of runs on one study."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supermax._util.files import make_private, write_whole
+from supermax._util.text import counted, masked_url
+from supermax.cluster import slurm as jobs
+from supermax.cluster.database import DatabaseFolder, find_binaries
+from supermax.engine.storage.locations import file_name
+from supermax.errors import UserError
+from supermax.search.settings import Resolved
+from supermax.search.settings.resolving import Value
+from supermax.training.data.rows import is_table
+from supermax.ui.cli.completing import targets
+from supermax.ui.cli.tune import ALL, assigned, check_names, resolved
+
+_SERVERS = ("postgresql", "mysql", "mariadb")
+Text = str | None
+
+
+def slurm(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="criteria, evidence, share, joint, or a YAML file.", autocompletion=targets
+        ),
+    ],
+    nodes: Annotated[int, typer.Option(min=1, help="Runs, each on a node of its own.")],
+    time: Annotated[str, typer.Option(help="Time limit of a task, as Slurm writes it: 12:00:00.")],
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="GPUs of each task; its run uses all of them.")
+    ] = None,
+    partition: Annotated[Text, typer.Option(help="Partition of the cluster.")] = None,
+    account: Annotated[Text, typer.Option(help="Account to charge.")] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(help="Further option of sbatch: qos=low, mem=64G, exclusive."),
+    ] = None,
+    storage: Annotated[
+        Text, typer.Option(help="URL of the database. Default: the setting storage.")
+    ] = None,
+    database: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a PostgreSQL server that the first task runs."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the job on a shared disk. Default: slurm-STUDY."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Script. Default: job.sh in the folder.")
+    ] = None,
+    assign: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE: any setting of the search.")
+    ] = None,
+    submit: Annotated[bool, typer.Option("--submit", help="Submit the job with sbatch.")] = False,
+) -> None:
+    """Write a Slurm job script that runs a search on several nodes, on one database.
+
+    Each task of the job array is one `supermax tune`. A task that is preempted, or is about to
+    reach its time limit, pauses with checkpoints, is requeued, and goes on. The script holds no
+    password.
+
+    \b
+    Examples:
+      supermax slurm notes.yaml --nodes 2 --time 1:00:00 --database database
+    """
+    seconds = jobs.parse_time(time)
+    options = [f"{name}={value}" for name, value in
+               (("partition", partition), ("account", account)) if value]  # fmt: skip
+    options += sbatch or []
+    jobs.check_options(options)
+    if target == ALL or is_table(Path(target)):
+        raise UserError(
+            f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
+        )
+    flags = {"storage": Value(storage, "--storage")} if storage is not None else {}
+    (found,) = resolved(target, flags | assigned(assign or []))
+    check_names(found.settings)
+    url = _server_url(found, database)
+    place = jobs.JobFolder((folder or Path(f"slurm-{file_name(found.settings.study)}")).absolute())
+    make_private(place.path)
+    make_private(place.logs)
+    if url is not None:
+        write_whole(place.storage, url)
+    job = jobs.SlurmJob(
+        name=found.settings.study,
+        nodes=nodes,
+        time=time.strip(),
+        folder=place,
+        working_directory=Path.cwd(),
+        python=sys.executable,
+        tune=_tune_arguments(target, found, assign or [], place, gpus_per_node),
+        gpus_per_node=gpus_per_node,
+        use_all_gpus=gpus_per_node is not None and "gpus" not in found.sources,
+        database=database.absolute() if database is not None else None,
+        sbatch=tuple(options),
+    )
+    path = (output or place.script).absolute()
+    write_whole(path, jobs.script(job), shared=True)
+    path.chmod(path.stat().st_mode | 0o100)
+    print(f"Job script: {path}")
+    print(f"{counted(nodes, 'task')} of at most {seconds / 3600:.3g} h each. Logs: {place.logs}")
+    submitted = jobs.submit(path) if submit else None
+    for line in _next_steps(job, path, url, submitted):
+        print(line)
+
+
+def _server_url(found: Resolved, database: Path | None) -> str | None:
+    """Return the URL of the database server; None: the job runs one in `database`."""
+    url = found.settings.storage or ""
+    if database is not None:
+        if "storage" in found.sources:
+            raise UserError(
+                f"--database runs a server of its own, but {found.sources['storage']} names a "
+                f"storage: leave one of them out."
+            )
+        find_binaries()
+        DatabaseFolder(database.absolute()).create()
+        return None
+    if "://" in url and url.partition(":")[0].partition("+")[0] in _SERVERS:
+        return url
+    named = f"{masked_url(url)} is not one" if url else "none is named"
+    raise UserError(
+        f"The runs share a study on a database server, and {named}: add --storage "
+        f"postgresql+psycopg://USER@HOST/NAME, or --database FOLDER to run one in the job."
+    )
+
+
+def _tune_arguments(
+    target: str, found: Resolved, pairs: list[str], place: jobs.JobFolder, gpus: int | None
+) -> tuple[str, ...]:
+    """Return the arguments of `supermax tune`, except those that differ between tasks."""
+    path = Path(target).expanduser()
+    words = [str(path.absolute()) if path.is_file() else target]
+    for pair in pairs:
+        words += ["--set", pair]
+    if found.settings.checkpoints is None:
+        words += ["--set", f"checkpoints={place.checkpoints}"]
+    if gpus is not None and "workers" not in found.sources:
+        words += ["--workers", "auto"]
+    return tuple(words)
+
+
+def _next_steps(
+    job: jobs.SlurmJob, path: Path, url: str | None, submitted: str | None
+) -> list[str]:
+    """Return the commands to use next."""
+    lines, status = [], f"supermax status {shlex.quote(job.name)}"
+    if job.database is not None:
+        lines.append(f"Find the database: {DatabaseFolder(job.database).export_line()}")
+    elif url is not None:
+        lines.append(f"Storage: {masked_url(url)}")
+        status = f'SUPERMAX_STORAGE="$(cat {shlex.quote(str(job.folder.storage))})" {status}'
+    if submitted is None:
+        lines.append(f"Submit it: sbatch {shlex.quote(str(path))}")
+    else:
+        lines.append(f"Submitted as job {submitted}. End it: scancel {submitted}")
+    return [*lines, f"See all runs: {status}"]

@@ -1,0 +1,1 @@
+"""Tests of job arrays and of the database of a job."""

@@ -1,0 +1,199 @@
+"""Job scripts of `supermax slurm`: their text, wrong input, and when a task is requeued."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from supermax.cluster import slurm_task
+from supermax.cluster.database import DatabaseFolder
+from supermax.cluster.slurm import JobFolder, parse_time
+from supermax.cluster.slurm_task import ArrayTask, Next, decide
+from supermax.errors import UserError
+from tests.cluster.stand_in import JOB, Cluster
+from tests.ui.cli.helping import sm
+
+URL = "postgresql+psycopg://me:hunter2@db.example.org/studies"
+ARRAY = ("slurm", "criteria", "--nodes", "3", "--time", "12:00:00")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_script_runs_an_array_and_holds_no_password(here: Path) -> None:
+    more = (
+        "--gpus-per-node",
+        "4",
+        "--partition",
+        "gpu",
+        "--sbatch",
+        "qos=low",
+        "--set",
+        "epochs=3",
+    )
+    said = sm(*ARRAY, "--storage", URL, *more)
+    job = here / "slurm-criteria"
+    script = (job / "job.sh").read_text()
+    options = [
+        line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line
+    ]
+    assert options == [
+        *("job-name=criteria", "array=0-2", "nodes=1", "ntasks=1", "time=12:00:00"),
+        *("gpus-per-node=4", "requeue", "signal=B:TERM@120", "open-mode=append"),
+        *(f"chdir={here}", f"output={job}/logs/%A_%a.log", "partition=gpu", "qos=low"),
+    ]
+    assert shlex.split(script.splitlines()[-1]) == [
+        *("exec", sys.executable, "-P", "-m", "supermax.cluster.slurm_task", str(job), "--gpus"),
+        *("--", "criteria", "--set", "epochs=3", "--set", f"checkpoints={job}/checkpoints"),
+        *("--workers", "auto"),
+    ]
+    assert "hunter2" not in script + said
+    assert (job / "storage").read_text() == URL
+    assert stat.S_IMODE((job / "storage").stat().st_mode) == 0o600
+    assert stat.S_IMODE(job.stat().st_mode) == 0o700
+
+
+def test_the_users_settings_come_first(here: Path) -> None:
+    (here / "mine.yaml").write_text(
+        f"agent: criteria\nname: my study\nstorage: {URL}\nworkers: 2\n"
+        "checkpoints: /elsewhere\ngpus: [0]\n"
+    )
+    sm("slurm", "mine.yaml", *ARRAY[2:], "--gpus-per-node", "2", "-o", "array.sh")
+    command = shlex.split((here / "array.sh").read_text().splitlines()[-1])
+    assert command[-3:] == [str(here / "slurm-my study"), "--", str(here / "mine.yaml")]
+    assert '#SBATCH --job-name="my study"' in (here / "array.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("90:30", 5430),
+        ("12:00:00", 43200),
+        ("2-12", 216_000),
+        ("1-0:30", 88_200),
+        ("1-00:00:30", 86_430),
+    ],
+)
+def test_times_are_those_of_slurm(text: str, seconds: int) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "12h", "-5", "1:2:3:4", "1-", "4", "0:30"])
+def test_other_times_are_refused(text: str) -> None:
+    with pytest.raises(UserError, match=r"write it as Slurm does|at least 5 minutes"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--nodes", "0", "--storage", URL), "--nodes"),
+        (("--time", "12h", "--storage", URL), "such as 12:00:00"),
+        (("--sbatch", "--qos=low", "--storage", URL), "without dashes and spaces"),
+        (("--sbatch", "comment=two words", "--storage", URL), "without dashes and spaces"),
+        (("--sbatch", "array=0-9", "--storage", URL), "Supermax sets array itself"),
+        ((), "none is named: add --storage"),
+        (("--storage", "study.db"), "study.db is not one: add --storage"),
+        (("--storage", "redis://me:hunter2@host"), "redis://***@host is not one"),
+        (("--storage", URL, "--database", "db"), "leave one of them out"),
+        (("--storage", URL, "--submit"), "sbatch was not found"),
+        (("--storage", URL, "--set", "epochs=no"), "whole number"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    here: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    said = sm(*ARRAY, *args, code=2)
+    assert words in " ".join(said.split())
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("target", ["all", "notes.csv"])
+def test_a_target_that_tasks_cannot_share_is_refused(target: str) -> None:
+    assert "name one agent, or a YAML file" in sm("slurm", target, *ARRAY[2:], code=2)
+
+
+def test_what_sbatch_refuses_is_shown(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(Cluster(here / "cluster").bin), prepend=":")
+    said = sm(*ARRAY, "--storage", URL, "--partition", "REFUSED", "--submit", code=3)
+    assert "sbatch refused" in said
+    assert "invalid partition specified" in said
+    assert "Submitted as job 7." in sm(*ARRAY, "--storage", URL, "--submit")
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "database_lost", "expected"),
+    [
+        (0, "RUNNING", False, Next.END),
+        (130, "RUNNING", False, Next.REQUEUE),
+        (143, "RUNNING", False, Next.REQUEUE),
+        (143, "COMPLETING", False, Next.END),  # cancelled, or requeued by Slurm
+        (143, "unknown", False, Next.END),
+        (5, "RUNNING", False, Next.END),  # the user's own --timeout
+        (3, "RUNNING", False, Next.END),
+        (3, "RUNNING", True, Next.REQUEUE),
+        (4, "RUNNING", True, Next.END),
+    ],
+)
+def test_a_task_is_requeued_if_it_was_interrupted(
+    code: int, state: str, database_lost: bool, expected: Next
+) -> None:
+    assert decide(code, state, database_lost=database_lost) is expected
+
+
+@pytest.mark.parametrize(
+    ("limit", "first_task_is_queued"),
+    [("_GIVE_WAY", True), ("_DATABASE_PATIENCE", False)],
+)
+def test_a_task_without_the_database_is_requeued_while_that_may_come_back(
+    here: Path, limit: str, *, first_task_is_queued: bool
+) -> None:
+    cluster = Cluster(here / "cluster")
+    DatabaseFolder(here / "db").create()
+    if first_task_is_queued:
+        (cluster.folder / "state-0").write_text("PENDING")
+    (cluster.folder / "state-1").write_text("RUNNING")
+    program = f"from supermax.cluster import slurm_task as s; s.{limit} = 0; s.main()"
+    task = {"SLURM_ARRAY_JOB_ID": JOB, "SLURM_ARRAY_TASK_ID": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "job", "--database", "db", "--", "criteria"],
+        env={**os.environ, **task, "PATH": f"{cluster.bin}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "The database in db does not answer." in done.stderr
+    assert (cluster.folder / "requeue-1").exists() is first_task_is_queued
+    assert ("is requeued" in done.stderr) is first_task_is_queued
+
+
+@pytest.mark.parametrize("seconds_ago", [1, 1000])
+def test_a_run_that_gave_up_when_the_database_came_back_is_requeued(
+    monkeypatch: pytest.MonkeyPatch, here: Path, seconds_ago: int
+) -> None:
+    cluster = Cluster(here / "cluster")
+    monkeypatch.setenv("PATH", str(cluster.bin), prepend=":")
+    (cluster.folder / "state-0").write_text("RUNNING")
+    monkeypatch.setattr(slurm_task.Runner, "_answers", lambda _: True)
+    monkeypatch.setattr(slurm_task, "Stop", object)
+    runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), here / "db")
+    runner._away_at = time.monotonic() - seconds_ago
+    assert runner._database_lost() is (seconds_ago == 1)
+
+
+def test_outside_of_an_array_the_task_says_so(here: Path) -> None:
+    command = [sys.executable, "-m", "supermax.cluster.slurm_task", "job", "--", "criteria"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "submit the job script with sbatch" in done.stderr) == (3, True)
