@@ -297,7 +297,7 @@ def test_wrong_use(storage: Any) -> None:
         supermax.space.enqueue(opened(Space(**BASE), storage).study, Space(**BASE), [1])  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is a study"):
         warm_start(opened(Space(**BASE), storage).study, Space(**BASE), "s")  # type: ignore[arg-type]
-    with pytest.raises(supermax.EnvironmentFault, match="cannot be opened"):
+    with pytest.raises(UserError, match="is not a kind of storage"):
         supermax.open_study(Space(**BASE), storage="nonsense://x")
 
 
@@ -310,7 +310,7 @@ def test_wrong_use(storage: Any) -> None:
     ],
 )
 def test_no_password_is_shown(url: str) -> None:
-    with pytest.raises(supermax.EnvironmentFault) as caught:
+    with pytest.raises(supermax.SupermaxError) as caught:
         supermax.open_study(Space(**BASE), storage=url)
     assert "s3cret" not in str(caught.value)
     assert caught.value.__cause__ is None

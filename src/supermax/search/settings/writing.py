@@ -137,6 +137,7 @@ _EXAMPLES = {
     "space": "space.yaml",
     "seed": "1",
     "gpus": "[0, 1]",
+    "address": "head:6379",
     "trial_timeout": "1h",
     "stall_timeout": "10m",
     "run_dir": "runs/1",
