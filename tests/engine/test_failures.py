@@ -97,7 +97,8 @@ def test_failure_is_classified_and_affects_its_trial_alone(
         assert not trial.constraints
 
 
-@pytest.mark.parametrize("reuse", quick_are([True], [False, True]))
+@pytest.mark.slow
+@pytest.mark.parametrize("reuse", [False, True])
 def test_other_trials_finish_beside_all_failures(study: optuna.Study, reuse: bool) -> None:
     """Every second trial fails; the others are not affected."""
     injected = [(v, BETWEEN) for v in IN_THE_OBJECTIVE if v != "SIGKILL"]

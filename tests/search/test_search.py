@@ -333,6 +333,7 @@ def test_values_by_two_definitions_of_a_metric_are_not_mixed(
     assert again.summary.trials["COMPLETE"] == 2
 
 
+@pytest.mark.slow
 def test_a_search_by_unchanged_metrics_resumes(tmp_path: Path) -> None:
     first = search_in(tmp_path, trials=1)
     searched_by_old_rules(first)

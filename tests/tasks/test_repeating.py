@@ -253,6 +253,7 @@ def test_longer_texts_have_another_plan(split: supermax.Study) -> None:
     assert (long.first(Execution()).micro_batch or 128) < 64
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_is_planned_smaller_until_nothing_is_left(
     split: supermax.Study,
 ) -> None:

@@ -124,6 +124,7 @@ def test_run_halts_when_no_trial_fits(study: optuna.Study) -> None:
     assert states == {"PRUNED": 20, "WAITING": 5}
 
 
+@pytest.mark.slow
 def test_run_continues_when_one_trial_has_fitted(study: optuna.Study) -> None:
     for size in (1, *[8] * 24):
         study.enqueue_trial({"size": size})

@@ -144,6 +144,7 @@ def test_an_error_of_a_trial_leaves_its_gpu_in_service(
     assert bool(asked) == (text == ILLEGAL)
 
 
+@pytest.mark.slow
 def test_a_gpu_on_which_trials_fail_that_succeed_elsewhere_is_taken_out(
     study: optuna.Study, probes: Any
 ) -> None:

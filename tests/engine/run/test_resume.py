@@ -248,6 +248,7 @@ def run_out_of_time(study: optuna.Study, objective: Any) -> Summary:
     return summary
 
 
+@pytest.mark.slow
 def test_run_timeout_pauses_running_trials(study: optuna.Study) -> None:
     def objective(trial: Any) -> float:
         if trial.attempt == 1:

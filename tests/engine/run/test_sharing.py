@@ -143,6 +143,7 @@ def test_two_runs_meet_the_target_together(proxy: Proxy, tmp_path: Path) -> None
     assert len((tmp_path / "marks").read_text().splitlines()) == 16  # none was run twice
 
 
+@pytest.mark.slow
 def test_trials_of_a_killed_run_are_continued_by_another(proxy: Proxy, tmp_path: Path) -> None:
     shared = tmp_path / "checkpoints"
     one = Run(proxy, tmp_path / "one", 4, shared, pace=0.4)
@@ -161,6 +162,7 @@ def test_trials_of_a_killed_run_are_continued_by_another(proxy: Proxy, tmp_path:
     assert "is taken over" in other.output
 
 
+@pytest.mark.slow
 def test_a_stopped_run_loses_its_trials_and_writes_nothing_more(
     proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -212,6 +214,7 @@ def test_an_enqueued_trial_is_run_once(proxy: Proxy, tmp_path: Path) -> None:
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(proxy: Proxy, tmp_path: Path) -> None:
     one = Run(proxy, tmp_path / "one", 100_000)
     with running(one):
@@ -360,7 +363,7 @@ def under_fire(
 
 @pytest.mark.parametrize(
     ("n_runs", "n_trials", "restarts"),
-    [(3, 40, 1), pytest.param(4, 400, 2, marks=pytest.mark.slow)],
+    [(3, 24, 1), pytest.param(4, 400, 2, marks=pytest.mark.slow)],
 )
 def test_every_trial_is_stored_once_whatever_happens_to_runs(
     database: Server, proxy: Proxy, tmp_path: Path, n_runs: int, n_trials: int, restarts: int

@@ -163,6 +163,7 @@ def at_work(url: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         assert process.wait(30) == 0
 
 
+@pytest.mark.slow
 def test_a_second_run_on_the_study_is_refused_while_the_first_lives(
     url: str, study: optuna.Study, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def facts(*words: str) -> dict[str, Any]:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_a_run_that_is_alive_and_then_killed(
         self, searching: subprocess.Popen[bytes], tmp_path: Path
     ) -> None:
