@@ -30,6 +30,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_storage_among_the_settings_stays_out_of_the_script(here: Path) -> None:
+    said = sm(*ARRAY, "--set", f"storage={URL}")
+    script = (here / "slurm-criteria" / "job.sh").read_text()
+    assert "hunter2" not in script + said
+    assert (here / "slurm-criteria" / "storage").read_text() == URL
+
+
 def test_the_script_runs_an_array_and_holds_no_password(here: Path) -> None:
     more = (
         "--gpus-per-node",

@@ -40,6 +40,7 @@ _GIVE_WAY = 60.0  # seconds: the first task may be waiting for the resources of 
 _WATCH_INTERVAL = 30.0
 _RECENTLY = 120.0
 _RESTART_PAUSE = 15.0
+_ASK_AGAIN = (0, 2, 5, 10)  # seconds before each question to Slurm at the end
 _POLL_INTERVAL = 10.0
 _STOP_TIMEOUT = 20.0
 
@@ -216,10 +217,18 @@ class Runner:
             if host is not None:
                 host.stop()
             notice.close()
-        state = (self._task.states() or {}).get(self._task.task, "unknown")
+        state = self._own_state()
         if decide(code, state, database_lost=lost) is Next.REQUEUE:
             self._task.requeue()
         return code
+
+    def _own_state(self) -> str:
+        """Return the state of this task; ask again while Slurm does not answer."""
+        for pause in _ASK_AGAIN:
+            time.sleep(pause)
+            if (states := self._task.states()) is not None:
+                return states.get(self._task.task, "unknown")
+        return "unknown"
 
     def _tune(self, arguments: Sequence[str]) -> int:
         environment = self._environment()

@@ -201,6 +201,7 @@ def test_cells_are_spread_evenly_over_devices(
     assert min(used.values()) >= 3
 
 
+@local_only
 def test_missing_gpu_is_named(study: optuna.Study, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "count_gpus", lambda: 2)
     with pytest.raises(supermax.UserError, match=r"names 2, -1, .* has 2 GPU\(s\)"):

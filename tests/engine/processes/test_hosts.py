@@ -19,8 +19,10 @@ from hypothesis import strategies as st
 import supermax
 from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
 from supermax.engine.processes import host_agent
+from supermax.engine.processes.executor import HostReady
 from supermax.engine.processes.hosts import HostProcesses
 from supermax.engine.processes.link import Hello, read_hello
+from supermax.engine.processes.protocol import ObjectiveLoaded, encode_message
 from supermax.engine.run import session
 from tests.conftest import eventually
 from tests.engine.executors import Subprocesses
@@ -66,6 +68,24 @@ def test_trials_on_hosts_that_see_nothing_of_the_run_folder(
         assert "written elsewhere" in (folder / "log.txt").read_text()
         assert json.loads((folder / "outcome.json").read_text())["values"] == [trial.value]
         assert len((folder / "curve.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_a_paused_trial_on_such_a_host_resumes(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(HostProcesses, "_start_host", with_other_folder(HostProcesses._start_host))
+
+    def objective(trial: Any) -> float:
+        for step in range(200 if trial.attempt == 1 else 1):
+            time.sleep(0.05)
+            trial.report(1.0, step)
+        return 1.0
+
+    paused = run(study, objective, 1, run_dir=tmp_path / "run", timeout=0.5)
+    assert (paused.stopped_by, paused.finished) == ("timeout", 0)
+    assert run(study, objective, 1, run_dir=tmp_path / "run").finished == 1
+    assert study.trials[0].value == 1.0
 
 
 def with_other_folder(start: Callable[[HostProcesses], None]) -> Callable[[HostProcesses], None]:
@@ -141,12 +161,30 @@ def test_strangers_are_turned_away(study: optuna.Study, monkeypatch: pytest.Monk
         socket.create_connection(addresses[0], 1)
 
 
+def test_lines_that_arrive_with_the_hello_are_read(tmp_path: Path) -> None:
+    """No selector wakes for them any more."""
+    launcher = Subprocesses(supermax.RayExecutor(), 1)
+    processes = HostProcesses(
+        launcher, b"", fresh=True, run_dir=tmp_path, share=False, emit=lambda _: None
+    )
+    hello = Hello(1, processes._secret, "node", "/tmp", shares_run_dir=True)
+    loaded = b"0 " + encode_message(ObjectiveLoaded(None))
+    with socket.create_connection(processes._listener.getsockname()) as host:
+        host.sendall(hello.line() + loaded)
+        found = [event for _ in range(4) for event in processes.wait(0.5)]
+    assert [type(event) for event in found][:1] == [HostReady]
+    processes.close()
+
+
 @given(st.binary(max_size=200))
 def test_only_the_secret_opens_a_connection(line: bytes) -> None:
     assert read_hello(line, "s" * 64) is None
     hello = Hello(3, "s" * 64, "node", "/tmp", shares_run_dir=False)
     assert read_hello(hello.line(), "s" * 64) == hello
     assert read_hello(hello.line(), "t" * 64) is None
+    for odd in (b'{"host":1,"secret":"\xc3\xa4","node":"","scratch":"","shares_run_dir":true}',):
+        assert read_hello(odd, "s" * 64) is None
+    assert read_hello(b"[" * 200_000, "s" * 64) is None
 
 
 @pytest.mark.slow

@@ -81,6 +81,7 @@ def asleep(trial: Any) -> float:
     return float(size)
 
 
+@local_only  # a host has one trial at a time there
 def test_trials_share_a_device_as_far_as_they_fit(study: optuna.Study) -> None:
     room, watcher = Room({None: 9}), Watcher()
     supermax.optimize(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from supermax._util import system
 from supermax.engine.processes.protocol import Exited, LoadFailed, Message, ObjectiveLoaded, Task
 from supermax.engine.storage.patience import Wait
 
@@ -32,6 +33,8 @@ class Cell:
     """Number of attempts it was given so far."""
     kills: int = 0
     """Number of SIGKILLs sent to it."""
+    oom_kills_before: int | None = None
+    """Count of this machine's OOM killer at its last task; None: it runs on another machine."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ ProcessEvent = (
     | ObjectiveLoaded
     | LoadFailed
 )
+
+
+def exit_of_killed(cell: Cell) -> Exited:
+    """Return the end of a cell that was killed with its fork server, or with its machine."""
+    before = cell.oom_kills_before
+    oom_kills = 0 if before is None else max(0, system.oom_kills() - before)
+    return Exited(cell.number, None, int(KILL), 0, 0, oom_kills)
 
 
 class Executor(Protocol):

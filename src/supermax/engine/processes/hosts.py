@@ -34,7 +34,14 @@ from supermax.engine.processes.executor import (
     ProcessEvent,
 )
 from supermax.engine.processes.host_agent import Assignment
-from supermax.engine.processes.link import HOST, Hello, Link, read_hello
+from supermax.engine.processes.link import (
+    HOST,
+    LONGEST_HELLO,
+    SEND_TIMEOUT,
+    Hello,
+    Link,
+    read_hello,
+)
 from supermax.engine.processes.protocol import (
     CaptureLog,
     CloseCell,
@@ -61,6 +68,7 @@ from supermax.errors import EnvironmentFault, UserError
 
 _CHECK_INTERVAL = 1.0  # seconds between two questions to the launcher about ended agents
 _HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
+_MAX_UNKNOWN = 1000  # connections that have not said who they are
 _CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
 _NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
 _MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them
@@ -234,7 +242,7 @@ class HostProcesses:
             elif isinstance(key.data, _Host):
                 events += self._receive(key.data)
             else:
-                self._identify(key.data)
+                events += self._identify(key.data)
         self._check_agents()
         return events + list(self._losses_so_far())
 
@@ -243,24 +251,27 @@ class HostProcesses:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             sock, _ = self._listener.accept()
+            if len(self._unknown) >= _MAX_UNKNOWN:
+                sock.close()
+                return
             sock.setblocking(True)
-            link = Link(sock)
+            link = Link(sock, SEND_TIMEOUT)
             self._unknown[link] = time.monotonic()
             self._selector.register(link, selectors.EVENT_READ, link)
 
-    def _identify(self, link: Link) -> None:
-        """Read the Hello of a new connection; close one that has none."""
+    def _identify(self, link: Link) -> list[ProcessEvent]:
+        """Read the Hello of a new connection, and what follows it; close one that has none."""
         try:
             line = next(link.pending_lines(), None)
         except ConnectionLost:
             line = b""
-        if line is None:
-            return
+        if line is None and link.unfinished <= LONGEST_HELLO:
+            return []
         self._selector.unregister(link)
         del self._unknown[link]
-        if (hello := read_hello(line, self._secret)) is None:
+        if (hello := read_hello(line or b"", self._secret)) is None:
             link.close()
-            return
+            return []
         if self._share and not hello.shares_run_dir:
             link.close()
             raise UserError(
@@ -270,6 +281,7 @@ class HostProcesses:
         host = _Host(link, hello)
         self._hosts[host.name] = host
         self._selector.register(link, selectors.EVENT_READ, host)
+        return self._receive(host)  # lines that have been read already wake no selector
 
     # Messages.
 

@@ -17,7 +17,10 @@ from supermax.engine.processes.protocol import Lines, Message, encode_message
 
 HOST = 0
 """Number that stands for the host itself instead of one of its cells."""
-_SEND_TIMEOUT = 20  # seconds that the other end may leave a full socket unread
+SEND_TIMEOUT = 20
+"""Seconds that a host may leave a full socket unread before it counts as lost. Hosts wait without
+a limit: the coordinator reads nothing while it waits for its database."""
+LONGEST_HELLO = 1 << 16  # bytes
 _KEEPALIVE = (  # a machine that vanished is noticed within 25 s
     ("TCP_KEEPIDLE", 10),
     ("TCP_KEEPINTVL", 5),
@@ -47,21 +50,22 @@ def read_hello(line: bytes, secret: str) -> Hello | None:
     """Return the Hello in a line; None: it is none, or has another secret."""
     try:
         hello = Hello(**json.loads(line))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return None
-    return hello if hmac.compare_digest(str(hello.secret), secret) else None
+    same = hmac.compare_digest(str(hello.secret).encode(errors="replace"), secret.encode())
+    return hello if same else None
 
 
 class Link(Lines):
     """One end of the connection."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, send_timeout: int | None = None) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE:
             if (option := getattr(socket, name, None)) is not None:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        super().__init__(sock, _SEND_TIMEOUT)
+        super().__init__(sock, send_timeout)
 
     def send(self, cell: int, message: Message) -> None:
         self.relay(cell, encode_message(message))

@@ -365,6 +365,11 @@ class Lines:
         if lost:
             raise lost
 
+    @property
+    def unfinished(self) -> int:
+        """Number of bytes that have arrived of a line without its end."""
+        return sum(map(len, self._partial))
+
     def has_pending(self) -> bool:
         """Return whether data has arrived that was not read yet."""
         return bool(self._lines) or self._is_ready(select.POLLIN)

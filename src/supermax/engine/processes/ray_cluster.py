@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _CLIENT = "ray://"
 _CONNECT_TIMEOUT = 10.0  # seconds
+_FREE_GPU_TIMEOUT = 300.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,15 @@ def run_remotely(function: Callable[[], T], num_gpus: float) -> T:
     import ray
 
     remote: Any = ray.remote(function)
-    result: T = ray.get(remote.options(num_cpus=0, num_gpus=num_gpus).remote())
+    try:
+        result: T = ray.get(
+            remote.options(num_cpus=0, num_gpus=num_gpus).remote(), timeout=_FREE_GPU_TIMEOUT
+        )
+    except ray.exceptions.GetTimeoutError as error:
+        raise EnvironmentFault(
+            f"No GPU of the Ray cluster became free within {_FREE_GPU_TIMEOUT:.0f} s. Try again "
+            f"when other work on it has ended."
+        ) from error
     return result
 
 

@@ -138,6 +138,7 @@ class Processes:
             os.close(reader)
             os.close(writer)
         cell.trials += 1
+        cell.oom_kills_before = system.oom_kills()
 
     def send(self, cell: Cell, message: Message) -> None:
         try:

@@ -23,7 +23,6 @@ from optuna.study import Study
 from supermax._util.text import in_short
 from supermax.engine import events
 from supermax.engine.processes.executor import (
-    KILL,
     Cell,
     CellDisconnected,
     CellExited,
@@ -34,6 +33,7 @@ from supermax.engine.processes.executor import (
     HostReady,
     MessageReceived,
     ProcessEvent,
+    exit_of_killed,
 )
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.prestart import TAG
@@ -137,7 +137,7 @@ class Coordinator:
                 continue
             if not self.attempts and not self.has_trials_left() and not self.waits_for_others():
                 return
-            if len(self.attempts) == self.options.workers > 1 and self.wants_new_trial():
+            if len(self.attempts) == self.workers > 1 and self.wants_new_trial():
                 prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
                 try:
@@ -191,10 +191,8 @@ class Coordinator:
             return 0
         if self.study._stop_flag:
             return len(self.waiting)
-        progress = self.progress
-        if progress.target is None:
-            return self.workers
-        return progress.target - progress.finished - len(self.attempts)
+        left = self.progress.left(len(self.attempts))
+        return self.workers if left is None else left
 
     # Other runs on the same study.
 
@@ -327,7 +325,7 @@ class Coordinator:
                 self.handle_cell_exit(cell, exit)
             case ForkServerDied(cells):
                 for cell in cells:
-                    self.handle_cell_exit(cell, Exited(cell.number, None, int(KILL), 0, 0))
+                    self.handle_cell_exit(cell, exit_of_killed(cell))
                 self.pool.restart(tail_of(self.folder.fork_server_log))
             case HostReady(host, why_not_fork):
                 self.pool.host_ready(host, why_not_fork)
@@ -347,7 +345,7 @@ class Coordinator:
                 except Exception as error:
                     self.reject(attempt, error)
                     return
-                if not written:
+                if not written and outcome.state != INTERRUPTED:
                     attempt.job.folder.write_outcome(outcome)
                 del self.attempts[attempt.cell.number]
                 self.handle_outcome(attempt, outcome, unclean)
@@ -410,8 +408,7 @@ class Coordinator:
         self.emit(events.Notice(f"The worker on {node} was lost: {why}."))
         self.pool.host_lost(host, cells)
         for cell in cells:
-            exit = Exited(cell.number, None, int(KILL), 0, 0)
-            self.handle_cell_exit(cell, exit, lost_node=node)
+            self.handle_cell_exit(cell, exit_of_killed(cell), lost_node=node)
 
     def handle_cell_exit(self, cell: Cell, exit: Exited, lost_node: str | None = None) -> None:
         attempt = self.attempts.pop(cell.number, None)
@@ -476,8 +473,12 @@ class Coordinator:
         self, job: Job, evidence: Evidence, fault: Fault | None, *, earlier_run: bool = False
     ) -> None:
         """Finish the trial, or queue it for another attempt. `fault`: of `classify(evidence)`."""
-        if self.attempt_end.conclude(job, evidence, fault, earlier_run=earlier_run):
-            self.waiting.append(job)
+        try:
+            if self.attempt_end.conclude(job, evidence, fault, earlier_run=earlier_run):
+                self.waiting.append(job)
+        except LeaseLost:
+            self.drop_lost(job)
+            raise
 
     def next_deadline(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""

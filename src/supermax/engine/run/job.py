@@ -23,7 +23,7 @@ from supermax.engine.run.provision import Provision
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
-from supermax.engine.trial.outcome import Outcome
+from supermax.engine.trial.outcome import INTERRUPTED, Outcome
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Job:
         """Return the outcome that the last attempt has written; None: there is none, or a retry
         was already decided on."""
         outcome = self.folder.outcome()
-        if outcome is None or outcome.attempt != self.attempt:
+        if outcome is None or outcome.attempt != self.attempt or outcome.state == INTERRUPTED:
             return None
         return outcome if self.attempt != self.retried_attempt else None
 

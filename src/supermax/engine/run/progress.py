@@ -57,6 +57,10 @@ class StudyProgress:
         run."""
         return self.target is None or self.finished + claimed + self.elsewhere < self.target
 
+    def left(self, running: int) -> int | None:
+        """Return the number of trials to launch beside `running` ones; None: no limit."""
+        return None if self.target is None else self.target - self.finished - running
+
     def others_may_finish(self) -> bool:
         """Return whether the study lacks trials that other runs have leased."""
         return self.elsewhere > 0 and self.target is not None and self.finished < self.target

@@ -93,15 +93,21 @@ class SharedRun:
         over until the database could be reached for the time of a lease.
         """
         now = self._clock()
-        if now - self._in_contact_since < self._leases.seconds or now - self._looked < min(
-            _LOOK_INTERVAL, self._interval
-        ):
+        if not self._in_contact() or now - self._looked < min(_LOOK_INTERVAL, self._interval):
             return []
         self._looked = now
-        return self._storage.call(self._leases.expired)
+        found = self._storage.call(self._leases.expired)
+        return found if self._in_contact() else []
+
+    def _in_contact(self) -> bool:
+        """Return whether the database could be reached for the time of a lease, until now: the
+        last call may have waited for it."""
+        now = self._clock()
+        lately = now - self._renewed <= 2 * self._interval
+        return lately and now - self._in_contact_since >= self._leases.seconds
 
     def take_over(self, lost: Expired) -> bool:
-        return self._storage.call(self._leases.take_over, lost)
+        return self._in_contact() and self._storage.call(self._leases.take_over, lost)
 
     def note(self, text: str) -> None:
         self._storage.call(self._leases.note, text)

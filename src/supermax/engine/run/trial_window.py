@@ -52,6 +52,6 @@ def _number(trial: FrozenTrial) -> int:
 def _position(number: int) -> float:
     """Return the place of a trial in the order in which trials are left out, last first.
 
-    It depends on the number alone: what is left out stays out, and a restart changes nothing.
+    It depends on the number alone: what is left out stays out.
     """
     return (number * _GOLDEN) % 1.0

@@ -141,7 +141,8 @@ def _tune_arguments(
     path = Path(target).expanduser()
     words = [str(path.absolute()) if path.is_file() else target]
     for pair in pairs:
-        words += ["--set", pair]
+        if pair.partition("=")[0].strip() != "storage":  # it is in a file of its own
+            words += ["--set", pair]
     if found.settings.checkpoints is None:
         words += ["--set", f"checkpoints={place.checkpoints}"]
     if gpus is not None and "workers" not in found.sources:
