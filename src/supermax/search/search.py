@@ -33,7 +33,7 @@ from supermax._util.attributes import (
 from supermax._util.text import ended, metric_title, nearest
 from supermax.engine.ranking import ranked
 from supermax.engine.run.checks import check_options
-from supermax.engine.run.options import RunOptions
+from supermax.engine.run.options import Callback, RunOptions
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
@@ -42,6 +42,7 @@ from supermax.run import callback_list, run_study
 from supermax.search.cluster import Cluster
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
+from supermax.search.shared_checkpoints import SharedCheckpoints
 from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset
 from supermax.studies import (
     explain_write_errors,
@@ -328,11 +329,16 @@ class Search:
         allowed, notice = self.allowance(run_dir, options)
         if notice:
             self.warn(notice)
-        retention = WeightRetention(run_dir, self.top, allowed.keep)
+        callbacks: list[Callback] = [
+            WeightRetention(run_dir, self.top, allowed.keep),
+            *options.callbacks,
+        ]
+        if options.checkpoints is not None:
+            callbacks.insert(0, SharedCheckpoints(options.checkpoints))
         options = replace(
             options,
             workers=allowed.workers,
-            callbacks=[retention, *options.callbacks],
+            callbacks=callbacks,
             planner=planner if planned else options.planner,
         )
         if self.cluster is not None:

@@ -45,6 +45,18 @@ def check_url(url: str) -> None:
         raise UserError(f"Checkpoints cannot be stored at {masked_url(url)}: {error}.") from error
 
 
+def remove(root: str) -> None:
+    """Remove the checkpoints of a trial, as far as possible."""
+    with contextlib.suppress(Exception):  # each file system has its own errors
+        if is_url(root):
+            import fsspec
+
+            files, path = fsspec.core.url_to_fs(root)
+            files.rm(path, recursive=True)
+        else:
+            shutil.rmtree(root)
+
+
 class Checkpoints:
     """Checkpoint folder of one attempt. `local`: in the run folder. `root`: shared folder or URL
     of the trial, None: not shared."""

@@ -201,8 +201,7 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
                 f"The folder {root} of checkpoints cannot be created ({error.strerror})."
             ) from error
     identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
-    name = f"{locations.file_name(study.study_name)}-{identity[:8]}"
-    return f"{root}/{name}"
+    return locations.checkpoint_folder(root, study.study_name, identity)
 
 
 @contextlib.contextmanager

@@ -156,6 +156,11 @@ def _address(storage: BaseStorage) -> str:
     return f"{type(storage).__name__} {host}:{port}"
 
 
+def checkpoint_folder(place: str, study_name: str, identity: str) -> str:
+    """Return the folder or URL of a study's checkpoints at a shared place."""
+    return f"{place.rstrip('/')}/{file_name(study_name)}-{identity[:8]}"
+
+
 def file_name(study_name: str) -> str:
     """Return a study's name as a file name: readable, safe and unique."""
     name = quote(study_name, safe=" ,=@+")

@@ -1,0 +1,36 @@
+"""Removal of shared checkpoints of trials that have ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from supermax.engine.processes.checkpoints import is_url, remove
+from supermax.engine.run.session import IDENTITY
+from supermax.engine.storage.locations import checkpoint_folder
+from supermax.engine.storage.run_folder import StudyFolder
+
+
+class SharedCheckpoints:
+    """Optuna callback that removes the checkpoints of a trial that has ended. They are of no use
+    any more: the weights of the best trials are in the run folder."""
+
+    def __init__(self, place: str | os.PathLike[str]) -> None:
+        """`place`: shared folder or URL of the checkpoints of all studies."""
+        found = os.fspath(place)
+        self._place = found if is_url(found) else str(Path(found).absolute())
+
+    def __call__(self, study: Study, trial: FrozenTrial) -> None:
+        identity = study._storage.get_study_system_attrs(study._study_id)[IDENTITY]
+        folder = StudyFolder(Path())
+        folder.checkpoints = checkpoint_folder(self._place, study.study_name, str(identity))
+        root = folder.checkpoints_of(trial.number)
+        assert root is not None
+        if is_url(root):  # this may take long
+            threading.Thread(target=remove, args=(root,), daemon=True).start()
+        else:
+            remove(root)
