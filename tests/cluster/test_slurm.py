@@ -30,6 +30,18 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("name", ["a\ntouch evil;#", 'say "hi"', "a\x1b[2J"])
+def test_names_that_would_leave_their_line_are_refused(
+    here: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = here / name
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    said = sm(*ARRAY, "--storage", URL, code=2)
+    assert "without control characters and double quotes" in " ".join(said.split())
+    assert not list(folder.rglob("job.sh"))
+
+
 def test_a_storage_among_the_settings_stays_out_of_the_script(here: Path) -> None:
     said = sm(*ARRAY, "--set", f"storage={URL}")
     script = (here / "slurm-criteria" / "job.sh").read_text()

@@ -98,7 +98,7 @@ def script(job: SlurmJob) -> str:
         f"signal=B:TERM@{NOTICE}",
         "open-mode=append",
         f"chdir={_quoted(job.working_directory)}",
-        f"output={_quoted(job.folder.logs / '%A_%a.log')}",
+        f"output={_quoted(str(job.folder.logs).replace('%', '%%') + '/%A_%a.log')}",
         *job.sbatch,
     ]
     runner = [job.python, "-P", "-m", "supermax.cluster.slurm_task", str(job.folder.path)]
@@ -118,7 +118,12 @@ def script(job: SlurmJob) -> str:
 
 
 def _quoted(value: object) -> str:
-    """Return a value as sbatch reads it from a script."""
+    """Return a value as sbatch reads it from a script. Raises UserError."""
+    if re.search(r'[\x00-\x1f\x7f"]', str(value)):  # a new line would end the comment
+        raise UserError(
+            f"A job script cannot hold {str(value)!r}: use names without control characters and "
+            f"double quotes."
+        )
     return f'"{value}"' if re.search(r"\s", str(value)) else str(value)
 
 

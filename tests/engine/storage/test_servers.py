@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,16 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Close the connections of the commands, which end with their process otherwise."""
     opened: list[RDBStorage] = []
 
-    def open_(*args: Any, **options: Any) -> RDBStorage:
-        opened.append(RDBStorage(*args, **options))
-        return opened[-1]
+    class Opened(RDBStorage):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            opened.append(self)
+            super().__init__(*args, **options)
 
-    monkeypatch.setattr(servers, "RDBStorage", open_)
+    monkeypatch.setattr(servers, "RDBStorage", Opened)
     yield
     for storage in opened:
-        storage.engine.dispose()
+        if hasattr(storage, "engine"):
+            storage.engine.dispose()
 
 
 @contextlib.contextmanager
@@ -141,6 +144,23 @@ def test_the_advised_database_works(empty: str) -> None:
     study = supermax.open_study(supermax.space.loads(SPACE), storage=empty, quiet=True)
     assert study.trials == []
     close(study._storage)
+
+
+def test_runs_that_start_together_on_an_empty_database_both_open_it(empty: str) -> None:
+    together, opened = threading.Barrier(4), []
+
+    def start() -> None:
+        together.wait()
+        opened.append(make_storage(empty))
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 4
+    for storage in opened:
+        close(storage)
 
 
 def test_reading_creates_no_tables(empty: str, port: int) -> None:

@@ -68,7 +68,7 @@ from supermax.errors import EnvironmentFault, UserError
 
 _CHECK_INTERVAL = 1.0  # seconds between two questions to the launcher about ended agents
 _HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
-_MAX_UNKNOWN = 1000  # connections that have not said who they are
+_MAX_UNKNOWN = 64  # connections that have not said who they are
 _CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
 _NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
 _MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them

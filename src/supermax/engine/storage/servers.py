@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import re
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,6 +36,11 @@ _OLDEST = {"PostgreSQL": (10,), "MySQL": (8,), "MariaDB": (10, 3)}
 _SUPPORTED = "postgresql+psycopg://…, mysql+pymysql://…, sqlite:///FILE or journal:///FILE"
 
 
+_MOST_ATTEMPTS = 6
+_CREATED_MEANWHILE = ("42P07", "42710", "23505", 1050, 1062)
+"""Codes of PostgreSQL and MySQL: a table, type or row is there already."""
+
+
 class NothingStored(UserError):
     """There is no study yet: no file, or a database without Optuna's tables."""
 
@@ -53,12 +59,28 @@ def connect_server(url: URL, *, create: bool) -> BaseStorage:
     with explained(url):
         if not create:
             _require_tables(url)
-        backend = RDBStorage(address, engine_kwargs, skip_compatibility_check=True)
+        backend = _open_backend(address, engine_kwargs)
         if (problem := _other_version(backend, url) or _too_old(backend, url)) is not None:
             backend.engine.dispose()
             raise EnvironmentFault(problem)
         backend.skip_compatibility_check = False
         return _CachedStorage(backend)
+
+
+def _open_backend(address: str, engine_kwargs: dict[str, object]) -> RDBStorage:
+    """Open the storage, and create Optuna's tables. Another run may create them at the same
+    moment: then one of the two fails, and finds them there when it tries again."""
+    for attempt in range(1, _MOST_ATTEMPTS + 1):
+        try:
+            return RDBStorage(address, engine_kwargs, skip_compatibility_check=True)
+        except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+            root = rdb.root_of(error)
+            cause = getattr(root, "orig", None) or root
+            code = getattr(cause, "sqlstate", None) or next(iter(cause.args), None)
+            if code not in _CREATED_MEANWHILE or attempt == _MOST_ATTEMPTS:
+                raise
+        time.sleep(0.3 * attempt)
+    raise AssertionError("unreachable")
 
 
 def with_driver(url: URL) -> URL:
