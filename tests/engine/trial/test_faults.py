@@ -41,6 +41,7 @@ TABLE = [
     (raised("torch.AcceleratorError", ASSERT), Kind.DEVICE_ASSERT),
     (raised("torch.AcceleratorError", "CUDA error: an illegal memory access"), Kind.CUDA_ERROR),
     (raised("RuntimeError", "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), Kind.CUDA_ERROR),
+    (raised("RuntimeError", "CUDA driver error: an illegal memory access"), Kind.CUDA_ERROR),
     (raised("RuntimeError", "CUDA error: unspecified launch failure"), Kind.CUDA_ERROR),
     (raised("RuntimeError", "CUDA error: uncorrectable ECC error encountered"), Kind.CUDA_ERROR),
     (raised("RuntimeError", "No CUDA GPUs are available"), Kind.CUDA_ERROR),

@@ -243,6 +243,7 @@ _NO_CHECKPOINT = f"{CheckpointUnavailable.__module__}.{CheckpointUnavailable.__n
 _DEVICE_FULL = ("cuda out of memory", "cuda error: out of memory", "status_alloc_failed")
 _CUDA_FAILED = (
     "cuda error",
+    "cuda driver error",
     "cudnn",
     "cublas",
     "no cuda gpus are available",
