@@ -150,6 +150,7 @@ def test_a_search_in_which_nothing_fits_does_not_begin(tmp_path: Path) -> None:
     ).trials
 
 
+@pytest.mark.slow
 def test_configurations_that_do_not_fit_are_refused_before_they_start(tmp_path: Path) -> None:
     mixed = replace(
         search_in(tmp_path, "some", 292 * MIB), corpus=synthetic(30, seed=3, max_words=None),

@@ -94,6 +94,7 @@ def test_trials_share_a_device_as_far_as_they_fit(study: optuna.Study) -> None:
     assert notes == [t.params["size"] for t in study.trials]
 
 
+@pytest.mark.slow
 def test_refused_trial_is_reported_as_infeasible_without_a_cell(study: optuna.Study) -> None:
     watcher = Watcher()
     supermax.optimize(study, asleep, n_trials=20, planner=Room({None: 4}), progress=watcher)

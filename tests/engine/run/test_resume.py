@@ -56,6 +56,7 @@ def marks(tmp_path: Path) -> Path:
     return tmp_path / "marks"
 
 
+@pytest.mark.slow
 def test_running_trials_resume_after_sigkill_of_all_processes(url: str, marks: Path) -> None:
     first = start_staged(url, marks, 14)
     assert eventually(lambda: (marks / "12-1-1").exists() and (marks / "13-1-1").exists(), 30)

@@ -138,6 +138,7 @@ run(Path(sys.argv[1]), save_every=0, progress=told, parts={"train": {"epochs": 4
     assert all(torch.equal(weights[0][name], w) for name, w in weights[1].items())
 
 
+@pytest.mark.slow
 def test_a_refit_that_ran_out_of_memory_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     epochs: list[tuple[int, int]] = []
     used: list[int | None] = []
