@@ -138,7 +138,7 @@ def test_importing_supermax_does_not_import_torch() -> None:
 
 @pytest.mark.slow
 def test_a_search_does_not_load_what_only_training_needs() -> None:
-    """Of transformers and torch: seconds, in every program that trains nothing itself."""
+    """Modules of transformers and torch take seconds, in every program that trains nothing."""
     heavy = ["transformers.modeling_utils", "torch._dynamo", "torch.distributed.tensor", "sympy"]
     code = (
         "import sys, supermax.search.search;"

@@ -17,9 +17,7 @@ from supermax.results.report.page import page
 
 
 def run(name: str, host: str, state: str = RUNNING, expires: float = 200.0) -> RunOfStudy:
-    info = RunInfo(
-        name, host, 1, f"/runs/{name}", 2, "0.1", 1, state, "", 0, 0.0, 90.0, expires, 100
-    )
+    info = RunInfo(name, host, 1, f"/runs/{name}", 2, "0.1", 1, state, "", 0.0, 90.0, expires, 100)
     return RunOfStudy(info, running=(7,), finished=3, lost=(0,) if state != RUNNING else ())
 
 

@@ -90,6 +90,8 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
 def _cluster_of(settings: Settings) -> Cluster | None:
     """Return the Ray cluster of a search; None: it runs on this machine."""
     if settings.executor == "local":
+        if settings.address is not None:
+            raise UserError("address names a Ray cluster: add --executor ray, or leave it out.")
         check_gpus(settings.gpus)
         return None
     given = [name for name in ("gpus", "mps") if getattr(settings, name)]

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from supermax.engine.processes.checkpoints import is_url, remove
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.storage.locations import checkpoint_folder
-from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.storage.run_folder import trial_checkpoints
 
 
 class SharedCheckpoints:
@@ -26,10 +26,8 @@ class SharedCheckpoints:
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         identity = study._storage.get_study_system_attrs(study._study_id)[IDENTITY]
-        folder = StudyFolder(Path())
-        folder.checkpoints = checkpoint_folder(self._place, study.study_name, str(identity))
-        root = folder.checkpoints_of(trial.number)
-        assert root is not None
+        whole = checkpoint_folder(self._place, study.study_name, str(identity))
+        root = trial_checkpoints(whole, trial.number)
         if is_url(root):  # this may take long
             threading.Thread(target=remove, args=(root,), daemon=True).start()
         else:

@@ -138,8 +138,8 @@ def test_a_run_that_lost_a_trial_cannot_write_to_it(
     assert vars(after) == vars(before)
     assert after.system_attrs[CLAIM] == "other"
     write(other, trial)  # the new owner can
-    assert leases(slow).renew(0) == {trial}
-    assert leases(slow).renew(0) == set()
+    assert leases(slow).renew() == {trial}
+    assert leases(slow).renew() == set()
 
 
 def test_only_the_run_that_finished_a_trial_reports_it(opened: Opener) -> None:
@@ -169,7 +169,7 @@ def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
     leases(one).end(release=True)
     (lost,) = leases(other).expired()
     assert (lost.trial_id, lost.run, lost.takeovers) == (trial, "one", 0)
-    leases(one).renew(0)  # it is back before the other one is done
+    leases(one).renew()  # it is back before the other one is done
     assert not leases(other).take_over(lost)
     one.set_trial_user_attr(trial, "mine", 1)
 
@@ -271,11 +271,10 @@ def test_a_run_that_starts_again_excludes_its_earlier_process(opened: Opener) ->
 def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> None:
     one, other = opened("one"), opened("other", seconds=-1.0)
     one.create_new_trial(study_id(one))
-    leases(one).renew(7)
+    leases(one).renew()
     leases(other).end(release=True)
     rows = {row.run: row for row in read_runs(backend(one), study_id(one))}
     assert rows["one"].alive
-    assert rows["one"].finished == 7
     assert rows["one"].run_dir == str(tmp_path / "one")
     assert not rows["other"].alive
     assert rows["other"].state == ENDED
@@ -325,7 +324,7 @@ def test_nothing_is_taken_over_right_after_an_outage(opened: Opener) -> None:
     def pass_time(seconds: float, step: float = 10.0) -> None:
         for _ in range(int(seconds / step)):
             now[0] += step
-            assert shared.renew_if_due(0) == set()
+            assert shared.renew_if_due() == set()
 
     pass_time(30)
     assert shared.expired() == []  # it has just begun
@@ -334,7 +333,7 @@ def test_nothing_is_taken_over_right_after_an_outage(opened: Opener) -> None:
     now[0] += 300.0  # an outage, which another call has waited for
     assert shared.expired() == []
     assert not shared.take_over(waiting)
-    assert shared.renew_if_due(0) == set()
+    assert shared.renew_if_due() == set()
     assert shared.expired() == []
     pass_time(30)
     assert shared.expired() == []
@@ -407,7 +406,7 @@ def test_an_offered_trial_is_taken_by_another_run_at_once(opened: Opener) -> Non
     leases(one).offer(trial)
     with pytest.raises(LeaseLost):
         one.set_trial_user_attr(trial, "late", 1)
-    assert leases(one).renew(0) == set()
+    assert leases(one).renew() == set()
     assert leases(one).expired() == []  # while another run is alive
     assert leases(one).count_elsewhere() == 1
     with pytest.raises(TargetReached):  # it still counts

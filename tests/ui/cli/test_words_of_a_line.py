@@ -1,4 +1,4 @@
-"""What people write on a command's line, and what it says back."""
+"""Names of studies on the command line, and messages about wrong ones."""
 
 from __future__ import annotations
 

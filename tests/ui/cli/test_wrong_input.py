@@ -48,6 +48,7 @@ def finished(folder: Path) -> int:
         (("tune", "criteria", "--models", "bert-bse-uncased"), "did you mean"),
         (("tune", "criteria", "--set", "name=other", "--gpus", "7,zero"), "GPU"),
         (("tune", "criteria", "--storage", "nosuch://x"), "not a kind of storage"),
+        (("tune", "criteria", "--address", "head:6379"), "add --executor ray, or leave it out"),
         (("best", "critera"), "did you mean 'criteria'"),
         (("best", "--storage", "nowhere.db"), "nowhere.db. Name the studies' file"),
         (("show", "99"), "has no trial 99; the last is 2"),

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -151,3 +153,24 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """End all processes."""
+
+    def close_in_child(self) -> None:
+        """Close all descriptors in a forked copy of this process, and signal nothing. It may come
+        after close()."""
+
+
+_open: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def close_in_forks(executor: Executor) -> None:
+    """Close an executor in each process that the user's program forks. Otherwise that process
+    would hold the sockets open after the program has exited, and cells would not end with it."""
+    _open.add(executor)
+
+
+def _close_in_child() -> None:
+    for executor in list(_open):
+        executor.close_in_child()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

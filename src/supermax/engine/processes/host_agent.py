@@ -47,7 +47,7 @@ _OF_THE_NODE = ("RAY_", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True)
 class Assignment:
-    """What an agent needs to know; it travels to the other machine as a pickle."""
+    """Task of an agent; it travels to the other machine as a pickle."""
 
     host: int
     """Number of the host in its run."""

@@ -32,6 +32,7 @@ from supermax.engine.processes.executor import (
     HostReady,
     MessageReceived,
     ProcessEvent,
+    close_in_forks,
 )
 from supermax.engine.processes.host_agent import Assignment
 from supermax.engine.processes.link import (
@@ -154,6 +155,7 @@ class HostProcesses:
         self._listener.setblocking(False)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
+        close_in_forks(self)
 
     def start(self, patience: Wait | None = None) -> None:
         self._notice_at = time.monotonic() + _NOTICE_AFTER
@@ -379,8 +381,9 @@ class HostProcesses:
         lost, self._lost = self._lost, []
         for host, why in lost:
             self._losses += 1
-            most = _MAX_LOSSES if self._ever_ready else _MAX_LOSSES_LOADING
-            if self._losses >= max(most, self._launcher.hosts):
+            hosts = self._launcher.hosts  # all of them may be lost at once
+            most = _MAX_LOSSES + hosts if self._ever_ready else max(_MAX_LOSSES_LOADING, hosts)
+            if self._losses >= most:
                 when = "in a row" if self._ever_ready else "while it loaded the objective"
                 raise EnvironmentFault(
                     f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}."
@@ -392,6 +395,15 @@ class HostProcesses:
                 for cell in cells:
                     self._close_log(cell)
                 yield HostLost(host.name, cells, why)
+
+    def close_in_child(self) -> None:
+        for link in (*(host.link for host in self._hosts.values()), *self._unknown):
+            link.close()
+        if self._wake_r >= 0:
+            self._listener.close()
+            os.close(self._wake_r)
+            os.close(self._wake_w)
+            self._selector.close()
 
     def close(self) -> None:
         connected = {host.hello.host for host in self._hosts.values() if not host.lost}

@@ -14,7 +14,6 @@ import selectors
 import socket
 import subprocess
 import sys
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -31,6 +30,7 @@ from supermax.engine.processes.executor import (
     ForkServerDied,
     MessageReceived,
     ProcessEvent,
+    close_in_forks,
 )
 from supermax.engine.processes.prestart import SEND_TIMEOUT, TAG, thread_limits
 from supermax.engine.processes.protocol import (
@@ -80,7 +80,7 @@ class Processes:
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._loaded = False
         self._control: Channel | None = None
-        _open.add(self)
+        close_in_forks(self)
 
     def start(self, patience: Wait | None = None) -> None:
         while True:
@@ -253,7 +253,6 @@ class Processes:
         channel.close()
 
     def close_in_child(self) -> None:
-        """Close all descriptors in a forked copy of this process, and signal nothing."""
         for channel in (*self._channels.values(), self._control):
             if channel is not None:
                 channel.close()
@@ -281,23 +280,9 @@ class Processes:
             except subprocess.TimeoutExpired:
                 self._fork_server.kill()
                 self._fork_server.wait()
-        _open.discard(self)
         if self._wake_r >= 0:
             self._selector.close()
             pipe, self._wake_r, self._wake_w = (self._wake_r, self._wake_w), -1, -1
             for fd in pipe:
                 os.close(fd)
             system.kill_tagged(self._tag)
-
-
-# A process that the user's program forks must not hold the sockets open after the program has
-# exited: the fork server ends all cells when its socket reaches end of file.
-_open: weakref.WeakSet[Processes] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    for processes in list(_open):
-        processes.close_in_child()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

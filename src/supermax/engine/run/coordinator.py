@@ -198,7 +198,7 @@ class Coordinator:
 
     def renew_leases(self) -> None:
         if self.shared is not None:
-            self.end_lost(self.shared.renew_if_due(self.attempt_end.told))
+            self.end_lost(self.shared.renew_if_due())
             self.shared.judge()
 
     @property

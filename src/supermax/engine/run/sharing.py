@@ -75,11 +75,11 @@ class SharedRun:
         """Return the moment at which the leases are to be renewed."""
         return self._renewed + self._interval
 
-    def renew_if_due(self, told: int) -> set[int]:
+    def renew_if_due(self) -> set[int]:
         """Renew the leases if it is time; return the ids of trials that were lost."""
         if self._clock() < self.next_deadline():
             return set()
-        lost = self._storage.call(self._leases.renew, told)
+        lost = self._storage.call(self._leases.renew)
         now = self._clock()
         if now - self._renewed > 2 * self._interval:  # the database, or this run, was away
             self._in_contact_since = now

@@ -60,7 +60,6 @@ _RUNS = sa.Table(
     sa.Column("protocol", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("note", sa.Text, nullable=False),
-    sa.Column("finished", sa.Integer, nullable=False),
     sa.Column("started_at", sa.Float(53), nullable=False),
     sa.Column("seen_at", sa.Float(53), nullable=False),
     sa.Column("expires_at", sa.Float(53), nullable=False),
@@ -110,8 +109,6 @@ class RunInfo:
     state: str
     note: str
     """What is unusual about the run: why it was quarantined, or GPUs out of service."""
-    finished: int
-    """Trials whose end the run has written."""
     started_at: float
     seen_at: float
     expires_at: float
@@ -178,7 +175,7 @@ class Leases:
             }
             where = _RUNS.c.run == self.run
             if not _count(session.execute(sa.update(_RUNS).where(where).values(values))):
-                keys = {"run": self.run, "study_id": self._study_id, "finished": 0}
+                keys = {"run": self.run, "study_id": self._study_id}
                 session.execute(sa.insert(_RUNS).values(values | keys))
             own = _LEASES.c.run == self.run
             session.execute(sa.update(_LEASES).where(own).values(token=_LEASES.c.token + 1))
@@ -187,14 +184,14 @@ class Leases:
             self.second_hand = set(session.execute(taken).scalars())
         return others
 
-    def renew(self, finished: int) -> set[int]:
+    def renew(self) -> set[int]:
         """Renew the leases of this run; return the ids of trials that it has lost."""
         with _session(self._backend) as session:
             now = DatabaseTime()
             session.execute(
                 sa.update(_RUNS)
                 .where(_RUNS.c.run == self.run)
-                .values(seen_at=now, expires_at=now + self.seconds, finished=finished)
+                .values(seen_at=now, expires_at=now + self.seconds)
             )
             owned = self._owned(session)
         lost = {trial for trial, token in self.tokens.items() if owned.get(trial) != token}

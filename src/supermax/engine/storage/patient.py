@@ -140,7 +140,7 @@ class PatientStorage(BaseStorage):
 
     @property
     def _underway(self) -> bool:
-        """Whether the run has written to the storage."""
+        """Return whether the run has written to the storage."""
         return bool(self.claim) and (self._server is None or self.leases is not None)
 
     def token_of(self, trial_id: int) -> int:

@@ -199,6 +199,11 @@ def cannot_be_written(run_dir: Path, error: Exception, *, in_home: bool = False)
     )
 
 
+def trial_checkpoints(root: str, number: int) -> str:
+    """Return the folder or URL of a trial's checkpoints in that of its study."""
+    return f"{root}/{number:05d}"
+
+
 class StudyFolder:
     """Folder of a study's runs, private to its owner."""
 
@@ -218,7 +223,7 @@ class StudyFolder:
 
     def checkpoints_of(self, number: int) -> str | None:
         """Return the shared folder or URL of a trial's checkpoints; None: they are not shared."""
-        return None if self.checkpoints is None else f"{self.checkpoints}/{number:05d}"
+        return None if self.checkpoints is None else trial_checkpoints(self.checkpoints, number)
 
     def open(self, identity: str, study: str, storage: str) -> str:
         """Prepare the folder for the study `identity`; return the claim that marks the trials of

@@ -303,7 +303,8 @@ def _without_status_file(snapshot: Snapshot) -> str:
         if snapshot.alive
         else "No run is active on this machine, and none has left a status."
         if not snapshot.runs
-        else "No run on this machine has left a status. Runs on all machines:"
+        else "The folder of this machine has no status; for a run with its own folder, add "
+        "--run-dir. Runs on all machines:"
     )
     return "\n".join(lines)
 
