@@ -72,7 +72,7 @@ types: $(DEV)
 	$(BIN)/mypy
 
 tests: $(DEV)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 240
 
 format: $(DEV)
 	$(BIN)/ruff check --fix
@@ -92,8 +92,8 @@ bench: $(DEV)
 
 slow: $(DEV)
 	$(INSTALL) -q -e '.[minilm,mlflow,browser]'
-	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal
-	SUPERMAX_TEST_EXECUTOR=ray $(BIN)/python -m pytest $(CONTRACT)
+	$(BIN)/python -m pytest -m slow -n $(JOBS) --dist worksteal --timeout 1800
+	SUPERMAX_TEST_EXECUTOR=ray $(BIN)/python -m pytest --timeout 600 $(CONTRACT)
 
 chaos: $(DEV)
 	$(BIN)/python -m pytest -m chaos_long

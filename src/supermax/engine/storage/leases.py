@@ -81,6 +81,7 @@ _LEASES = sa.Table(
 )
 
 _OTHER = _RUNS.alias("other")
+_SHORTEST_IDLE_TIME = 5  # seconds; a busy process pauses for one now and then
 
 
 class LeaseLost(Exception):
@@ -419,7 +420,7 @@ class Leases:
     def _limit_idle_time(self, connection: DBAPIConnection, _: object) -> None:
         """Have the server end a transaction of a process that was stopped in the middle of it:
         until then its locks would stop all other runs."""
-        seconds = max(1, round(self.seconds / 2))
+        seconds = max(_SHORTEST_IDLE_TIME, round(self.seconds / 2))
         dialect = self._backend.engine.dialect
         if dialect.name == "postgresql":
             statement = f"SET idle_in_transaction_session_timeout = {seconds * 1000}"
