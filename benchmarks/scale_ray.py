@@ -59,6 +59,7 @@ def ends_of_ray_tune(workers: int, trials: int, folder: Path) -> list[float]:
             mode="min",
             num_samples=trials,
             max_concurrent_trials=workers,
+            reuse_actors=True,  # as reuse_cells
             search_alg=OptunaSearch(),
         ),
         run_config=tune.RunConfig(storage_path=str(folder), verbose=0),

@@ -190,6 +190,17 @@ def test_the_only_gpu_is_watched_too_if_none_was_named(study: optuna.Study, prob
         supermax.optimize(study, objective, 4, progress=False)
 
 
+def test_a_probe_that_raises_says_nothing_about_the_gpu(study: optuna.Study, probes: Any) -> None:
+    """The trial that waits for it goes on."""
+
+    def full(device: str | None) -> Probe:
+        raise OSError("No space left on device")
+
+    probes(full)
+    supermax.optimize(study, failing_on("0"), 1, devices=["0"], retries=0, progress=False)
+    assert states(study) == [TrialState.FAIL]
+
+
 @pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_probe(study: optuna.Study, probes: Any) -> None:
     started = time.monotonic()

@@ -94,7 +94,11 @@ class GpuWatch:
 
     def _start_probe(self, device: str | None) -> None:
         def work() -> None:
-            self._results.put((device, gpu_probe.probe(device, self._tag)))
+            try:
+                result = gpu_probe.probe(device, self._tag)
+            except Exception:  # such as a full disk: that says nothing about the GPU
+                result = gpu_probe.Probe()
+            self._results.put((device, result))
             self._wake()
 
         threading.Thread(target=work, name="supermax-gpu-probe", daemon=True).start()
