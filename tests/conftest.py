@@ -85,6 +85,32 @@ if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this fil
     _start_children_with_default_signals()
 
 
+_running: dict[str, float] = {}  # tests that have started, with the time
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Name the running tests if this run is terminated, for example by the time limit of CI."""
+    terminates = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if terminates and not hasattr(config, "workerinput"):
+        signal.signal(signal.SIGTERM, _name_running_tests)
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    _running[nodeid] = time.monotonic()
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    _running.pop(nodeid, None)
+
+
+def _name_running_tests(signum: int, _frame: object) -> None:
+    now = time.monotonic()
+    lines = [f"{nodeid}, running for {now - since:.0f} s" for nodeid, since in _running.items()]
+    os.write(2, "\n".join(["", "Terminated during these tests:", *lines, ""]).encode())
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the pauses of retries and shutdown."""
