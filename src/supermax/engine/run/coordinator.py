@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
 from supermax._util.text import in_short
@@ -37,37 +36,27 @@ from supermax.engine.processes.executor import (
 )
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.prestart import TAG
-from supermax.engine.processes.protocol import (
-    Exited,
-    Finished,
-    LoadFailed,
-    Message,
-    Note,
-    ObjectiveLoaded,
-    Report,
-    Stop,
-    StopStudy,
-)
+from supermax.engine.processes.protocol import Exited, LoadFailed, Message, ObjectiveLoaded, Stop
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
 from supermax.engine.run.bounded_sampler import prepare_next
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
+from supermax.engine.run.messages import Ended, FinishedElsewhere, MessageHandler, Unusable
 from supermax.engine.run.options import RunOptions
+from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
 from supermax.engine.run.seeded_samplers import exhausted
-from supermax.engine.run.sharing import SharedRun, continued, lost_notice
-from supermax.engine.storage.leases import Expired, LeaseLost, TargetReached
+from supermax.engine.run.sharing import SharedRun
+from supermax.engine.storage.leases import LeaseLost, TargetReached
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.faults import Evidence, Fault, KilledFor, classify
-from supermax.engine.trial.notes import readable
 from supermax.engine.trial.outcome import INTERRUPTED, RAISED, Outcome, describe
-from supermax.errors import EnvironmentFault
 
 _LONGEST_WAIT = 3600.0  # seconds; the longest that select() takes
 
@@ -91,8 +80,9 @@ class Coordinator:
     ) -> None:
         self.study, self.storage, self.folder = study, storage, folder
         self.processes, self.requests = processes, requests
+        self.messages = MessageHandler(study, processes, requests, emit)
         self.options, self.emit = options, emit
-        self.volatile, self.shared = volatile, shared
+        self.volatile = volatile
         self.pool = Pool(
             processes,
             options.workers,
@@ -109,6 +99,7 @@ class Coordinator:
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
+        self.others = OtherRuns(shared, study, storage, folder, self.progress, emit)
         self.waiting: list[Job] = []
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.stop_reason: str | None = None
@@ -135,7 +126,7 @@ class Coordinator:
             except LeaseLost as error:
                 self.end_lost({error.trial_id})
                 continue
-            if not self.attempts and not self.has_trials_left() and not self.waits_for_others():
+            if not self.attempts and not self.has_trials_left() and not self.awaits_others():
                 return
             if len(self.attempts) == self.workers > 1 and self.wants_new_trial():
                 prepare_next(self.study)
@@ -179,9 +170,7 @@ class Coordinator:
         return bool(self.waiting and room) or bool(self.gpus.held) or self.wants_new_trial()
 
     def wants_new_trial(self) -> bool:
-        if self.study._stop_flag or self.stop_reason:
-            return False
-        if self.shared is not None and not self.shared.may_start_new():
+        if self.study._stop_flag or self.stop_reason or not self.others.may_start_new():
             return False
         return self.progress.has_room(len(self.attempts) + len(self.waiting) + self.gpus.held)
 
@@ -196,58 +185,37 @@ class Coordinator:
 
     # Other runs on the same study.
 
-    def renew_leases(self) -> None:
-        if self.shared is not None:
-            self.end_lost(self.shared.renew_if_due())
-            self.shared.judge()
-
     @property
     def workers(self) -> int:
         """Number of trials that may run at the same time now."""
-        count = self.pool.workers
-        return self.shared.allowed_workers(count) if self.shared is not None else count
+        return self.others.allowed_workers(self.pool.workers)
 
-    def waits_for_others(self) -> bool:
-        """Return whether trials of other runs are missing: should those runs die, this one takes
-        their trials over."""
-        suspect = self.shared is not None and not self.shared.may_start_new()
-        return not self.stop_reason and (suspect or self.progress.others_may_finish())
+    def renew_leases(self) -> None:
+        self.end_lost(self.others.renew())
+        self.others.judge()
+
+    def awaits_others(self) -> bool:
+        return not self.stop_reason and self.others.are_awaited()
 
     def end_lost(self, trial_ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
         for attempt in list(self.attempts.values()):
             if attempt.job.trial._trial_id in trial_ids:
                 self.kill(attempt, "another run has taken over its trial")
-                self.drop_lost(attempt.job)
+                self.others.give_up(attempt.job)
         for job in [job for job in self.waiting if job.trial._trial_id in trial_ids]:
             self.waiting.remove(job)
-            self.drop_lost(job)
+            self.others.give_up(job)
         if trial_ids:
             self.progress.recount_soon()
 
-    def drop_lost(self, job: Job) -> None:
-        job.record_stop()
-        self.storage.forget(job.trial._trial_id)
-        self.emit(events.Notice(lost_notice(job.number)))
-        self.emit(events.TrialPaused(job.number))
-
     def take_over_trials(self) -> None:
         """Take over trials of runs that are gone, as far as workers are free."""
-        if self.shared is None or self.stop_reason:
+        if self.stop_reason:
             return
-        free = self.workers - len(self.attempts) - len(self.waiting)
-        for lost in self.shared.expired() if free > 0 else ():
-            if free > 0 and self.shared.take_over(lost):
-                self.continue_trial(lost)
-                free -= 1
-
-    def continue_trial(self, lost: Expired) -> None:
-        self.progress.recount()  # Optuna's cache must know the trial before it is written to
-        job, notice = continued(lost, self.study, self.folder)
-        self.emit(events.Notice(notice))
-        self.resume(job)
-        job.provision = None
-        self.progress.recount_soon()
+        for job in self.others.take_over(self.workers - len(self.attempts) - len(self.waiting)):
+            self.resume(job)
+            job.provision = None
 
     # Launching.
 
@@ -308,7 +276,7 @@ class Coordinator:
         kept = job.provision.reserve if job.provision is not None else None
         self.emit(events.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
 
-    # Messages of cells.
+    # Events of processes, messages of cells.
 
     def handle_event(self, event: ProcessEvent) -> None:
         match event:
@@ -337,46 +305,18 @@ class Coordinator:
                 self.pool.objective_broken(error, traceback)
 
     def handle_message(self, attempt: Attempt, message: Message) -> None:
-        attempt.last_message = time.monotonic()
-        match message:
-            case Finished(fields, unclean, written):
-                try:
-                    outcome = Outcome.from_json(fields)
-                except Exception as error:
-                    self.reject(attempt, error)
-                    return
-                if not written and outcome.state != INTERRUPTED:
-                    attempt.job.folder.write_outcome(outcome)
+        match self.messages.handle(attempt, message):
+            case Ended(outcome, unclean):
                 del self.attempts[attempt.cell.number]
                 self.handle_outcome(attempt, outcome, unclean)
-            case StopStudy():
-                self.study._stop_flag = True
-            case Report(step, value, written):
-                if not written:
-                    attempt.job.folder.append_report(attempt.job.attempt, step, value)
-                self.store_report(attempt, step, value)
-            case Note(facts):
-                self.emit(events.TrialNoted(attempt.job.number, readable(facts)))
-            case _:
-                self.processes.send(attempt.cell, self.requests.handle(attempt, message))
-                attempt.last_message = time.monotonic()  # waiting for a reply is not silence
-
-    def store_report(self, attempt: Attempt, step: int, value: float) -> None:
-        try:
-            self.requests.store_report(attempt, step, value)
-        except (EnvironmentFault, LeaseLost):
-            raise
-        except UpdateFinishedTrialError:
-            number = attempt.job.number
-            why = "was finished by another program"
-            self.emit(events.Notice(f"Trial {number} {why}; its attempt ends here."))
-            self.kill(attempt, f"its trial {why}")
-            self.emit(events.TrialPaused(number))
-            self.progress.recount()
-        except Exception as error:  # a step the database has no room for, say
-            self.reject(attempt, error)
-        else:
-            self.emit(events.TrialReported(attempt.job.number, step, value))
+            case Unusable(error):
+                self.reject(attempt, error)
+            case FinishedElsewhere():
+                number, why = attempt.job.number, "was finished by another program"
+                self.emit(events.Notice(f"Trial {number} {why}; its attempt ends here."))
+                self.kill(attempt, f"its trial {why}")
+                self.emit(events.TrialPaused(number))
+                self.progress.recount()
 
     def reject(self, attempt: Attempt, error: Exception) -> None:
         """Fail the trial of a cell whose message cannot be understood or stored."""
@@ -452,8 +392,8 @@ class Coordinator:
                 self.settle(attempt.job, evidence, gpu.lost if outcome is None else None)
             for held in gpu.held:
                 self.settle(held.job, held.evidence, gpu.lost)
-            if gpu.lost is not None and self.shared is not None:
-                self.shared.note(self.gpus.lost_text())
+            if gpu.lost is not None:
+                self.others.note(self.gpus.lost_text())
         self.gpus.require_one()
 
     def resume(self, job: Job) -> None:
@@ -477,7 +417,7 @@ class Coordinator:
             if self.attempt_end.conclude(job, evidence, fault, earlier_run=earlier_run):
                 self.waiting.append(job)
         except LeaseLost:
-            self.drop_lost(job)
+            self.others.give_up(job)
             raise
 
     def next_deadline(self) -> float | None:
@@ -489,10 +429,8 @@ class Coordinator:
         due = [self.pool.next_deadline(), *self.deadlines.due(self.attempts.values())]
         if self.admission.waiting_for_memory and not self.stop_reason:
             due.append(now + RECHECK_INTERVAL)
-        if self.shared is not None:
-            due.append(self.shared.next_deadline())
-            if len(self.attempts) < self.workers and not self.stop_reason:
-                due.append(now + RECHECK_INTERVAL)  # other runs may finish, or be gone
+        idle = len(self.attempts) < self.workers and not self.stop_reason
+        due.append(self.others.next_deadline(idle=idle))
         if not self.stop_reason:
             due.append(self.pause_deadline())
             due += [job.not_before for job in self.waiting if job.not_before > now]

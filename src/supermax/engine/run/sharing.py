@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import math
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
@@ -35,7 +32,6 @@ from supermax.engine.storage.leases import (
     read_runs,
 )
 from supermax.engine.storage.patient import PatientStorage
-from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.storage.run_history import read_history
 from supermax.errors import Quarantined, UserError
 
@@ -222,46 +218,3 @@ def check_versions(others: list[RunInfo]) -> None:
                 f"cannot share a study with this version ({__version__}). Install the "
                 f"same version on all machines."
             )
-
-
-def continued(lost: Expired, study: Study, folder: StudyFolder) -> tuple[Job, str]:
-    """Return the job of a trial that this run has taken, and a notice about it."""
-    trial = optuna.trial.Trial(study, lost.trial_id)
-    job = Job(trial, folder.trial(trial.number))
-    own = Path(lost.run_dir) == folder.path  # offered, and taken by no other run
-    adopted = own or adopt_folder(lost, job.number, job.folder.path)
-    job.reload()
-    job.taken_over(lost.takeovers + (not lost.offered), adopted=adopted)
-    return job, takeover_notice(lost, job.number, adopted)
-
-
-def adopt_folder(lost: Expired, number: int, target: Path) -> bool:
-    """Copy the files of a trial that is taken over, if the folder of its run can be reached;
-    return whether that is so."""
-    found = StudyFolder(Path(lost.run_dir))
-    if found.claim() != lost.run:
-        return False
-    try:
-        shutil.copytree(found.trial(number).path, target, dirs_exist_ok=True)
-    except OSError:  # it is gone, or cannot be read by this user, or this disk is full
-        return False
-    return True
-
-
-def lost_notice(number: int) -> str:
-    return (
-        f"Trial {number} was taken over by another run, because this one did not renew its lease "
-        f"in time; its attempt here has ended."
-    )
-
-
-def takeover_notice(lost: Expired, number: int, adopted: bool) -> str:
-    if lost.offered:
-        return f"Trial {number}, which failed in the run on {lost.host}, is tried in this one."
-    how = (
-        "where it was" if adopted else "from its checkpoint if that is shared, else from the start"
-    )
-    return (
-        f"Trial {number} is taken over from the run on {lost.host}, whose lease has expired. It "
-        f"continues {how}."
-    )
