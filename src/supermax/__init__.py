@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from supermax.engine.processes.ray_cluster import RayExecutor
     from supermax.engine.processes.remote_trial import RemoteTrial as Trial
     from supermax.engine.processes.remote_trial import TrialInterrupted
+    from supermax.engine.run.promotion import Promotion
     from supermax.engine.run.requeue import retry
     from supermax.engine.summary import Summary
     from supermax.run import optimize
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
     "Infeasible",
+    "Promotion",
     "RayExecutor",
     "RunHalted",
     "Space",
@@ -64,6 +66,7 @@ __all__ = [
     "space",
 ]
 _LAZY_IMPORTS = {
+    "Promotion": "supermax.engine.run.promotion:Promotion",
     "RayExecutor": "supermax.engine.processes.ray_cluster:RayExecutor",
     "Space": "supermax.space:Space",
     "Study": "supermax.study:Study",

@@ -42,6 +42,7 @@ def optimize(
     callbacks: Iterable[Callable[[optuna.Study, optuna.trial.FrozenTrial], None]] | None = (),
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
+    pruner: optuna.pruners.BasePruner | None = None,
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -86,6 +87,8 @@ def optimize(
             function: called with each event of the run instead.
         planner: Estimates the device memory of a trial before it starts (see
             supermax.engine.run.provision). None: `workers` trials run in parallel.
+        pruner: Replaces the pruner of the study. ``supermax.Promotion()`` pauses trials and
+            continues the best ones from their checkpoints. None: the study's own.
 
     Returns:
         Trials by state, faults by kind, retries, cells used, seconds.
@@ -112,6 +115,8 @@ def optimize(
         progress=progress,
         planner=planner,
     )
+    if pruner is not None:
+        study.pruner = pruner
     try:
         return run_study(study, objective, options)
     except SupermaxError as error:

@@ -18,12 +18,12 @@ from optuna.trial import TrialState
 
 from tests import ROOT
 from tests.conftest import engine_processes, eventually
-from tests.engine.programs import value_of
+from tests.engine.programs import loss_after, value_of
 
 
-def start(url: str, n_trials: int) -> subprocess.Popen[bytes]:
+def start(url: str, n_trials: int, program: str = "chaos") -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.engine.programs", "chaos", url, str(n_trials)], cwd=ROOT
+        [sys.executable, "-m", "tests.engine.programs", program, url, str(n_trials)], cwd=ROOT
     )
 
 
@@ -43,11 +43,17 @@ IN_A_ROW = 3
 def finished(url: str) -> int:
     path = url.removeprefix("sqlite:///")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        return int(database.execute("SELECT count(*) FROM trial_values").fetchone()[0])
+        done = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')"
+        return int(database.execute(done).fetchone()[0])
 
 
 def run_under_fire(
-    url: str, n_trials: int, seed: int, longest: float, mercy: tuple[int, ...] = (0, 0, 1, 2, 5)
+    url: str,
+    n_trials: int,
+    seed: int,
+    longest: float,
+    mercy: tuple[int, ...] = (0, 0, 1, 2, 5),
+    name: str = "chaos",
 ) -> dict[str, int]:
     """Run to the target while processes are killed at random, and restart the coordinator whenever
     it dies. Return the number of kills by role.
@@ -59,7 +65,7 @@ def run_under_fire(
     dice = random.Random(seed)
     killed = {"coordinator": 0, "cell or fork server": 0}
     deadline = time.monotonic() + longest
-    program = start(url, n_trials)
+    program = start(url, n_trials, name)
     target, in_a_row = 1, 0
     try:
         while program.poll() != 0:
@@ -67,7 +73,7 @@ def run_under_fire(
             time.sleep(dice.uniform(0.005, 0.05))
             if program.poll() not in (None, 0):
                 assert program.returncode == -signal.SIGKILL
-                program = start(url, n_trials)
+                program = start(url, n_trials, name)
             with contextlib.suppress(sqlite3.Error):  # not there yet
                 if finished(url) < target:
                     continue
@@ -113,6 +119,28 @@ def test_every_trial_is_stored_once_with_its_value(
     assert killed["coordinator"] >= least[0]
     assert killed["cell or fork server"] >= least[1]
     check_nothing_shows(url, n_trials)
+
+
+@pytest.mark.parametrize(
+    ("n_trials", "least"), [(20, (1, 3)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
+)
+def test_paused_trials_survive(
+    url: str, n_trials: int, least: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACE", "0.005")
+    killed = run_under_fire(url, n_trials, seed=7, longest=400, mercy=(0, 1, 2), name="promotion")
+    assert killed["coordinator"] >= least[0]
+    assert killed["cell or fork server"] >= least[1]
+    trials = optuna.load_study(study_name="chaos", storage=url).trials
+    assert [trial.number for trial in trials] == list(range(n_trials))
+    for trial in trials:
+        losses = [loss_after(trial.params["x"], epoch) for epoch in range(1, 10)]
+        seen = list(trial.intermediate_values.values())
+        assert seen == losses[: len(seen)]
+        assert trial.state is (TrialState.COMPLETE if len(seen) == 9 else TrialState.PRUNED)
+    assert sum(trial.state is TrialState.COMPLETE for trial in trials) >= n_trials // 9
+    best = min(loss_after(trial.params["x"], 9) for trial in trials)
+    assert min(trial.value for trial in trials if trial.value is not None) == best
 
 
 @pytest.mark.chaos_long

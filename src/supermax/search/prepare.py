@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from supermax._util.files import user_name
 from supermax.engine.processes.mps import shared
 from supermax.engine.run.options import RunOptions
+from supermax.engine.run.promotion import Promotion
 from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.devices import named_gpus
@@ -171,6 +172,7 @@ def _check_writable(folders: Sequence[Path]) -> None:
 def pruner_of(settings: Settings) -> BasePruner:
     pruners: dict[str, Callable[[], BasePruner]] = {
         "median": partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=1),
+        "promotion": partial(Promotion, max_reports=settings.epochs),
         "hyperband": partial(
             optuna.pruners.HyperbandPruner, min_resource=1, max_resource=settings.epochs
         ),

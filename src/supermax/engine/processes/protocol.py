@@ -25,6 +25,8 @@ from supermax.engine.trial.notes import Fact
 
 RECORD = "supermax"
 """Key of the only trial user attribute that Supermax writes."""
+PAUSE = "pause"
+"""Reply to ShouldPrune: the trial is interrupted here, and may continue later."""
 _READ_SIZE = 1 << 16  # bytes
 _MAX_FDS = 4
 _MAX_READS = 64

@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from supermax.engine.processes.checkpoints import Checkpoints
 from supermax.engine.processes.protocol import (
+    PAUSE,
     RECORD,
     Attribute,
     Channel,
@@ -53,7 +54,8 @@ T = TypeVar("T")
 
 
 class TrialInterrupted(BaseException):
-    """Ends the trial because the run is stopping; a later run resumes it under its number.
+    """Ends the attempt because the run is stopping, or because the trial pauses. The trial is
+    resumed later under its number.
 
     Not an Exception, so that an objective's `except Exception` does not catch it.
     """
@@ -350,7 +352,11 @@ class RemoteTrial(Trial):
         if len(self.study.directions) > 1:
             return super().should_prune()  # raises NotImplementedError
         self._connection.raise_if_stopped()
-        return bool(self._connection.request(ShouldPrune()))
+        answer = self._connection.request(ShouldPrune())
+        if answer == PAUSE:
+            self._connection.stop_requested = True  # the objective may still save a checkpoint
+            raise TrialInterrupted
+        return bool(answer)
 
     def _suggest(self, name: str, distribution: BaseDistribution) -> object:
         known = self._cached_frozen_trial.distributions.get(name)

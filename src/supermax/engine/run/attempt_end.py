@@ -88,6 +88,10 @@ class AttemptEnd:
                     self._halt_if_all_fail(fault, evidence)
         return False
 
+    def prune_paused(self, job: Job) -> None:
+        """Finish a paused trial that is not continued."""
+        self._finish(job, TrialState.PRUNED, Evidence())
+
     def _decide(self, job: Job, fault: Fault) -> policy.Decision:
         planned = self._admission.plans and job.provision is not None and bool(job.provision.plan)
         before = job.faults[job.elsewhere :]

@@ -50,6 +50,9 @@ class BoundedSampler(BaseSampler):
         self._seen = 0  # finished trials that were added to the window
         self._prepared: _Suggestion | None = None
         self._broken = False
+        self.paused: Container[int] = ()
+        """Numbers of RUNNING trials that are paused. The sampler sees them as pruned ones, with
+        their reports."""
 
     # Suggestions computed ahead.
 
@@ -133,7 +136,11 @@ class BoundedSampler(BaseSampler):
         history = self._history()
         self._window.add(history.finished[self._seen :])
         self._seen = len(history.finished)
-        trials = self._window.trials(study) + history.unfinished()
+        unfinished = [
+            as_pruned(trial) if trial.number in self.paused else trial
+            for trial in history.unfinished()
+        ]
+        trials = self._window.trials(study) + unfinished
         return sorted(trials, key=lambda trial: trial.number)
 
 
@@ -183,6 +190,18 @@ def prepare_next(study: Study) -> None:
     """
     if isinstance(study.sampler, BoundedSampler) and not isinstance(study.pruner, HyperbandPruner):
         study.sampler.prepare_if_missing(study)
+
+
+def show_paused(study: Study, numbers: Container[int]) -> None:
+    """Have the sampler learn from the reports of these trials, which are paused."""
+    if isinstance(study.sampler, BoundedSampler):
+        study.sampler.paused = numbers
+
+
+def as_pruned(trial: FrozenTrial) -> FrozenTrial:
+    pruned = copy.copy(trial)
+    pruned.state = TrialState.PRUNED
+    return pruned
 
 
 def uses_tpe(sampler: BaseSampler) -> bool:

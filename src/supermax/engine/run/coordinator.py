@@ -36,16 +36,26 @@ from supermax.engine.processes.executor import (
 )
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.prestart import TAG
-from supermax.engine.processes.protocol import Exited, LoadFailed, Message, ObjectiveLoaded, Stop
+from supermax.engine.processes.protocol import (
+    PAUSE,
+    Exited,
+    LoadFailed,
+    Message,
+    ObjectiveLoaded,
+    Reply,
+    ShouldPrune,
+    Stop,
+)
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
-from supermax.engine.run.bounded_sampler import prepare_next
+from supermax.engine.run.bounded_sampler import prepare_next, show_paused
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.messages import Ended, FinishedElsewhere, MessageHandler, Unusable
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
@@ -101,6 +111,8 @@ class Coordinator:
         )
         self.others = OtherRuns(shared, study, storage, folder, self.progress, emit)
         self.waiting: list[Job] = []
+        self.paused = PausedTrials(study, storage.history)
+        show_paused(study, self.paused)
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.stop_reason: str | None = None
         self._first_cell: float | None = None  # when it was ready
@@ -126,8 +138,10 @@ class Coordinator:
             except LeaseLost as error:
                 self.end_lost({error.trial_id})
                 continue
-            if not self.attempts and not self.has_trials_left() and not self.awaits_others():
-                return
+            if not self.attempts and not self.has_trials_left():
+                self.prune_paused()
+                if not self.awaits_others():
+                    return
             if len(self.attempts) == self.workers > 1 and self.wants_new_trial():
                 prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
@@ -167,19 +181,21 @@ class Coordinator:
         if self.stop_reason:
             return False
         room = self.progress.has_room(len(self.attempts) + self.gpus.held)
-        return bool(self.waiting and room) or bool(self.gpus.held) or self.wants_new_trial()
+        due = bool(self.waiting) or self.paused.has_next(may_fill=self.may_fill())
+        return (due and room) or bool(self.gpus.held) or self.wants_new_trial()
 
     def wants_new_trial(self) -> bool:
         if self.study._stop_flag or self.stop_reason or not self.others.may_start_new():
             return False
-        return self.progress.has_room(len(self.attempts) + len(self.waiting) + self.gpus.held)
+        claimed = len(self.attempts) + len(self.waiting) + len(self.paused) + self.gpus.held
+        return self.progress.has_room(claimed)
 
     def remaining_launches(self) -> int:
         """Return the number of launches to keep cells ready for."""
         if not self.has_trials_left():
             return 0
         if self.study._stop_flag:
-            return len(self.waiting)
+            return len(self.waiting) + len(self.paused)
         left = self.progress.left(len(self.attempts))
         return self.workers if left is None else left
 
@@ -206,6 +222,8 @@ class Coordinator:
         for job in [job for job in self.waiting if job.trial._trial_id in trial_ids]:
             self.waiting.remove(job)
             self.others.give_up(job)
+        for job in self.paused.take(trial_ids):
+            self.others.give_up(job)
         if trial_ids:
             self.progress.recount_soon()
 
@@ -227,6 +245,9 @@ class Coordinator:
         while len(self.attempts) < self.workers and self.has_trials_left():
             now, place = time.monotonic(), self.admission
             due = [j for j in self.waiting if j.not_before <= now and not place.must_wait(j)]
+            if not due and (promoted := self.paused.take_next(may_fill=self.may_fill())):
+                due = [promoted]
+                self.waiting.append(promoted)
             if not due and not self.wants_new_trial():
                 return
             if not due and self.admission.plans and self.pool.has_idle:
@@ -305,6 +326,9 @@ class Coordinator:
                 self.pool.objective_broken(error, traceback)
 
     def handle_message(self, attempt: Attempt, message: Message) -> None:
+        if isinstance(message, ShouldPrune) and self.paused.enabled:
+            self.reply_should_prune(attempt)
+            return
         match self.messages.handle(attempt, message):
             case Ended(outcome, unclean):
                 del self.attempts[attempt.cell.number]
@@ -331,6 +355,12 @@ class Coordinator:
 
     def handle_outcome(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
         job = attempt.job
+        if outcome.state == INTERRUPTED and attempt.pausing:
+            self.pool.release(attempt.cell, unclean is None, unclean)
+            job.record_pause(time.monotonic() - attempt.started)
+            self.paused.add(job)
+            self.emit(events.TrialPaused(job.number))
+            return
         if outcome.state == INTERRUPTED:
             self.pool.dismiss(attempt.cell)
             self.pause(job)
@@ -370,6 +400,25 @@ class Coordinator:
         self.waiting.append(job)
         self.emit(events.TrialPaused(job.number))
 
+    # Trials that pause at the rungs of a Promotion.
+
+    def reply_should_prune(self, attempt: Attempt) -> None:
+        attempt.pausing = self.paused.pauses(attempt.job, may_fill=self.may_fill())
+        self.processes.send(attempt.cell, Reply(PAUSE if attempt.pausing else False))
+        attempt.last_message = time.monotonic()
+
+    def may_fill(self) -> bool:
+        """Return whether a free worker may continue any paused trial: it has nothing else to do,
+        and trials run that are to be waited for."""
+        awaited = any(not attempt.job.filler for attempt in self.attempts.values())
+        return awaited and not self.wants_new_trial()
+
+    def prune_paused(self) -> None:
+        """End the paused trials: no trial is missing that could be better than they are."""
+        for job in self.paused.take_all() if not self.stop_reason else ():
+            with contextlib.suppress(LeaseLost):  # another run has it already
+                self.attempt_end.prune_paused(job)
+
     # Ends of attempts.
 
     def end_attempt(self, attempt: Attempt, evidence: Evidence, fault: Fault | None) -> None:
@@ -404,7 +453,9 @@ class Coordinator:
             self.emit(events.Notice(text))
         evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
         fault = classify(evidence) if outcome is not None else job.last_fault
-        if outcome is None and fault is None:
+        if outcome is None and fault is None and job.paused and self.paused.enabled:
+            self.paused.add(job)
+        elif outcome is None and fault is None:
             self.waiting.append(job)
         else:
             self.conclude(job, evidence, fault, earlier_run=True)

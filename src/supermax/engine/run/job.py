@@ -53,6 +53,10 @@ class Job:
     """Seconds of the attempts before this one."""
     failed_on: frozenset[str] = frozenset()
     """GPUs on which it failed in this run, maybe because of them."""
+    paused: bool = False
+    """True: it waits at a rung of a `Promotion`."""
+    filler: bool = False
+    """True: it continues only because a worker has nothing else to do."""
 
     @property
     def number(self) -> int:
@@ -69,6 +73,7 @@ class Job:
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""
         self.attempt += 1
+        self.paused = False
         line: LedgerEntry = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
             kept = self.provision
@@ -131,6 +136,12 @@ class Job:
         """Note that the end of the run ended the attempt. It does not count as a fault."""
         self.folder.append({"stopped": self.attempt})
 
+    def record_pause(self, seconds: float) -> None:
+        """Note that the trial waits at a rung, after an attempt that took `seconds`."""
+        self.paused = True
+        self.spent += seconds
+        self.folder.append({"stopped": self.attempt, "paused": True})
+
     def save_relative_params(self) -> None:
         """Write the parameters to disk that the sampler drew jointly and the objective has not
         asked for yet."""
@@ -153,6 +164,7 @@ class Job:
         self.attempt, faults = attempts_and_faults(records)
         self.failed_plans = ran_out_of_memory(records)
         self.spent = time_spent(records)
+        self.paused = bool(records) and records[-1].get("paused", False)
         self.provision = last_provision(records)
         decided = decision_about(records, self.attempt)
         if decided.get("again"):
@@ -188,6 +200,8 @@ class Attempt:
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
     curve_started: bool = False
+    pausing: bool = False
+    """True: it was told to pause."""
 
     def evidence(
         self,

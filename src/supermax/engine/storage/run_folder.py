@@ -89,7 +89,9 @@ class LedgerEntry(TypedDict, total=False):
     traceback: str | None
     log_tail: str
     stopped: int
-    """Number of the attempt that ended with its run."""
+    """Number of the attempt that ended with its run, or paused."""
+    paused: bool
+    """True: it paused at a rung, and waits to be continued."""
     unclean: str
 
 

@@ -20,7 +20,7 @@ from supermax.search.settings import units
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
 Executor = Literal["local", "ray"]
-Pruner = Literal["median", "hyperband", "halving", "none"]
+Pruner = Literal["median", "promotion", "hyperband", "halving", "none"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Bytes = Annotated[int, BeforeValidator(units.size)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(units.workers)]

@@ -116,7 +116,8 @@ def tune(
     pruner: Annotated[
         Text,
         typer.Option(
-            help="median, hyperband, halving, none.", autocompletion=among(get_args(Pruner))
+            help="median, promotion, hyperband, halving, none.",
+            autocompletion=among(get_args(Pruner)),
         ),
     ] = None,
     objective: Annotated[

@@ -1,0 +1,145 @@
+"""Recorded learning curves on which searches are replayed.
+
+TaskSet: text tasks of github.com/releaunifreiburg/DPL (data/taskset), 1,000 configurations each of
+an optimizer with eight parameters, 51 epochs. A configuration gets the curve of its nearest
+neighbour. LCBench: surrogate of github.com/slds-lmu/yahpo_data (lcbench), a network with seven
+parameters on 34 tables, 52 epochs; needs onnxruntime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Params = Mapping[str, object]
+_VAL_ACCURACY = 1  # column of the surrogate's output
+_REFERENCE = 1000  # configurations from which the best and the median value are taken
+
+
+@dataclass(frozen=True)
+class Table:
+    """Curves of one task. Values are losses."""
+
+    name: str
+    space: dict[str, BaseDistribution]
+    epochs: int
+    best: float
+    """Lowest loss that a configuration reaches."""
+    median: float
+    """Lowest loss that half of the configurations reach."""
+    curve: Callable[[Params], np.ndarray]
+    """Loss after each epoch."""
+
+    def regret(self, loss: float) -> float:
+        """Return the normalised regret: 0 for the best configuration, 1 for the median one."""
+        return (loss - self.best) / (self.median - self.best)
+
+
+_TASKSET = {
+    "learning_rate": "log",
+    "beta1": "flipped",
+    "beta2": "flipped",
+    "epsilon": "log",
+    "l1": "log",
+    "l2": "log",
+    "linear_decay": "log",
+    "exponential_decay": "log",
+}
+
+
+def taskset(folder: Path) -> Iterator[Table]:
+    """Read the tables of TaskSet in a folder."""
+    for file in sorted(folder.glob("*.json")):
+        yield _taskset_table(file)
+
+
+def _taskset_table(file: Path) -> Table:
+    rows = json.loads(file.read_text(encoding="utf-8"))
+    points = np.array([[_warped(row["hp"][n], _TASKSET[n]) for n in _TASKSET] for row in rows])
+    curves = np.array([row["valid"]["loss"] for row in rows], float)
+    worst = np.nanmax(curves[np.isfinite(curves)])
+    curves = np.where(np.isfinite(curves), curves, worst)
+    low, high = points.min(0), points.max(0)
+    scaled = (points - low) / (high - low)
+    space: dict[str, BaseDistribution] = {
+        name: FloatDistribution(float(a), float(b))
+        for name, a, b in zip(_TASKSET, low, high, strict=True)
+    }
+
+    def curve(params: Params) -> np.ndarray:
+        point = (np.array([params[name] for name in _TASKSET], float) - low) / (high - low)
+        return curves[np.argmin(((scaled - point) ** 2).sum(1))]
+
+    lowest = curves.min(1)
+    name = file.stem.removeprefix("FixedTextRNNClassification_imdb_")
+    best, median = float(lowest.min()), float(np.median(lowest))
+    return Table(f"taskset-{name}", space, curves.shape[1], best, median, curve)
+
+
+def _warped(value: float, scale: str) -> float:
+    """Return a value on the scale on which TaskSet has drawn it evenly."""
+    return float(np.log10(value) if scale == "log" else np.log10(1 - value))
+
+
+def lcbench(folder: Path) -> Iterator[Table]:
+    """Read the surrogate of LCBench in a folder: a table per task."""
+    import onnxruntime
+
+    model = onnxruntime.InferenceSession(str(folder / "model.onnx"))
+    config = json.loads((folder / "config_space.json").read_text(encoding="utf-8"))
+    codes = json.loads((folder / "encoding.json").read_text(encoding="utf-8"))
+    fields = {field["name"]: field for field in config["hyperparameters"]}
+    epochs = fields.pop("epoch")["upper"]
+    tasks = fields.pop("OpenML_task_id")["choices"]
+    for task in tasks:
+        yield _lcbench_table(model, task, codes["OpenML_task_id"][task], fields, epochs)
+
+
+def _lcbench_table(
+    model: InferenceSession, task: str, code: int, fields: dict[str, dict[str, Any]], epochs: int
+) -> Table:
+    space = {name: _distribution(field) for name, field in fields.items()}
+    order = sorted([*fields, "epoch"])
+
+    def curves(points: Sequence[Params]) -> np.ndarray:
+        rows = [
+            [({**point, "epoch": epoch})[name] for name in order]
+            for point in points
+            for epoch in range(1, epochs + 1)
+        ]
+        inputs = {"x_cat": np.full((len(rows), 1), code, np.int32)}
+        (found,) = model.run(None, {**inputs, "x_cont": np.array(rows, np.float32)})
+        accuracy = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
+        return 1 - np.clip(accuracy, 0, 100) / 100
+
+    rng = np.random.default_rng(0)
+    lowest = curves([_drawn(rng, space) for _ in range(_REFERENCE)]).min(1)
+    best, median = float(lowest.min()), float(np.median(lowest))
+    return Table(f"lcbench-{task}", space, epochs, best, median, lambda p: curves([p])[0])
+
+
+def _distribution(field: dict[str, Any]) -> BaseDistribution:
+    kind = IntDistribution if field["type"] == "uniform_int" else FloatDistribution
+    return kind(field["lower"], field["upper"], log=field["log"])
+
+
+def _drawn(rng: np.random.Generator, space: Mapping[str, BaseDistribution]) -> Params:
+    """Draw a configuration evenly."""
+    drawn = {}
+    for name, distribution in space.items():
+        assert isinstance(distribution, IntDistribution | FloatDistribution)
+        low, high = distribution.low, distribution.high
+        ends = np.log([low, high]) if distribution.log else np.array([low, high])
+        x = rng.uniform(*ends)
+        x = np.exp(x) if distribution.log else x
+        drawn[name] = round(x) if isinstance(distribution, IntDistribution) else x
+    return drawn

@@ -1,0 +1,92 @@
+"""Trials of a run that are paused at a rung: claimed, and without a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from optuna.study import Study
+
+from supermax.engine.run.job import Job
+from supermax.engine.run.promotion import Ladder, Promotion, reports_of
+from supermax.engine.storage.history import TrialHistory
+
+
+class PausedTrials:
+    """Paused trials of a run, and the decision which of them continues."""
+
+    def __init__(self, study: Study, history: Callable[[], TrialHistory]) -> None:
+        pruner = study.pruner if len(study.directions) == 1 else None
+        self._ladder = Ladder(pruner, study.direction) if isinstance(pruner, Promotion) else None
+        self._history = history
+        self._seen = 0  # finished trials that the ladder has
+        self._jobs: dict[int, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._jobs
+
+    @property
+    def enabled(self) -> bool:
+        """Whether trials of this study pause."""
+        return self._ladder is not None
+
+    def pauses(self, job: Job, *, may_fill: bool) -> bool:
+        """Return whether a trial pauses after its last report. `may_fill`: workers would have
+        nothing else to do."""
+        ladder = self._updated()
+        if ladder.pauses(job.number, _reports(job)):
+            return True
+        return job.filler and (not may_fill or ladder.promotable() is not None)
+
+    def add(self, job: Job) -> None:
+        """Keep a trial that has paused."""
+        assert self._ladder is not None
+        self._ladder.add(job.number, _reports(job))
+        self._ladder.pause(job.number)
+        self._jobs[job.number] = job
+
+    def has_next(self, *, may_fill: bool) -> bool:
+        """Return whether a paused trial is to be continued now: one among the best of its rung,
+        or, with `may_fill`, any."""
+        return bool(self._jobs) and (may_fill or self._updated().promotable() is not None)
+
+    def take_next(self, *, may_fill: bool) -> Job | None:
+        """Return the paused trial to continue now, if any."""
+        if not self._jobs:
+            return None
+        ladder = self._updated()
+        promotable = ladder.promotable()
+        number = ladder.best() if promotable is None and may_fill else promotable
+        if (job := self._take(number)) is not None:
+            job.filler = promotable is None
+        return job
+
+    def take_all(self) -> list[Job]:
+        """Return all paused trials. None is paused any more."""
+        return self.take({job.trial._trial_id for job in self._jobs.values()})
+
+    def take(self, trial_ids: set[int]) -> list[Job]:
+        """Return those of these trials that are paused. They are not paused any more."""
+        numbers = [n for n, job in self._jobs.items() if job.trial._trial_id in trial_ids]
+        return [job for n in sorted(numbers) if (job := self._take(n)) is not None]
+
+    def _take(self, number: int | None) -> Job | None:
+        if number is None or self._ladder is None:
+            return None
+        self._ladder.resume(number)
+        return self._jobs.pop(number)
+
+    def _updated(self) -> Ladder:
+        """Return the ladder with the trials that have finished by now, those of other runs
+        included."""
+        assert self._ladder is not None
+        finished = self._history().finished
+        self._ladder.update(finished[self._seen :])
+        self._seen = len(finished)
+        return self._ladder
+
+
+def _reports(job: Job) -> list[float]:
+    return reports_of(job.trial._cached_frozen_trial)

@@ -1,0 +1,249 @@
+"""Trials that pause at rungs and are promoted."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+import supermax
+from supermax.engine import events
+from supermax.engine.run.promotion import Ladder, Promotion, rank_correlation, rungs_below
+from tests.engine.programs import loss_after, nine_epochs
+
+MINIMIZE = StudyDirection.MINIMIZE
+
+
+def always(**options: Any) -> Promotion:
+    """Return a Promotion whose rungs all count from the start, for trials with nine reports."""
+    return Promotion(**{"max_reports": 9, "min_agreement": -1, "run_through": 0, **options})
+
+
+# The ladder.
+
+
+@pytest.mark.parametrize(
+    ("top", "lowest", "rungs"),
+    [(27, 1, (1, 3, 9)), (9, 2, (3,)), (10, 1, (1, 3)), (4, 1, (1,)), (2, 1, (1,)), (1, 1, ())],
+)
+def test_rungs_are_counted_from_the_top(top: int, lowest: int, rungs: tuple[int, ...]) -> None:
+    assert rungs_below(top, 3, lowest) == rungs
+
+
+losses = st.one_of(st.integers(0, 5).map(float), st.just(math.nan))
+"""With many ties."""
+
+
+@given(st.lists(st.lists(losses, min_size=9, max_size=9), max_size=40), st.data())
+def test_ladder_promotes_the_best_of_a_rung(
+    curves: list[list[float]], data: st.DataObject
+) -> None:
+    """Trials arrive at rungs in any order. Compared with sorting all of them each time."""
+    ladder = Ladder(always(), MINIMIZE)
+    reached: dict[int, int] = {}
+    paused: dict[int, int] = {}
+    running = dict.fromkeys(range(len(curves)), 0)
+
+    def rank(number: int, rung: int) -> tuple[float, int]:
+        seen = [math.inf if math.isnan(v) else v for v in curves[number][:rung]]
+        return min(seen), number
+
+    def best(rung: int) -> list[int]:
+        there = sorted((n for n, r in reached.items() if r >= rung), key=lambda n: rank(n, rung))
+        return there[: len(there) // 3]
+
+    while running or ladder.promotable() is not None:
+        if (promoted := ladder.promotable()) is not None:
+            rung = paused.pop(promoted)
+            waiting = [n for n, r in paused.items() if r == rung]
+            assert promoted in best(rung)
+            assert all(rank(promoted, rung) < rank(other, rung) for other in waiting)
+            ladder.resume(promoted)
+            running[promoted] = rung
+        else:
+            number = data.draw(st.sampled_from(sorted(running)))
+            reports = running[number] = running[number] + 1
+            if reports == 9:
+                del running[number]
+                continue
+            if reports in (1, 3):
+                reached[number] = reports
+            pauses = ladder.pauses(number, curves[number][:reports])
+            assert pauses == (reports in (1, 3) and number not in best(reports))
+            if pauses:
+                del running[number]
+                paused[number] = reports
+                ladder.pause(number)
+    assert all(number not in best(rung) for number, rung in paused.items())
+    assert (ladder.best() is None) == (not paused)
+
+
+def test_lower_rung_counts_once_it_ranks_as_the_next_one() -> None:
+    ladder = Ladder(always(min_agreement=0.5, min_trials=8), MINIMIZE)
+    for number in range(8):  # the order after one report is that after three
+        assert not ladder.pauses(number, [float(number)])
+        assert ladder.pauses(number, [float(number)] * 3) == (number >= 1 or True)
+    assert ladder.trusts(1)
+    assert ladder.pauses(8, [9.0])
+
+
+def test_lower_rung_does_not_count_while_it_ranks_otherwise() -> None:
+    ladder = Ladder(always(min_agreement=0.5, min_trials=8), MINIMIZE)
+    for number in range(30):
+        assert not ladder.pauses(number, [float(number)])
+        ladder.pauses(number, [float(number), 0.0, -float(number)])
+    assert not ladder.trusts(1)
+
+
+def test_a_share_of_trials_is_never_paused() -> None:
+    pruner = always(run_through=0.1)
+    ladder = Ladder(pruner, MINIMIZE)
+    through = [n for n in range(200) if not ladder.pauses(n, [float(n)]) and n > 5]
+    assert len(through) == pytest.approx(20, abs=3)
+    assert through == [n for n in range(6, 200) if pruner.runs_through(n)]
+
+
+def test_without_max_reports_it_is_taken_from_complete_trials() -> None:
+    ladder = Ladder(Promotion(), MINIMIZE)
+    assert ladder.rungs == ()
+    assert not ladder.pauses(0, [1.0, 2.0, 3.0])
+    ladder.update([complete(0, 9), complete(1, 27), complete(2, 5)])
+    assert ladder.rungs == (1, 3, 9)
+
+
+def complete(number: int, reports: int) -> FrozenTrial:
+    curve = dict.fromkeys(range(reports), 1.0)
+    trial = create_trial(value=1.0, intermediate_values=curve)
+    trial.number = number
+    return trial
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
+def test_rank_correlation_is_kendalls_tau(pairs: list[tuple[float, float]]) -> None:
+    stats = pytest.importorskip("scipy.stats")
+    left, right = zip(*pairs, strict=True)
+    if len(set(left)) > 1 and len(set(right)) > 1:
+        expected = stats.kendalltau(left, right).statistic
+        assert rank_correlation(pairs) == pytest.approx(expected)
+    else:
+        assert rank_correlation(pairs) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"reduction_factor": 1},
+        {"min_reports": 0},
+        {"max_reports": 2, "min_reports": 3},
+        {"run_through": 1.5},
+        {"min_agreement": 2},
+        {"min_trials": 1},
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Promotion(**wrong)
+
+
+def test_optunas_own_loop_prunes_instead() -> None:
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=1), pruner=always())
+    study.optimize(_in_process, n_trials=30)
+    states = Counter(trial.state for trial in study.trials)
+    assert states[TrialState.PRUNED] > 15
+    assert states[TrialState.COMPLETE] >= 3
+
+
+def _in_process(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", -10, 10)
+    for epoch in range(1, 10):
+        trial.report(loss_after(x, epoch), epoch)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+    return loss_after(x, 9)
+
+
+# Runs.
+
+
+@pytest.mark.usefixtures("quick")
+class TestRun:
+    @pytest.fixture
+    def marks(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("MARKS", str(tmp_path / "marks"))
+        return tmp_path / "marks"
+
+    def test_best_trials_complete_and_no_epoch_is_trained_twice(
+        self, study: optuna.Study, marks: Path
+    ) -> None:
+        summary = supermax.optimize(
+            study, nine_epochs, n_trials=30, workers=3, pruner=always(), progress=False
+        )
+        assert summary.finished == 30
+        assert summary.trials["RUNNING"] == 0
+        trained = [tuple(map(int, line.split())) for line in marks.read_text().splitlines()]
+        assert Counter(trained).most_common(1)[0][1] == 1
+        for trial in study.trials:
+            assert sorted(epoch for number, epoch in trained if number == trial.number) == list(
+                trial.intermediate_values
+            )
+        best = min(study.trials, key=lambda trial: loss_after(trial.params["x"], 9))
+        assert study.best_trial.number == best.number
+        assert len(trained) < 30 * 9 / 2
+        stopped = Counter(max(trial.intermediate_values) for trial in study.trials)
+        assert 3 <= stopped[9] <= 12
+
+    @pytest.mark.parametrize("promoted", [True, False])
+    def test_paused_trials_wait_for_the_next_run(
+        self, study: optuna.Study, marks: Path, promoted: bool
+    ) -> None:
+        """With another pruner, all of them continue."""
+        paused: set[int] = set()
+
+        def stop_after_pauses(event: events.Event) -> None:
+            if isinstance(event, events.TrialPaused) and len(paused) < 4:
+                paused.add(event.number)
+                if len(paused) == 4:
+                    signal.raise_signal(signal.SIGINT)
+
+        options: dict[str, Any] = {"n_trials": 12, "workers": 2}
+        first = supermax.optimize(
+            study, nine_epochs, **options, pruner=always(), progress=stop_after_pauses
+        )
+        assert first.stopped_by
+        assert first.trials["RUNNING"] >= 3
+        next_pruner = always() if promoted else optuna.pruners.NopPruner()
+        second = supermax.optimize(
+            study, nine_epochs, **options, pruner=next_pruner, progress=False
+        )
+        assert second.finished == 12
+        assert second.trials["RUNNING"] == 0
+        assert promoted == (second.trials["PRUNED"] > 0)
+        trained = [tuple(map(int, line.split())) for line in marks.read_text().splitlines()]
+        assert Counter(trained).most_common(1)[0][1] == 1
+
+    def test_sampler_sees_paused_trials_as_pruned(self, study: optuna.Study) -> None:
+        sampler = Recording(seed=1, n_startup_trials=4)
+        study.sampler = sampler
+        supermax.optimize(study, nine_epochs, n_trials=12, pruner=always(), progress=False)
+        assert any(sampler.pruned_before_the_end)
+
+
+class Recording(optuna.samplers.TPESampler):
+    """TPE that notes how many pruned trials it sees."""
+
+    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
+        seen = study._get_trials(deepcopy=False, states=(TrialState.PRUNED,), use_cache=True)
+        self.pruned_before_the_end = [
+            *getattr(self, "pruned_before_the_end", []),
+            *(t.intermediate_values for t in seen),
+        ]
+        return super().sample_relative(study, trial, search_space)
