@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 
 from supermax._util.attributes import CLAIM, TAKEN_FROM
 from supermax.engine.run.sharing import RunOfStudy
-from supermax.engine.storage.leases import ENDED, RUNNING, RunInfo
+from supermax.engine.storage.lease_tables import ENDED, RUNNING, RunInfo
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.results.machines import machine_text, run_names, short_hosts
 from supermax.results.records import StudyRecord, TrialRecord

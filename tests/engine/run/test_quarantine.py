@@ -16,7 +16,7 @@ import supermax
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
 from supermax.engine.run.sharing import RunOfStudy
-from supermax.engine.storage.leases import read_owners, read_runs
+from supermax.engine.storage.lease_tables import read_owners, read_runs
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.run.test_sharing import (

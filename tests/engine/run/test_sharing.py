@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 import supermax
 from supermax._util.attributes import CLAIM
-from supermax.engine.storage.leases import read_owners, read_runs
+from supermax.engine.storage.lease_tables import read_owners, read_runs
 from supermax.errors import EnvironmentFault, UserError
 from tests import ROOT
 from tests.conftest import eventually

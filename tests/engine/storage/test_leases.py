@@ -23,16 +23,14 @@ import supermax
 from supermax._util.attributes import CLAIM
 from supermax.engine.run.job import Job
 from supermax.engine.run.sharing import SharedRun, check_versions
-from supermax.engine.storage.leases import (
+from supermax.engine.storage.lease_tables import (
     ENDED,
     QUARANTINED,
-    LeaseLost,
-    Leases,
-    TargetReached,
     create_tables,
     read_owners,
     read_runs,
 )
+from supermax.engine.storage.leases import LeaseLost, Leases, TargetReached
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import TrialFolder

@@ -40,7 +40,8 @@ from supermax.engine.run.seeded_samplers import reseed
 from supermax.engine.run.sharing import SharedRun, check_versions
 from supermax.engine.run.signals import SignalHandlers
 from supermax.engine.storage import locations, locks, rdb, servers, sqlite
-from supermax.engine.storage.leases import Leases, create_tables, read_owners
+from supermax.engine.storage.lease_tables import create_tables, read_owners
+from supermax.engine.storage.leases import Leases
 from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage

@@ -22,15 +22,14 @@ from supermax.engine.run.health import Fate, Streak, allowed_workers, is_bad, ma
 from supermax.engine.run.job import Job
 from supermax.engine.run.tell import succeeded
 from supermax.engine.storage import rdb
-from supermax.engine.storage.leases import (
+from supermax.engine.storage.lease_tables import (
     PROTOCOL,
     RUNNING,
-    Expired,
-    Leases,
     RunInfo,
     read_owners,
     read_runs,
 )
+from supermax.engine.storage.leases import Expired, Leases
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_history import read_history
 from supermax.errors import Quarantined, UserError

@@ -1,8 +1,5 @@
 """Leases of trials on a database server: which run owns a RUNNING trial, and until when.
 
-    supermax_runs      one row per run: machine, process, run folder, end of its lease
-    supermax_leases    one row per RUNNING trial: its run, and a fencing token
-
 A run that cannot finish a trial may offer it to the others, once: they may take it at once.
 A run renews its own row from its loop. Once the row has expired, another run may take over the
 trials: that raises their tokens. Every write to a trial checks the token in the same transaction,
@@ -19,68 +16,37 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 import sqlalchemy.event
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
 from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.trial import TrialState
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, TAKEN_FROM
 from supermax.engine.storage.database_time import DatabaseTime
+from supermax.engine.storage.lease_tables import (
+    ENDED,
+    LEASES,
+    OFFERED,
+    OWN,
+    PROTOCOL,
+    QUARANTINED,
+    RUNNING,
+    RUNS,
+    SECOND_HAND,
+    RunInfo,
+    count_of,
+    rows_of,
+    session_of,
+)
 
 FIRST_TOKEN = 1
-PROTOCOL = 1
-"""Version of the tables and of the rules for them. Runs with different ones share no study."""
-RUNNING, ENDED, QUARANTINED = "running", "ended", "quarantined"
-_OWN, _OFFERED, _SECOND_HAND = 0, 1, 2
-"""Values of the column `offer`: the trial was never offered, waits for a run that takes it, or was
-taken after an offer. Its run cannot write to a trial that it has offered."""
-_metadata = sa.MetaData()
-_RUNS = sa.Table(
-    "supermax_runs",
-    _metadata,
-    sa.Column("run", sa.String(32), primary_key=True),
-    sa.Column(
-        "study_id",
-        sa.ForeignKey(models.StudyModel.study_id, ondelete="CASCADE"),
-        nullable=False,
-        index=True,
-    ),
-    sa.Column("host", sa.String(255), nullable=False),
-    sa.Column("pid", sa.Integer, nullable=False),
-    sa.Column("run_dir", sa.Text, nullable=False),
-    sa.Column("workers", sa.Integer, nullable=False),
-    sa.Column("version", sa.String(64), nullable=False),
-    sa.Column("protocol", sa.Integer, nullable=False),
-    sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("note", sa.Text, nullable=False),
-    sa.Column("started_at", sa.Float(53), nullable=False),
-    sa.Column("seen_at", sa.Float(53), nullable=False),
-    sa.Column("expires_at", sa.Float(53), nullable=False),
-)
-_LEASES = sa.Table(
-    "supermax_leases",
-    _metadata,
-    sa.Column(
-        "trial_id",
-        sa.ForeignKey(models.TrialModel.trial_id, ondelete="CASCADE"),
-        primary_key=True,
-        autoincrement=False,
-    ),
-    sa.Column("study_id", sa.Integer, nullable=False, index=True),
-    sa.Column("run", sa.String(32), nullable=False, index=True),
-    sa.Column("token", sa.Integer, nullable=False),
-    sa.Column("takeovers", sa.Integer, nullable=False),
-    sa.Column("offer", sa.Integer, nullable=False),
-)
-
-_OTHER = _RUNS.alias("other")
+_OTHER = RUNS.alias("other")
 _SHORTEST_IDLE_TIME = 5  # seconds; a busy process pauses for one now and then
 
 
@@ -94,31 +60,6 @@ class LeaseLost(Exception):
 
 class TargetReached(Exception):
     """Error: with the trials that are running, the study has as many as it shall get."""
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """Row of a run."""
-
-    run: str
-    host: str
-    pid: int
-    run_dir: str
-    workers: int
-    version: str
-    protocol: int
-    state: str
-    note: str
-    """What is unusual about the run: why it was quarantined, or GPUs out of service."""
-    started_at: float
-    seen_at: float
-    expires_at: float
-    now: float
-    """Time of the database when the row was read."""
-
-    @property
-    def alive(self) -> bool:
-        return self.state == RUNNING and self.expires_at > self.now
 
 
 @dataclass(frozen=True)
@@ -158,8 +99,8 @@ class Leases:
     def register(self, run_dir: Path, workers: int, version: str) -> list[RunInfo]:
         """Write the row of this run; return the rows of the other runs. Trials that it still owns
         from before get new tokens, so that an earlier process of this run cannot write to them."""
-        with _session(self._backend) as session:
-            others = [row for row in _rows(session, self._study_id) if row.run != self.run]
+        with session_of(self._backend) as session:
+            others = [row for row in rows_of(session, self._study_id) if row.run != self.run]
             now = DatabaseTime()
             values: dict[str, Any] = {
                 "host": platform.node(),
@@ -174,24 +115,24 @@ class Leases:
                 "seen_at": now,
                 "expires_at": now + self.seconds,
             }
-            where = _RUNS.c.run == self.run
-            if not _count(session.execute(sa.update(_RUNS).where(where).values(values))):
+            where = RUNS.c.run == self.run
+            if not count_of(session.execute(sa.update(RUNS).where(where).values(values))):
                 keys = {"run": self.run, "study_id": self._study_id}
-                session.execute(sa.insert(_RUNS).values(values | keys))
-            own = _LEASES.c.run == self.run
-            session.execute(sa.update(_LEASES).where(own).values(token=_LEASES.c.token + 1))
+                session.execute(sa.insert(RUNS).values(values | keys))
+            own = LEASES.c.run == self.run
+            session.execute(sa.update(LEASES).where(own).values(token=LEASES.c.token + 1))
             self.tokens = self._owned(session)
-            taken = sa.select(_LEASES.c.trial_id).where(own, _LEASES.c.offer == _SECOND_HAND)
+            taken = sa.select(LEASES.c.trial_id).where(own, LEASES.c.offer == SECOND_HAND)
             self.second_hand = set(session.execute(taken).scalars())
         return others
 
     def renew(self) -> set[int]:
         """Renew the leases of this run; return the ids of trials that it has lost."""
-        with _session(self._backend) as session:
+        with session_of(self._backend) as session:
             now = DatabaseTime()
             session.execute(
-                sa.update(_RUNS)
-                .where(_RUNS.c.run == self.run)
+                sa.update(RUNS)
+                .where(RUNS.c.run == self.run)
                 .values(seen_at=now, expires_at=now + self.seconds)
             )
             owned = self._owned(session)
@@ -202,8 +143,8 @@ class Leases:
 
     def note(self, text: str) -> None:
         """Write what is unusual about this run, for `supermax status`."""
-        with _session(self._backend) as session:
-            session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(note=text))
+        with session_of(self._backend) as session:
+            session.execute(sa.update(RUNS).where(RUNS.c.run == self.run).values(note=text))
 
     def end(self, *, release: bool, quarantined: str | None = None) -> None:
         """Write the end of this run. `release`: others may take over its trials at once, instead
@@ -213,12 +154,12 @@ class Leases:
             values |= {"state": QUARANTINED, "note": quarantined}
         if release:
             values["expires_at"] = DatabaseTime()
-        with _session(self._backend) as session:
-            session.execute(sa.update(_RUNS).where(_RUNS.c.run == self.run).values(values))
+        with session_of(self._backend) as session:
+            session.execute(sa.update(RUNS).where(RUNS.c.run == self.run).values(values))
 
     def _owned(self, session: Session) -> dict[int, int]:
-        query = sa.select(_LEASES.c.trial_id, _LEASES.c.token).where(
-            _LEASES.c.run == self.run, _LEASES.c.offer != _OFFERED
+        query = sa.select(LEASES.c.trial_id, LEASES.c.token).where(
+            LEASES.c.run == self.run, LEASES.c.offer != OFFERED
         )
         return {row.trial_id: row.token for row in session.execute(query)}
 
@@ -229,36 +170,36 @@ class Leases:
         leases, and those that were offered. A trial that failed on a machine is for runs on other
         machines, if there are any; its own run takes it back when no other is left."""
         columns = (
-            _LEASES.c.trial_id,
-            _LEASES.c.run,
-            _LEASES.c.token,
-            _LEASES.c.takeovers,
-            _LEASES.c.offer == _OFFERED,
-            _RUNS.c.run_dir,
-            _RUNS.c.host,
+            LEASES.c.trial_id,
+            LEASES.c.run,
+            LEASES.c.token,
+            LEASES.c.takeovers,
+            LEASES.c.offer == OFFERED,
+            RUNS.c.run_dir,
+            RUNS.c.host,
         )
-        own, offered = _LEASES.c.run == self.run, _LEASES.c.offer == _OFFERED
+        own, offered = LEASES.c.run == self.run, LEASES.c.offer == OFFERED
         here = platform.node()
         suits = sa.or_(
             sa.and_(own, ~self._others()),
-            sa.and_(~own, sa.or_(_RUNS.c.host != here, ~self._others(_OTHER.c.host != here))),
+            sa.and_(~own, sa.or_(RUNS.c.host != here, ~self._others(_OTHER.c.host != here))),
         )
-        gone = sa.and_(~own, _RUNS.c.expires_at < DatabaseTime())
-        with _session(self._backend) as session:
+        gone = sa.and_(~own, RUNS.c.expires_at < DatabaseTime())
+        with session_of(self._backend) as session:
             found = session.execute(
                 self._leases(*columns)
-                .join(_RUNS, _RUNS.c.run == _LEASES.c.run)
+                .join(RUNS, RUNS.c.run == LEASES.c.run)
                 .where(sa.or_(gone, sa.and_(offered, suits)))
-                .order_by(_LEASES.c.trial_id)
+                .order_by(LEASES.c.trial_id)
             )
             return [Expired(*row) for row in found]
 
     def count_elsewhere(self) -> int:
         """Return the number of trials that other runs have leased, or that this run has offered
         to them."""
-        elsewhere = sa.or_(_LEASES.c.run != self.run, _LEASES.c.offer == _OFFERED)
+        elsewhere = sa.or_(LEASES.c.run != self.run, LEASES.c.offer == OFFERED)
         query = self._leases(sa.func.count()).where(elsewhere)
-        with _session(self._backend) as session:
+        with session_of(self._backend) as session:
             return int(session.execute(query).scalar_one())
 
     def _leases(self, *columns: Any) -> sa.Select[Any]:
@@ -267,9 +208,9 @@ class Leases:
         trial = models.TrialModel
         return (
             sa.select(*columns)
-            .select_from(_LEASES)
-            .join(trial, trial.trial_id == _LEASES.c.trial_id)
-            .where(_LEASES.c.study_id == self._study_id, trial.state == TrialState.RUNNING)
+            .select_from(LEASES)
+            .join(trial, trial.trial_id == LEASES.c.trial_id)
+            .where(LEASES.c.study_id == self._study_id, trial.state == TrialState.RUNNING)
         )
 
     def _others(self, *conditions: sa.ColumnElement[bool]) -> sa.Exists:
@@ -284,18 +225,18 @@ class Leases:
 
     def has_others(self) -> bool:
         """Return whether another run on the study is alive."""
-        with _session(self._backend) as session:
+        with session_of(self._backend) as session:
             return bool(session.execute(sa.select(self._others())).scalar_one())
 
     def offer(self, trial_id: int) -> None:
         """Offer a trial of this run to the others; raise LeaseLost if it is this run's no more."""
         token = self.tokens.get(trial_id, 0)
-        mine = (_LEASES.c.trial_id == trial_id, _LEASES.c.run == self.run)
-        with _session(self._backend) as session:
-            change = sa.update(_LEASES).where(*mine, _LEASES.c.token == token)
-            session.execute(change.values(offer=_OFFERED, token=token + 1))
+        mine = (LEASES.c.trial_id == trial_id, LEASES.c.run == self.run)
+        with session_of(self._backend) as session:
+            change = sa.update(LEASES).where(*mine, LEASES.c.token == token)
+            session.execute(change.values(offer=OFFERED, token=token + 1))
             # Not counted: an earlier attempt at this call may have succeeded.
-            query = sa.select(_LEASES.c.trial_id).where(*mine, _LEASES.c.token == token + 1)
+            query = sa.select(LEASES.c.trial_id).where(*mine, LEASES.c.token == token + 1)
             offered = session.execute(query).first() is not None
         self.tokens.pop(trial_id, None)
         if not offered:
@@ -304,20 +245,20 @@ class Leases:
     def take_over(self, lost: Expired) -> bool:
         """Take an expired or offered trial; return False if another run was faster, or its own run
         is back."""
-        alive = sa.exists().where(_RUNS.c.run == lost.run, _RUNS.c.expires_at >= DatabaseTime())
-        change = {"offer": _SECOND_HAND} if lost.offered else {"takeovers": lost.takeovers + 1}
-        with _session(self._backend) as session:
+        alive = sa.exists().where(RUNS.c.run == lost.run, RUNS.c.expires_at >= DatabaseTime())
+        change = {"offer": SECOND_HAND} if lost.offered else {"takeovers": lost.takeovers + 1}
+        with session_of(self._backend) as session:
             taken = session.execute(
-                sa.update(_LEASES)
+                sa.update(LEASES)
                 .where(
-                    _LEASES.c.trial_id == lost.trial_id,
-                    _LEASES.c.run == lost.run,
-                    _LEASES.c.token == lost.token,
-                    sa.or_(_LEASES.c.offer == _OFFERED, ~alive),
+                    LEASES.c.trial_id == lost.trial_id,
+                    LEASES.c.run == lost.run,
+                    LEASES.c.token == lost.token,
+                    sa.or_(LEASES.c.offer == OFFERED, ~alive),
                 )
                 .values(run=self.run, token=lost.token + 1, **change)
             )
-            if not _count(taken):
+            if not count_of(taken):
                 # With the next token of this run, an earlier attempt at this call has succeeded.
                 held = self._owned(session).get(lost.trial_id) == lost.token + 1
             elif held := self._is_running(session, lost.trial_id):
@@ -359,15 +300,15 @@ class Leases:
     def add(self, session: Session, trial_id: int) -> None:
         """Write the lease of a trial in the transaction that makes it RUNNING."""
         row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
-        first = {"token": FIRST_TOKEN, "takeovers": 0, "offer": _OWN}
-        session.execute(sa.insert(_LEASES).values(row | first))
+        first = {"token": FIRST_TOKEN, "takeovers": 0, "offer": OWN}
+        session.execute(sa.insert(LEASES).values(row | first))
 
     def adopt(self, trial_id: int) -> bool:
         """Lease a trial that has this run's claim but no lease, as an earlier version leaves it;
         return False if it was finished, or leased, meanwhile."""
-        with _session(self._backend) as session:
+        with session_of(self._backend) as session:
             self.lock(session)
-            taken = sa.select(_LEASES.c.run).where(_LEASES.c.trial_id == trial_id)
+            taken = sa.select(LEASES.c.run).where(LEASES.c.trial_id == trial_id)
             if not self._is_running(session, trial_id) or session.execute(taken).first():
                 return False
             self.add(session, trial_id)
@@ -395,11 +336,11 @@ class Leases:
         if (write := getattr(self._current, "write", None)) is None:
             return
         trial_id, token, ends = write
-        mine = (_LEASES.c.trial_id == trial_id, _LEASES.c.token == token)
+        mine = (LEASES.c.trial_id == trial_id, LEASES.c.token == token)
         if ends:
-            held = bool(_count(session.execute(sa.delete(_LEASES).where(*mine))))
+            held = bool(count_of(session.execute(sa.delete(LEASES).where(*mine))))
         else:
-            query = sa.select(_LEASES.c.token).where(*mine).with_for_update(read=True)
+            query = sa.select(LEASES.c.token).where(*mine).with_for_update(read=True)
             held = session.execute(query).first() is not None
         if not held:
             raise LeaseLost(trial_id)
@@ -432,52 +373,3 @@ class Leases:
         cursor.execute(statement)
         cursor.close()
         connection.commit()
-
-
-def create_tables(backend: RDBStorage) -> None:
-    """Create the tables if they do not exist. Another run may do so at the same moment."""
-    try:
-        _metadata.create_all(backend.engine)
-    except (sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.IntegrityError,
-            sqlalchemy.exc.OperationalError):  # fmt: skip
-        if not all(map(sa.inspect(backend.engine).has_table, _metadata.tables)):
-            raise
-
-
-def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:
-    """Return the runs of a study, the latest first; []: none has shared it yet."""
-    if not sa.inspect(backend.engine).has_table(_RUNS.name):
-        return []
-    with _session(backend) as session:
-        return _rows(session, study_id)
-
-
-def read_owners(backend: RDBStorage, study_id: int, *, offered: bool = True) -> dict[int, str]:
-    """Return number → run, of the trials that are leased; `offered`: with those that their run
-    has offered to others."""
-    if not sa.inspect(backend.engine).has_table(_LEASES.name):
-        return {}
-    trial = models.TrialModel
-    with _session(backend) as session:
-        query = sa.select(trial.number, _LEASES.c.run).join(
-            _LEASES, _LEASES.c.trial_id == trial.trial_id
-        )
-        shown = sa.true() if offered else _LEASES.c.offer != _OFFERED
-        rows = session.execute(query.where(_LEASES.c.study_id == study_id, shown))
-        return {row.number: row.run for row in rows}
-
-
-def _rows(session: Session, study_id: int) -> list[RunInfo]:
-    columns = [column for column in _RUNS.c if column.name != "study_id"]
-    query = sa.select(*columns, DatabaseTime().label("now"))
-    rows = session.execute(query.where(_RUNS.c.study_id == study_id)).mappings()
-    found = [RunInfo(**row) for row in rows]
-    return sorted(found, key=lambda row: -row.started_at)
-
-
-def _session(backend: RDBStorage) -> contextlib.AbstractContextManager[Session]:
-    return _create_scoped_session(backend.scoped_session)
-
-
-def _count(result: sa.Result[Any]) -> int:
-    return cast("sa.CursorResult[Any]", result).rowcount
