@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import sys
 import time
@@ -100,7 +101,9 @@ def with_checkpoint(trial: Any) -> float:
 
 
 def shared(url: str, n_trials: str, run_dir: str, lease: str, checkpoints: str = "") -> None:
-    """Run trials beside other runs on the same study."""
+    """Run trials beside other runs on the same study; HOST: the name of this machine."""
+    if host := os.environ.get("HOST"):
+        platform.node = lambda: host
     study = optuna.create_study(storage=url, study_name="shared", load_if_exists=True)
     summary = supermax.optimize(
         study,

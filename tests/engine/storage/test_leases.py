@@ -30,7 +30,7 @@ from supermax.engine.storage.lease_tables import (
     read_owners,
     read_runs,
 )
-from supermax.engine.storage.leases import LeaseLost, Leases, TargetReached
+from supermax.engine.storage.leases import LeaseLost, Leases, RunSuperseded, TargetReached
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import TrialFolder
@@ -261,7 +261,7 @@ def test_a_run_that_starts_again_excludes_its_earlier_process(opened: Opener) ->
     trial = before.create_new_trial(study_id(before))
     again = opened("one")
     assert leases(again).tokens == {trial: 2}
-    with pytest.raises(LeaseLost):
+    with pytest.raises(RunSuperseded):
         before.set_trial_user_attr(trial, "late", 1)
     again.set_trial_user_attr(trial, "mine", 1)
 

@@ -15,7 +15,6 @@ from optuna.exceptions import StorageInternalError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax import __version__
 from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_folder, make_private
@@ -37,11 +36,11 @@ from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.seeded_samplers import reseed
-from supermax.engine.run.sharing import SharedRun, check_versions
+from supermax.engine.run.sharing import OWN_FOLDER, SharedRun, register
 from supermax.engine.run.signals import SignalHandlers
 from supermax.engine.storage import locations, locks, rdb, servers, sqlite
 from supermax.engine.storage.lease_tables import create_tables, read_owners
-from supermax.engine.storage.leases import Leases
+from supermax.engine.storage.leases import Leases, RunSuperseded
 from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
@@ -58,7 +57,6 @@ from supermax.errors import EnvironmentFault, Quarantined
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
-_OWN_FOLDER = "To run beside it, give this run a folder of its own (run_dir, --run-dir)."
 
 
 def run(
@@ -211,6 +209,9 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
     stopped."""
     try:
         yield
+    except RunSuperseded:
+        coordinator.attempts.clear()  # their ledgers are another process's now
+        raise
     finally:
         coordinator.processes.close()
         coordinator.pool.closed()
@@ -255,7 +256,7 @@ def _opened(
             if not place.shared:
                 stack.enter_context(_locked(place.lock, name))
         if place.shared:
-            stack.enter_context(_locked(folder.lock, name, advice=_OWN_FOLDER))
+            stack.enter_context(_locked(folder.lock, name, advice=OWN_FOLDER))
         if place.file is not None:
             shared = locks.beside(place.file, str(study._study_id))
             stack.enter_context(_locked(shared, name, like=place.file))
@@ -281,8 +282,7 @@ def _shared(
     with _explained("The tables supermax_runs and supermax_leases cannot be created"):
         storage.call(create_tables, server)
     with _explained("The run cannot be registered"):
-        others = storage.call(leases.register, folder.path, options.workers, __version__)
-    check_versions(others)
+        others = register(storage, leases, folder, options.workers)
     storage.leases = leases
     shared = SharedRun(storage, leases, has_others=bool(others))
     with leases.enforced():

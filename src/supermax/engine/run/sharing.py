@@ -29,13 +29,16 @@ from supermax.engine.storage.lease_tables import (
     read_owners,
     read_runs,
 )
-from supermax.engine.storage.leases import Expired, Leases
+from supermax.engine.storage.leases import Expired, FolderInUse, Leases
 from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.storage.run_history import read_history
 from supermax.errors import Quarantined, UserError
 
 _RENEWALS = 4  # per lease
 _LOOK_INTERVAL = 5.0  # seconds between two looks for expired leases
+_FOLDER_INTERVAL = 0.5  # seconds between two looks at a run in the same folder
+OWN_FOLDER = "To run beside it, give this run a folder of its own (run_dir, --run-dir)."
 
 
 class SharedRun:
@@ -206,6 +209,29 @@ def runs_of(study: Study) -> list[RunOfStudy]:
         )
         for row in rows
     ]
+
+
+def register(
+    storage: PatientStorage, leases: Leases, folder: StudyFolder, workers: int
+) -> list[RunInfo]:
+    """Register this run; return the other runs on the study.
+
+    A process on another machine that has registered the same folder is given the rest of its lease
+    to show that it is alive. Raise UserError if it does."""
+    first: RunInfo | None = None
+    while True:
+        try:
+            return storage.call(leases.register, folder.path, workers, __version__, check_versions)
+        except FolderInUse as error:
+            row = error.row
+        where = f"The run folder {row.run_dir} is used by process {row.pid} on {row.host}"
+        if first is None:
+            first = row
+            text = f"{where}. This run waits up to {row.expires_at - row.now:.0f} s"
+            storage.patience.notify(f"{text}: if that process has died, it continues then.")
+        elif (row.started_at, row.seen_at) != (first.started_at, first.seen_at):
+            raise UserError(f"{where}. {OWN_FOLDER}")
+        time.sleep(_FOLDER_INTERVAL)  # no event announces that another machine is gone
 
 
 def check_versions(others: list[RunInfo]) -> None:

@@ -1,7 +1,9 @@
 """Tables of the runs on a study and of their leases, beside those of Optuna.
 
-supermax_runs      one row per run: machine, process, run folder, end of its lease
-supermax_leases    one row per RUNNING trial: its run, and a fencing token
+    supermax_runs      one row per run: machine, process, run folder, end of its lease, epoch
+    supermax_leases    one row per RUNNING trial: its run, and a fencing token
+
+Each start of a run raises its epoch: an earlier process of the run can write nothing more.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from supermax.engine.storage.database_time import DatabaseTime
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the tables and of the rules for them. Runs with different ones share no study."""
 RUNNING, ENDED, QUARANTINED = "running", "ended", "quarantined"
 OWN, OFFERED, SECOND_HAND = 0, 1, 2
@@ -44,6 +46,7 @@ RUNS = sa.Table(
     sa.Column("protocol", sa.Integer, nullable=False),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("note", sa.Text, nullable=False),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("started_at", sa.Float(53), nullable=False),
     sa.Column("seen_at", sa.Float(53), nullable=False),
     sa.Column("expires_at", sa.Float(53), nullable=False),
@@ -91,13 +94,24 @@ class RunInfo:
 
 
 def create_tables(backend: RDBStorage) -> None:
-    """Create the tables if they do not exist. Another run may do so at the same moment."""
+    """Create the tables, or what those of an earlier version lack. Another run may do so at the
+    same moment."""
     try:
         _metadata.create_all(backend.engine)
+        if not _has_epochs(backend):
+            add = "ALTER TABLE supermax_runs ADD COLUMN epoch INTEGER DEFAULT 0 NOT NULL"
+            with backend.engine.begin() as connection:
+                connection.execute(sa.text(add))
     except (sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.IntegrityError,
             sqlalchemy.exc.OperationalError):  # fmt: skip
-        if not all(map(sa.inspect(backend.engine).has_table, _metadata.tables)):
+        found = sa.inspect(backend.engine)
+        if not (all(map(found.has_table, _metadata.tables)) and _has_epochs(backend)):
             raise
+
+
+def _has_epochs(backend: RDBStorage) -> bool:
+    columns = sa.inspect(backend.engine).get_columns(RUNS.name)
+    return any(column["name"] == RUNS.c.epoch.name for column in columns)
 
 
 def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:
@@ -124,7 +138,7 @@ def read_owners(backend: RDBStorage, study_id: int, *, offered: bool = True) -> 
 
 
 def rows_of(session: Session, study_id: int) -> list[RunInfo]:
-    columns = [column for column in RUNS.c if column.name != "study_id"]
+    columns = [column for column in RUNS.c if column.name not in ("study_id", "epoch")]
     query = sa.select(*columns, DatabaseTime().label("now"))
     rows = session.execute(query.where(RUNS.c.study_id == study_id)).mappings()
     found = [RunInfo(**row) for row in rows]

@@ -13,7 +13,7 @@ import contextlib
 import os
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from supermax.engine.storage.lease_tables import (
     rows_of,
     session_of,
 )
+from supermax.errors import EnvironmentFault
 
 FIRST_TOKEN = 1
 _OTHER = RUNS.alias("other")
@@ -56,6 +57,18 @@ class LeaseLost(Exception):
     def __init__(self, trial_id: int) -> None:
         super().__init__(f"The lease of trial id {trial_id} is lost.")
         self.trial_id = trial_id
+
+
+class FolderInUse(Exception):
+    """Error: a process on another machine works in the folder of this run."""
+
+    def __init__(self, row: RunInfo) -> None:
+        super().__init__(f"{row.run_dir} is in use on {row.host}.")
+        self.row = row
+
+
+class RunSuperseded(EnvironmentFault):
+    """Error: a later process has continued this run, in the same run folder."""
 
 
 class TargetReached(Exception):
@@ -88,6 +101,7 @@ class Leases:
         self._backend = backend
         self._study_id = study_id
         self._target = target
+        self._epoch = 0  # set once the run is registered
         self.tokens: dict[int, int] = {}
         """Trial id → token, of the trials that this run owns."""
         self.second_hand: set[int] = set()
@@ -96,11 +110,30 @@ class Leases:
 
     # Runs.
 
-    def register(self, run_dir: Path, workers: int, version: str) -> list[RunInfo]:
-        """Write the row of this run; return the rows of the other runs. Trials that it still owns
-        from before get new tokens, so that an earlier process of this run cannot write to them."""
+    def register(
+        self,
+        run_dir: Path,
+        workers: int,
+        version: str,
+        check: Callable[[list[RunInfo]], None] = lambda _: None,
+    ) -> list[RunInfo]:
+        """Write the row of this run; return the rows of the other runs. An earlier process of this
+        run can write nothing from then on: the epoch is raised, and trials that the run still owns
+        get new tokens.
+
+        `check` gets the rows of the other runs first, and may raise. Raise FolderInUse while the
+        lease of a process on another machine has not expired: the lock of the run folder may not
+        be seen there."""
         with session_of(self._backend) as session:
-            others = [row for row in rows_of(session, self._study_id) if row.run != self.run]
+            self.lock(session)
+            rows = rows_of(session, self._study_id)
+            others = [row for row in rows if row.run != self.run]
+            check(others)
+            for row in rows:
+                if row.run == self.run and row.alive and row.host != platform.node():
+                    raise FolderInUse(row)
+            where = RUNS.c.run == self.run
+            epoch = 1 + (session.execute(sa.select(RUNS.c.epoch).where(where)).scalar() or 0)
             now = DatabaseTime()
             values: dict[str, Any] = {
                 "host": platform.node(),
@@ -111,11 +144,11 @@ class Leases:
                 "protocol": PROTOCOL,
                 "state": RUNNING,
                 "note": "",
+                "epoch": epoch,
                 "started_at": now,
                 "seen_at": now,
                 "expires_at": now + self.seconds,
             }
-            where = RUNS.c.run == self.run
             if not count_of(session.execute(sa.update(RUNS).where(where).values(values))):
                 keys = {"run": self.run, "study_id": self._study_id}
                 session.execute(sa.insert(RUNS).values(values | keys))
@@ -124,17 +157,35 @@ class Leases:
             self.tokens = self._owned(session)
             taken = sa.select(LEASES.c.trial_id).where(own, LEASES.c.offer == SECOND_HAND)
             self.second_hand = set(session.execute(taken).scalars())
+        self._epoch = epoch
         return others
+
+    @property
+    def _own_row(self) -> sa.ColumnElement[bool]:
+        """Condition for the row of this run, as long as no later process has continued it."""
+        return sa.and_(RUNS.c.run == self.run, RUNS.c.epoch == self._epoch)
+
+    def _check_epoch(self, session: Session) -> None:
+        """Raise RunSuperseded if a later process has continued this run, KeyError if the study was
+        deleted, and the row of this run with it."""
+        columns = (RUNS.c.epoch, RUNS.c.pid, RUNS.c.host, RUNS.c.run_dir)
+        row = session.execute(sa.select(*columns).where(RUNS.c.run == self.run)).first()
+        if row is None:
+            raise KeyError(self.run)
+        if row.epoch != self._epoch:
+            raise RunSuperseded(
+                f"Process {row.pid} on {row.host} has continued this run in the same run folder, "
+                f"{row.run_dir}: this process has ended its trials and writes nothing more. To "
+                f"run both, give each a folder of its own (run_dir, --run-dir)."
+            )
 
     def renew(self) -> set[int]:
         """Renew the leases of this run; return the ids of trials that it has lost."""
         with session_of(self._backend) as session:
             now = DatabaseTime()
-            session.execute(
-                sa.update(RUNS)
-                .where(RUNS.c.run == self.run)
-                .values(seen_at=now, expires_at=now + self.seconds)
-            )
+            values = {"seen_at": now, "expires_at": now + self.seconds}
+            if not count_of(session.execute(sa.update(RUNS).where(self._own_row).values(values))):
+                self._check_epoch(session)
             owned = self._owned(session)
         lost = {trial for trial, token in self.tokens.items() if owned.get(trial) != token}
         for trial in lost:
@@ -144,7 +195,7 @@ class Leases:
     def note(self, text: str) -> None:
         """Write what is unusual about this run, for `supermax status`."""
         with session_of(self._backend) as session:
-            session.execute(sa.update(RUNS).where(RUNS.c.run == self.run).values(note=text))
+            session.execute(sa.update(RUNS).where(self._own_row).values(note=text))
 
     def end(self, *, release: bool, quarantined: str | None = None) -> None:
         """Write the end of this run. `release`: others may take over its trials at once, instead
@@ -155,7 +206,7 @@ class Leases:
         if release:
             values["expires_at"] = DatabaseTime()
         with session_of(self._backend) as session:
-            session.execute(sa.update(RUNS).where(RUNS.c.run == self.run).values(values))
+            session.execute(sa.update(RUNS).where(self._own_row).values(values))
 
     def _owned(self, session: Session) -> dict[int, int]:
         query = sa.select(LEASES.c.trial_id, LEASES.c.token).where(
@@ -236,7 +287,9 @@ class Leases:
             change = sa.update(LEASES).where(*mine, LEASES.c.token == token)
             session.execute(change.values(offer=OFFERED, token=token + 1))
             # Not counted: an earlier attempt at this call may have succeeded.
-            query = sa.select(LEASES.c.trial_id).where(*mine, LEASES.c.token == token + 1)
+            query = sa.select(LEASES.c.trial_id).where(
+                *mine, LEASES.c.token == token + 1, LEASES.c.offer == OFFERED
+            )
             offered = session.execute(query).first() is not None
         self.tokens.pop(trial_id, None)
         if not offered:
@@ -255,10 +308,12 @@ class Leases:
                     LEASES.c.run == lost.run,
                     LEASES.c.token == lost.token,
                     sa.or_(LEASES.c.offer == OFFERED, ~alive),
+                    sa.exists().where(self._own_row),
                 )
                 .values(run=self.run, token=lost.token + 1, **change)
             )
             if not count_of(taken):
+                self._check_epoch(session)
                 # With the next token of this run, an earlier attempt at this call has succeeded.
                 held = self._owned(session).get(lost.trial_id) == lost.token + 1
             elif held := self._is_running(session, lost.trial_id):
@@ -300,8 +355,12 @@ class Leases:
     def add(self, session: Session, trial_id: int) -> None:
         """Write the lease of a trial in the transaction that makes it RUNNING."""
         row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
-        first = {"token": FIRST_TOKEN, "takeovers": 0, "offer": OWN}
-        session.execute(sa.insert(LEASES).values(row | first))
+        values = row | {"token": FIRST_TOKEN, "takeovers": 0, "offer": OWN}
+        # In one statement with the check of the epoch: every trial that is started waits for it.
+        source = sa.select(*map(sa.literal, values.values())).where(self._own_row)
+        insert = sa.insert(LEASES).from_select([*values], source)
+        if not count_of(session.execute(insert.execution_options(preserve_rowcount=True))):
+            self._check_epoch(session)
 
     def adopt(self, trial_id: int) -> bool:
         """Lease a trial that has this run's claim but no lease, as an earlier version leaves it;
@@ -343,6 +402,7 @@ class Leases:
             query = sa.select(LEASES.c.token).where(*mine).with_for_update(read=True)
             held = session.execute(query).first() is not None
         if not held:
+            self._check_epoch(session)
             raise LeaseLost(trial_id)
 
     @contextlib.contextmanager
