@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 from optuna.trial import TrialState
 
 import supermax
+from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
 from supermax.engine.run.sharing import RunOfStudy
@@ -193,3 +195,52 @@ def test_a_lost_gpu_is_shown_to_all_machines(
     note = "Out of service: GPU 1: it has an uncorrectable ECC error (code 214)"
     assert (row.state, row.note) == ("ended", note)
     assert note in status(proxy)
+
+
+def test_a_trial_that_is_taken_over_during_a_probe_is_not_launched_again(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would run without a lease, beside its new owner."""
+    monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
+    take = sqlalchemy.text("UPDATE supermax_leases SET run = 'other', token = token + 1")
+    renewals = sqlalchemy.text("SELECT max(seen_at) FROM supermax_runs")
+
+    def probe(*_: object) -> Probe:
+        """Probe until the run has renewed its leases after another one has taken its trial."""
+        with opened(proxy) as storage:
+            with storage.engine.begin() as connection:
+                connection.execute(take)
+            seen = set()
+
+            def renewed() -> bool:
+                with storage.engine.begin() as connection:
+                    seen.add(connection.execute(renewals).scalar_one())
+                return len(seen) > 2
+
+            assert eventually(renewed)
+        return Probe((0,))
+
+    def objective(trial: Any) -> float:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(gpu_probe, "probe", probe)
+    launches, notices = [], []
+
+    def listen(event: events.Event) -> None:
+        launches.extend([event] if isinstance(event, events.TrialStarted) else [])
+        notices.extend([event.text] if isinstance(event, events.Notice) else [])
+        if notices or len(launches) > 1:
+            with opened(proxy) as storage:  # its new owner finishes it
+                (trial,) = storage.get_all_trials(storage.get_study_id_from_name("shared"))
+                if trial.state is TrialState.RUNNING:
+                    storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
+
+    with created(proxy) as study:
+        supermax.optimize(
+            study, objective, 1, devices=["0"], lease=1.0, run_dir=tmp_path, progress=listen
+        )
+    assert len(launches) == 1
+    assert len(notices) == 1
+    assert "taken over by another run" in notices[0]

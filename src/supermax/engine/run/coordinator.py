@@ -215,12 +215,15 @@ class Coordinator:
 
     def end_lost(self, trial_ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
+        lost = self.gpus.drop(trial_ids)
         for attempt in list(self.attempts.values()):
             if attempt.job.trial._trial_id in trial_ids:
                 self.kill(attempt, "another run has taken over its trial")
-                self.others.give_up(attempt.job)
+                lost.append(attempt.job)
         for job in [job for job in self.waiting if job.trial._trial_id in trial_ids]:
             self.waiting.remove(job)
+            lost.append(job)
+        for job in lost:
             self.others.give_up(job)
         for job in self.paused.take(trial_ids):
             self.others.give_up(job)

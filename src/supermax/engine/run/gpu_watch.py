@@ -92,6 +92,15 @@ class GpuWatch:
             self._start_probe(device)
         return True
 
+    def drop(self, trial_ids: set[int]) -> list[Job]:
+        """Forget trials that wait for a probe; return their jobs."""
+        dropped = []
+        for device, waiting in self._held.items():
+            lost = [held for held in waiting if held.job.trial._trial_id in trial_ids]
+            self._held[device] = [held for held in waiting if held not in lost]
+            dropped += [held.job for held in lost]
+        return dropped
+
     def _start_probe(self, device: str | None) -> None:
         def work() -> None:
             try:
