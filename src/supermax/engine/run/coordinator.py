@@ -109,7 +109,9 @@ class Coordinator:
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
-        self.others = OtherRuns(shared, study, storage, folder, self.progress, emit)
+        self.others = OtherRuns(
+            shared, study, storage, folder, self.progress, emit, processes.wake
+        )
         self.waiting: list[Job] = []
         self.paused = PausedTrials(study, storage.history)
         show_paused(study, self.paused)
@@ -170,24 +172,25 @@ class Coordinator:
 
     def pause_deadline(self) -> float:
         """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
-        timeout, deadline = self.options.timeout, self.options.deadline
-        at = math.inf if deadline is None else deadline
-        if timeout is None or self._first_cell is None:
-            return at
-        return min(at, self._first_cell + timeout)
+        return self.options.pauses_at(self._first_cell)
+
+    @property
+    def held(self) -> int:
+        """Number of claimed trials whose GPU is probed, or whose files are being copied."""
+        return self.gpus.held + self.others.arriving
 
     def has_trials_left(self) -> bool:
         """Return whether the run still has trials to launch."""
         if self.stop_reason:
             return False
-        room = self.progress.has_room(len(self.attempts) + self.gpus.held)
+        room = self.progress.has_room(len(self.attempts) + self.held)
         due = bool(self.waiting) or self.paused.has_next(may_fill=self.may_fill())
-        return (due and room) or bool(self.gpus.held) or self.wants_new_trial()
+        return (due and room) or bool(self.held) or self.wants_new_trial()
 
     def wants_new_trial(self) -> bool:
         if self.study._stop_flag or self.stop_reason or not self.others.may_start_new():
             return False
-        claimed = len(self.attempts) + len(self.waiting) + len(self.paused) + self.gpus.held
+        claimed = len(self.attempts) + len(self.waiting) + len(self.paused) + self.held
         return self.progress.has_room(claimed)
 
     def remaining_launches(self) -> int:
@@ -215,7 +218,8 @@ class Coordinator:
 
     def end_lost(self, trial_ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
-        lost = self.gpus.drop(trial_ids)
+        lost = self.gpus.drop(trial_ids) + self.paused.take(trial_ids)
+        lost += self.others.drop(trial_ids)
         for attempt in list(self.attempts.values()):
             if attempt.job.trial._trial_id in trial_ids:
                 self.kill(attempt, "another run has taken over its trial")
@@ -224,8 +228,6 @@ class Coordinator:
             self.waiting.remove(job)
             lost.append(job)
         for job in lost:
-            self.others.give_up(job)
-        for job in self.paused.take(trial_ids):
             self.others.give_up(job)
         if trial_ids:
             self.progress.recount_soon()
@@ -293,6 +295,9 @@ class Coordinator:
 
     def launch(self, job: Job, cell: Cell) -> None:
         job.launch(cell)
+        if not self.others.count_launch(job):
+            self.pool.put_back(cell)
+            return
         task = task_for(job, self.study, self.storage, self.folder, volatile=self.volatile)
         attempt = Attempt(job, cell)
         self.attempts[cell.number] = attempt

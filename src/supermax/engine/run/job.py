@@ -119,13 +119,13 @@ class Job:
             self.not_before = time.monotonic() + decision.delay
             self.blocking_launches |= decision.blocking_launches
 
-    def taken_over(self, times: int, *, adopted: bool) -> None:
-        """Note that runs were lost in which attempts at this trial ran. `adopted`: its ledger has
-        them already."""
-        self.attempt = max(self.attempt, times)
-        if not adopted:
-            self.faults = [lost_coordinator()] * times
-            self.last_fault = None
+    def taken_over(self, attempts: int, *, offered: bool) -> None:
+        """Continue a trial of another run, after `attempts` in all: those that are not in the
+        ledger ran in folders that cannot be read. `offered`: it failed there, and was offered."""
+        self.reload()
+        if self.attempt < attempts:
+            self.folder.append({"elsewhere": attempts, "offered": offered})
+            self.reload()
         self.needs_fresh_cell = True
 
     def record_unclean(self, why: str) -> None:
@@ -242,6 +242,10 @@ def attempts_and_faults(records: list[LedgerEntry]) -> tuple[int, dict[int, Faul
             faults[record["attempt"]] = fault_from(record["fault"])
         elif "stopped" in record:
             faults.pop(record["stopped"], None)
+        elif "elsewhere" in record:
+            unknown = range(attempts + 1, record["elsewhere"] + 1)
+            faults |= {} if record["offered"] else dict.fromkeys(unknown, lost_coordinator())
+            attempts = max(attempts, record["elsewhere"])
     return attempts, faults
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,3 +57,11 @@ class RunOptions:
     called with each event instead."""
     planner: Planner | None = None
     """Planner of the memory of each trial; None: memory is not planned."""
+
+    def pauses_at(self, first_cell: float | None) -> float:
+        """Return the moment at which the run pauses; infinite: never. `first_cell`: when the first
+        cell was ready, None: not yet."""
+        at = math.inf if self.deadline is None else self.deadline
+        if self.timeout is None or first_cell is None:
+            return at
+        return min(at, first_cell + self.timeout)

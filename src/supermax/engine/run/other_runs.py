@@ -9,12 +9,9 @@ A study that is not on a database server has no other runs: then these methods f
 from __future__ import annotations
 
 import math
-import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import optuna
 from optuna.study import Study
 
 from supermax.engine import events
@@ -22,7 +19,8 @@ from supermax.engine.run.admission import RECHECK_INTERVAL
 from supermax.engine.run.job import Job
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.sharing import SharedRun
-from supermax.engine.storage.leases import Expired
+from supermax.engine.run.takeover import Takeover
+from supermax.engine.storage.leases import Expired, LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 
@@ -39,9 +37,13 @@ class OtherRuns:
         folder: StudyFolder,
         progress: StudyProgress,
         emit: events.Listener,
+        wake: Callable[[], None],
     ) -> None:
         self._shared, self._study, self._storage = shared, study, storage
-        self._folder, self._progress, self._emit = folder, progress, emit
+        self._folder, self._progress = folder, progress
+        self._emit, self._wake = emit, wake
+        self._expired: list[Expired] = []  # found, and not tried to take yet
+        self._takeover: Takeover | None = None
 
     def renew(self) -> set[int]:
         """Renew the leases of this run if it is time; return the ids of the trials it has lost."""
@@ -84,58 +86,55 @@ class OtherRuns:
         self._emit(events.Notice(lost_notice(job.number)))
         self._emit(events.TrialPaused(job.number))
 
+    @property
+    def arriving(self) -> int:
+        """Number of trials that this run has taken over and cannot launch yet."""
+        return int(self._takeover is not None and not self._takeover.dropped)
+
     def take_over(self, free: int) -> Iterator[Job]:
-        """Yield at most `free` trials of runs that are gone: from now on they are this run's."""
-        if self._shared is None or free <= 0:
+        """Yield trials of runs that are gone, whose files have arrived. With `free` workers, take
+        another one: one at a time, so that other runs get their share."""
+        if self._shared is None:
             return
-        for lost in self._shared.expired():
-            if free > 0 and self._shared.take_over(lost):
-                self._progress.recount()  # Optuna's cache must know a trial before a write to it
-                job, notice = continued(lost, self._study, self._folder)
-                self._emit(events.Notice(notice))
-                yield job
+        if (arrived := self._takeover) is not None and arrived.done:
+            self._takeover = None
+            if not arrived.dropped:
+                self._emit(events.Notice(arrived.finish()))
+                yield arrived.job
                 self._progress.recount_soon()
-                free -= 1
+        if self._takeover is None and free > 0:
+            self._take_next(self._shared)
 
+    def _take_next(self, shared: SharedRun) -> None:
+        self._expired = self._expired or shared.expired()
+        while self._expired:
+            if shared.take_over(lost := self._expired.pop(0)):
+                self._progress.recount()  # Optuna's cache must know a trial before a write to it
+                self._takeover = Takeover(lost, self._study, self._folder, self._wake)
+                return
 
-def continued(lost: Expired, study: Study, folder: StudyFolder) -> tuple[Job, str]:
-    """Return the job of a trial that this run has taken, and a notice about it."""
-    trial = optuna.trial.Trial(study, lost.trial_id)
-    job = Job(trial, folder.trial(trial.number))
-    own = Path(lost.run_dir) == folder.path  # offered, and taken by no other run
-    adopted = own or adopt_folder(lost, job.number, job.folder.path)
-    job.reload()
-    job.taken_over(lost.takeovers + (not lost.offered), adopted=adopted)
-    return job, takeover_notice(lost, job.number, adopted)
+    def drop(self, trial_ids: set[int]) -> list[Job]:
+        """Forget a trial that has not arrived yet; return its job."""
+        if (one := self._takeover) is None or one.dropped:
+            return []
+        one.dropped = one.job.trial._trial_id in trial_ids
+        return [one.job] if one.dropped else []
 
-
-def adopt_folder(lost: Expired, number: int, target: Path) -> bool:
-    """Copy the files of a trial that is taken over, if the folder of its run can be reached;
-    return whether that is so."""
-    found = StudyFolder(Path(lost.run_dir))
-    if found.claim() != lost.run:
-        return False
-    try:
-        shutil.copytree(found.trial(number).path, target, dirs_exist_ok=True)
-    except OSError:  # it is gone, or cannot be read by this user, or this disk is full
-        return False
-    return True
+    def count_launch(self, job: Job) -> bool:
+        """Note the number of a trial's attempt, for a run that cannot read this one's folder;
+        return False if another run has taken the trial over."""
+        try:
+            if self._shared is not None and job.attempt > 1:
+                self._shared.count_attempt(job)
+        except LeaseLost:
+            self.give_up(job)
+            self._progress.recount_soon()
+            return False
+        return True
 
 
 def lost_notice(number: int) -> str:
     return (
         f"Trial {number} was taken over by another run, because this one did not renew its lease "
         f"in time; its attempt here has ended."
-    )
-
-
-def takeover_notice(lost: Expired, number: int, adopted: bool) -> str:
-    if lost.offered:
-        return f"Trial {number}, which failed in the run on {lost.host}, is tried in this one."
-    how = (
-        "where it was" if adopted else "from its checkpoint if that is shared, else from the start"
-    )
-    return (
-        f"Trial {number} is taken over from the run on {lost.host}, whose lease has expired. It "
-        f"continues {how}."
     )

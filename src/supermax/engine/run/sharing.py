@@ -107,6 +107,9 @@ class SharedRun:
     def take_over(self, lost: Expired) -> bool:
         return self._in_contact() and self._storage.call(self._leases.take_over, lost)
 
+    def count_attempt(self, job: Job) -> None:
+        self._storage.call(self._leases.count_attempt, job.trial._trial_id, job.attempt)
+
     def note(self, text: str) -> None:
         self._storage.call(self._leases.note, text)
 

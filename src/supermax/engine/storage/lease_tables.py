@@ -65,6 +65,7 @@ LEASES = sa.Table(
     sa.Column("token", sa.Integer, nullable=False),
     sa.Column("takeovers", sa.Integer, nullable=False),
     sa.Column("offer", sa.Integer, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
 )
 
 
@@ -98,20 +99,25 @@ def create_tables(backend: RDBStorage) -> None:
     same moment."""
     try:
         _metadata.create_all(backend.engine)
-        if not _has_epochs(backend):
-            add = "ALTER TABLE supermax_runs ADD COLUMN epoch INTEGER DEFAULT 0 NOT NULL"
+        for column in _missing_columns(backend):
+            definition = sa.schema.CreateColumn(column).compile(dialect=backend.engine.dialect)
             with backend.engine.begin() as connection:
-                connection.execute(sa.text(add))
+                connection.execute(sa.text(f"ALTER TABLE {column.table} ADD COLUMN {definition}"))
     except (sqlalchemy.exc.ProgrammingError, sqlalchemy.exc.IntegrityError,
             sqlalchemy.exc.OperationalError):  # fmt: skip
-        found = sa.inspect(backend.engine)
-        if not (all(map(found.has_table, _metadata.tables)) and _has_epochs(backend)):
+        existing = map(sa.inspect(backend.engine).has_table, _metadata.tables)
+        if not all(existing) or _missing_columns(backend):
             raise
 
 
-def _has_epochs(backend: RDBStorage) -> bool:
-    columns = sa.inspect(backend.engine).get_columns(RUNS.name)
-    return any(column["name"] == RUNS.c.epoch.name for column in columns)
+def _missing_columns(backend: RDBStorage) -> list[sa.Column[int]]:
+    """Return the columns that tables of an earlier version lack."""
+    found = sa.inspect(backend.engine)
+    return [
+        column
+        for column in (RUNS.c.epoch, LEASES.c.attempts)
+        if column.name not in {known["name"] for known in found.get_columns(str(column.table))}
+    ]
 
 
 def read_runs(backend: RDBStorage, study_id: int) -> list[RunInfo]:

@@ -84,6 +84,8 @@ class Expired:
     token: int
     takeovers: int
     """Runs that were lost while they had the trial."""
+    attempts: int
+    """Number of its last attempt."""
     offered: bool
     run_dir: str
     host: str
@@ -225,6 +227,7 @@ class Leases:
             LEASES.c.run,
             LEASES.c.token,
             LEASES.c.takeovers,
+            LEASES.c.attempts,
             LEASES.c.offer == OFFERED,
             RUNS.c.run_dir,
             RUNS.c.host,
@@ -295,6 +298,15 @@ class Leases:
         if not offered:
             raise LeaseLost(trial_id)
 
+    def count_attempt(self, trial_id: int, attempt: int) -> None:
+        """Write the number of a trial's attempt; raise LeaseLost if it is this run's no more."""
+        mine = (LEASES.c.trial_id == trial_id, LEASES.c.token == self.tokens.get(trial_id, 0))
+        with session_of(self._backend) as session:
+            change = sa.update(LEASES).where(*mine).values(attempts=attempt)
+            if not count_of(session.execute(change)):
+                self._check_epoch(session)
+                raise LeaseLost(trial_id)
+
     def take_over(self, lost: Expired) -> bool:
         """Take an expired or offered trial; return False if another run was faster, or its own run
         is back."""
@@ -355,7 +367,7 @@ class Leases:
     def add(self, session: Session, trial_id: int) -> None:
         """Write the lease of a trial in the transaction that makes it RUNNING."""
         row = {"trial_id": trial_id, "study_id": self._study_id, "run": self.run}
-        values = row | {"token": FIRST_TOKEN, "takeovers": 0, "offer": OWN}
+        values = row | {"token": FIRST_TOKEN, "takeovers": 0, "offer": OWN, "attempts": 1}
         # In one statement with the check of the epoch: every trial that is started waits for it.
         source = sa.select(*map(sa.literal, values.values())).where(self._own_row)
         insert = sa.insert(LEASES).from_select([*values], source)

@@ -11,6 +11,7 @@ run_dir/
     outcome.json           outcome of the last attempt; the cell writes it atomically
     log.txt                output of all attempts, bounded
     checkpoint/            files of the objective
+  arriving/                files of a trial that is being taken over from another run
   trials/bar.json, trials/00042/weights.safetensors: of the agents, see tasks/weight_retention.py
 """
 
@@ -39,7 +40,7 @@ FORMAT = 1
 _LASTING = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 """Errors that a retry does not cure."""
 _OWN = re.compile(
-    r"lock|trials|tracking|old-\d+|(run|status)\.json|(keeper|fork_server)\.log|\.(run|status)\.json\..*"
+    r"lock|trials|tracking|arriving|old-\d+|(run|status)\.json|(keeper|fork_server)\.log|\.(run|status)\.json\..*"
 )
 """Names of the files and folders that a run creates in its folder."""
 
@@ -88,6 +89,9 @@ class LedgerEntry(TypedDict, total=False):
     kernel_oom_kills: int
     traceback: str | None
     log_tail: str
+    elsewhere: int
+    """Number of the last attempt in runs whose folders cannot be read; `offered`: the last of them
+    has offered the trial."""
     stopped: int
     """Number of the attempt that ended with its run, or paused."""
     paused: bool
@@ -107,7 +111,7 @@ class TrialFolder:
         self._patience = patience
         self.log = path / "log.txt"
         self.checkpoint = path / "checkpoint"
-        self._ledger = path / "ledger.jsonl"
+        self.ledger = path / "ledger.jsonl"
         self._drawn = path / "drawn.json"
         self._outcome = path / "outcome.json"
         self._curve = path / "curve.jsonl"
@@ -115,11 +119,16 @@ class TrialFolder:
     def append(self, entry: LedgerEntry) -> None:
         """Append a line to the ledger, and sync it to disk."""
         line = json.dumps({**entry, "at": round(time.time(), 3)})
-        self._write(lambda: append_line(self._ledger, line))
+        self._write(lambda: append_line(self.ledger, line))
+
+    def write_records(self, lines: list[LedgerEntry]) -> None:
+        """Replace the ledger."""
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        self._write(lambda: write_whole(self.ledger, text))
 
     def records(self) -> list[LedgerEntry]:
         """Return the lines of the ledger, without lines that a crash has torn."""
-        lines = [line for line in read_lines(self._ledger) if isinstance(line, dict)]
+        lines = [line for line in read_lines(self.ledger) if isinstance(line, dict)]
         return cast(list[LedgerEntry], lines)
 
     def append_report(self, attempt: int, step: int, value: float) -> None:
@@ -216,6 +225,7 @@ class StudyFolder:
         self.fork_server_log = path / "fork_server.log"
         self.status = path / "status.json"
         self.lock = path / "lock"
+        self.arriving = path / "arriving"
         self.checkpoints: str | None = None
         """Shared folder or URL of the checkpoints of this study; None: they are here."""
         self._run = path / "run.json"

@@ -1,0 +1,191 @@
+"""Trials taken over from other runs: their files, and the numbers of their attempts."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy
+
+import supermax
+from supermax.engine import events
+from supermax.engine.run import takeover
+from supermax.engine.run.job import Job
+from supermax.engine.run.takeover import Takeover
+from supermax.engine.storage.leases import Expired
+from supermax.engine.storage.run_folder import StudyFolder
+from tests.conftest import eventually
+from tests.engine.run.test_sharing import (
+    created,
+    opened,
+    proxy,  # noqa: F401
+)
+from tests.engine.storage.postgres import Proxy
+
+
+class Machine:
+    """Run folder of a machine, whose trials others may take over."""
+
+    def __init__(self, path: Path, study: optuna.Study, checkpoints: str | None = None) -> None:
+        self.folder = StudyFolder(path)
+        self.claim = self.folder.open("identity", "study", str(path))
+        self.folder.checkpoints = checkpoints
+        self._study = study
+
+    def launch(self, job: Job) -> None:
+        """Launch an attempt that writes a checkpoint of its own name."""
+        job.attempt += 1
+        job.folder.append({"launch": job.attempt, "cell": 1})
+        job.folder.checkpoint.mkdir(exist_ok=True)
+        (job.folder.checkpoint / f"of-{self.folder.path.name}").touch()
+
+    def take(self, other: Machine, attempts: int, *, offered: bool = False) -> Job:
+        lost = Expired(0, other.claim, 1, 0, attempts, offered, str(other.folder.path), "far")
+        one = Takeover(lost, self._study, self.folder, lambda: None)
+        assert eventually(lambda: one.done)
+        one.finish()
+        return one.job
+
+
+@pytest.fixture
+def study() -> optuna.Study:
+    return optuna.create_study()  # in memory, where ids begin with 0
+
+
+@pytest.fixture
+def machines(study: optuna.Study, tmp_path: Path) -> list[Machine]:
+    study.ask()
+    return [Machine(tmp_path / name, study) for name in "abc"]
+
+
+def launches(job: Job) -> list[int]:
+    return [line["launch"] for line in job.folder.records() if "launch" in line]
+
+
+def begun(machine: Machine, study: optuna.Study) -> Job:
+    job = Job(optuna.trial.Trial(study, 0), machine.folder.trial(0))
+    machine.launch(job)
+    return job
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_attempts_are_numbered_across_two_takeovers(
+    study: optuna.Study, machines: list[Machine], readable: bool
+) -> None:
+    a, b, c = machines
+    begun(a, study)
+    second = b.take(a if readable else c, 1)
+    b.launch(second)
+    b.launch(second)
+    assert second.attempt == 3
+    third = c.take(b, 3)
+    assert third.attempt == 3
+    assert [fault.name for fault in [*third.faults, third.last_fault] if fault] == [
+        "coordinator lost"
+    ] * 3
+    c.launch(third)
+    assert launches(third) == ([1, 2, 3, 4] if readable else [2, 3, 4])
+
+
+def test_a_trial_that_comes_back_keeps_its_history(
+    study: optuna.Study, machines: list[Machine]
+) -> None:
+    """The other run could not read this one's folder; this one can read that of the other."""
+    a, b, c = machines
+    first = begun(a, study)
+    a.launch(first)
+    second = b.take(c, 2)
+    b.launch(second)
+    again = a.take(b, 3)
+    assert launches(again) == [1, 2, 3]
+    assert again.attempt == 3
+    assert [path.name for path in again.folder.checkpoint.iterdir()] == ["of-b"]  # not mixed
+    assert not a.folder.arriving.exists()
+
+
+def test_a_trial_that_comes_back_from_a_folder_that_cannot_be_read(
+    study: optuna.Study, machines: list[Machine]
+) -> None:
+    a, _, c = machines
+    first = begun(a, study)
+    a.launch(first)
+    shutil.rmtree(c.folder.path)
+    again = a.take(c, 5)
+    assert launches(again) == [1, 2]
+    assert again.attempt == 5
+    assert len(again.faults) == 4
+    assert again.last_fault is not None
+
+
+def test_attempts_on_a_machine_that_offered_the_trial_do_not_count(
+    study: optuna.Study, machines: list[Machine]
+) -> None:
+    a, _, c = machines
+    shutil.rmtree(c.folder.path)
+    job = a.take(c, 3, offered=True)
+    assert (job.attempt, job.faults, job.last_fault) == (3, [], None)
+
+
+def test_shared_checkpoints_are_not_copied(study: optuna.Study, tmp_path: Path) -> None:
+    study.ask()
+    a, b = (Machine(tmp_path / name, study, str(tmp_path / "shared")) for name in "ab")
+    begun(a, study)
+    job = b.take(a, 1)
+    assert launches(job) == [1]
+    assert not job.folder.checkpoint.exists()
+
+
+def test_leases_are_renewed_while_files_are_copied(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renewals = sqlalchemy.text("SELECT max(seen_at) FROM supermax_runs WHERE run <> 'gone'")
+    copying = threading.Event()
+
+    def copy(*_: object) -> bool:
+        """Copy until the run has renewed its leases twice."""
+        copying.set()
+        seen = set()
+
+        def renewed() -> bool:
+            with opened(proxy) as storage, storage.engine.begin() as connection:
+                seen.add(connection.execute(renewals).scalar_one())
+            return len(seen) > 2
+
+        assert eventually(renewed)
+        return False
+
+    monkeypatch.setattr(takeover, "copy_files", copy)
+    lose = """
+        INSERT INTO supermax_runs (run, study_id, host, pid, run_dir, workers, version, protocol,
+            state, note, started_at, seen_at, expires_at)
+        SELECT 'gone', study_id, 'far', 1, '/gone', 1, version, protocol, 'running', '', 0, 0, 0
+        FROM supermax_runs;
+        UPDATE supermax_leases SET run = 'gone', token = token + 1"""
+    attempts: list[int] = []
+
+    def listen(event: events.Event) -> None:
+        if isinstance(event, events.TrialStarted):
+            attempts.append(event.attempt)
+            if attempts == [1]:
+                with opened(proxy) as storage, storage.engine.begin() as connection:
+                    for statement in lose.split(";"):
+                        connection.execute(sqlalchemy.text(statement))
+
+    def objective(trial: Any) -> float:
+        if trial.attempt == 1:
+            eventually(lambda: False, within=60)  # until the run has noticed, and ends it
+        return 1.0
+
+    with created(proxy) as study:
+        supermax.optimize(
+            study, objective, 1, lease=1.0, run_dir=tmp_path / "run", progress=listen
+        )
+        assert [trial.value for trial in study.trials] == [1.0]
+    assert copying.is_set()
+    assert attempts == [1, 2]
