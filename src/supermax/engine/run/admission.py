@@ -33,6 +33,7 @@ from supermax.engine.run.provision import (
 )
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.storage.leases import LeaseLost
+from supermax.engine.storage.patient import StudyDeleted
 from supermax.engine.trial.faults import Kind
 from supermax.engine.trial.outcome import describe
 from supermax.errors import EnvironmentFault, RunHalted, UserError
@@ -216,7 +217,7 @@ class Admission:
         """Raise errors and invalid results of the planner as a UserError that names it."""
         try:
             yield
-        except (EnvironmentFault, LeaseLost):
+        except (EnvironmentFault, LeaseLost, StudyDeleted):
             raise
         except Exception as error:
             why = _error_text(error)

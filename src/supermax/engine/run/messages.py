@@ -18,6 +18,7 @@ from supermax.engine.processes.protocol import Finished, Message, Note, Report, 
 from supermax.engine.run.job import Attempt
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.storage.leases import LeaseLost
+from supermax.engine.storage.patient import StudyDeleted
 from supermax.engine.trial.notes import readable
 from supermax.engine.trial.outcome import INTERRUPTED, Outcome
 from supermax.errors import EnvironmentFault
@@ -84,7 +85,7 @@ class MessageHandler:
     ) -> Unusable | FinishedElsewhere | None:
         try:
             self._requests.store_report(attempt, step, value)
-        except (EnvironmentFault, LeaseLost):
+        except (EnvironmentFault, LeaseLost, StudyDeleted):
             raise
         except UpdateFinishedTrialError:
             return FinishedElsewhere()

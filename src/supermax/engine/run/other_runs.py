@@ -72,6 +72,8 @@ class OtherRuns:
     def are_awaited(self) -> bool:
         """Return whether trials of other runs are missing: should those runs die, this one takes
         their trials over."""
+        if self._progress.reached:
+            return False
         return not self.may_start_new() or self._progress.others_may_finish()
 
     def note(self, text: str) -> None:

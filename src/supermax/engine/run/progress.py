@@ -61,6 +61,10 @@ class StudyProgress:
         """Return the number of trials to launch beside `running` ones; None: no limit."""
         return None if self.target is None else self.target - self.finished - running
 
+    @property
+    def reached(self) -> bool:
+        return self.target is not None and self.finished >= self.target
+
     def others_may_finish(self) -> bool:
         """Return whether the study lacks trials that other runs have leased."""
-        return self.elsewhere > 0 and self.target is not None and self.finished < self.target
+        return self.elsewhere > 0 and self.target is not None and not self.reached

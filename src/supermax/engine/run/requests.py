@@ -35,7 +35,7 @@ from supermax.engine.processes.protocol import (
 from supermax.engine.run.bounded_sampler import unwrapped
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.storage.leases import LeaseLost
-from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.patient import PatientStorage, StudyDeleted
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.branch_names import Names
 from supermax.errors import EnvironmentFault
@@ -62,7 +62,7 @@ class RequestHandler:
         """Return the reply to a request.
 
         An error becomes part of the reply and is raised in the objective, where Optuna would raise
-        it; only EnvironmentFault and LeaseLost are raised here.
+        it; only EnvironmentFault, LeaseLost and StudyDeleted are raised here.
         """
         try:
             match message:
@@ -76,7 +76,7 @@ class RequestHandler:
                     return Reply(json_or_pickle(self._relative_params(attempt.job)))
                 case ReadStudy(what, args):
                     return Reply(json_or_pickle(self._read_study(what, args)))
-        except (EnvironmentFault, LeaseLost):
+        except (EnvironmentFault, LeaseLost, StudyDeleted):
             raise
         except Exception as error:
             return Reply(error=_picklable(error))
@@ -87,7 +87,7 @@ class RequestHandler:
         the error if they cannot be stored, such as a step the database has no room for."""
         try:
             self._store_missed_reports(job)
-        except (EnvironmentFault, LeaseLost):
+        except (EnvironmentFault, LeaseLost, StudyDeleted):
             raise
         except Exception as error:
             return error

@@ -57,6 +57,10 @@ def _forwarded(
     return forward
 
 
+class StudyDeleted(UserError):
+    """Error: the study is not in its storage any more."""
+
+
 class PatientStorage(BaseStorage):
     """Wrapper that waits out transient errors (locks, restarts, lost connections), claims trials
     for `claim`, and applies no write twice.
@@ -86,7 +90,7 @@ class PatientStorage(BaseStorage):
             return self._retry(partial(action, *args, **kwargs))
         except KeyError as error:
             if self._study_is_gone():
-                raise UserError(
+                raise StudyDeleted(
                     f"The study '{self._study_name}' is not in its storage any more. Create it "
                     f"again, or open the storage that has it."
                 ) from error
