@@ -9,12 +9,15 @@ import pytest
 from tests.conftest import eventually
 from tests.engine.run.test_sharing import (
     Run,
+    check,
     finished,
     opened,
     proxy,  # noqa: F401
     running,
+    stored,
 )
 from tests.engine.storage.postgres import Proxy
+from tests.engine.storage.test_folder_down import fill, small_disk
 
 
 @pytest.mark.slow
@@ -47,6 +50,27 @@ def test_a_deleted_study_ends_its_runs_with_one_sentence(
             assert run.process.wait(30) == 1, run.output
     for run in runs:
         assert run.output.count("The study 'shared' is not in its storage any more.") == 1
+
+
+@pytest.mark.slow
+def test_a_run_with_a_full_disk_ends_when_others_have_finished_the_study(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    full = Run(proxy, tmp_path / "full", 3, pace=1.0)
+    other = Run(proxy, tmp_path / "other", 3)
+    full.folder.mkdir()
+    with small_disk(tmp_path / "small"):
+        (tmp_path / "small" / "run").mkdir()
+        (full.folder / "run").symlink_to(tmp_path / "small" / "run")
+        with running(full):
+            assert eventually(lambda: len(stored(proxy)) == 2, within=30)
+            fill(tmp_path / "small" / "ballast")
+            with running(other):
+                assert other.process.wait(60) == 0, other.output
+                assert full.process.wait(30) == 0, full.output
+    check(proxy, 3)
+    assert "without waiting for its run folder" in full.output
 
 
 def deleted(proxy: Proxy) -> bool:  # noqa: F811

@@ -25,6 +25,10 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 
 
+class StudyFinished(Exception):
+    """Error: the run has nothing to do any more, and cannot write its run folder."""
+
+
 class OtherRuns:
     """Other runs on the study, as the loop of the coordinator deals with them. `shared`: None if
     there can be none."""
@@ -44,6 +48,8 @@ class OtherRuns:
         self._emit, self._wake = emit, wake
         self._expired: list[Expired] = []  # found, and not tried to take yet
         self._takeover: Takeover | None = None
+        if shared is not None:
+            storage.patience.check_need = self._end_if_finished
 
     def renew(self) -> set[int]:
         """Renew the leases of this run if it is time; return the ids of the trials it has lost."""
@@ -75,6 +81,15 @@ class OtherRuns:
         if self._progress.reached:
             return False
         return not self.may_start_new() or self._progress.others_may_finish()
+
+    def _end_if_finished(self) -> None:
+        """Raise StudyFinished if the study has its trials: other runs took over those of this one,
+        which does not renew its leases while it waits for its run folder."""
+        self._progress.recount_if_due()
+        if self._progress.reached:
+            text = "The study is finished: this run ends without waiting for its run folder."
+            self._emit(events.Notice(text))
+            raise StudyFinished
 
     def note(self, text: str) -> None:
         """Show other runs what is unusual about this one."""

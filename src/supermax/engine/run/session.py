@@ -34,6 +34,7 @@ from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job
 from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
+from supermax.engine.run.other_runs import StudyFinished
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.seeded_samplers import reseed
 from supermax.engine.run.sharing import OWN_FOLDER, SharedRun, register
@@ -90,7 +91,7 @@ def run(
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
             signals.install(coordinator)
-            with _ended(coordinator):
+            with contextlib.suppress(StudyFinished), _ended(coordinator):
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
             if (queued := summary.trials["WAITING"]) and not summary.stopped_by:

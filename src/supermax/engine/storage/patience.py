@@ -39,6 +39,8 @@ class Patience:
     def __init__(self, notify: Callable[[str], None]) -> None:
         self.limit = self.default
         self.notify = notify
+        self.check_need: Callable[[], None] = lambda: None
+        """Called again and again during a wait for the run folder; raises if nothing needs it."""
         self._stop_asked: float | None = None
 
     def stop_soon(self) -> None:

@@ -189,6 +189,8 @@ class TrialFolder:
                         f"and call again: the run resumes."
                     ) from error
                 wait.pause(why)
+                if self._patience is not None:
+                    self._patience.check_need()
 
 
 def _writable(path: Path) -> Subject:
