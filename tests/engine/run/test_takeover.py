@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -14,10 +14,14 @@ import sqlalchemy
 import supermax
 from supermax.engine import events
 from supermax.engine.run import takeover
-from supermax.engine.run.job import Job
+from supermax.engine.run.job import Attempt, Job
+from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.takeover import Takeover
 from supermax.engine.storage.leases import Expired
+from supermax.engine.storage.patience import Patience
+from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.trial.branch_names import Names
 from tests.conftest import eventually
 from tests.engine.run.test_sharing import (
     created,
@@ -189,3 +193,27 @@ def test_leases_are_renewed_while_files_are_copied(
         assert [trial.value for trial in study.trials] == [1.0]
     assert copying.is_set()
     assert attempts == [1, 2]
+
+
+@pytest.mark.parametrize(("reported", "expected"), [({}, [0, 1, 2]), ({1: 1.5}, [0, 1])])
+def test_reports_between_the_copies_of_curve_and_checkpoint_are_stored(
+    study: optuna.Study, machines: list[Machine], reported: dict[int, float], expected: list[int]
+) -> None:
+    """The cell of the run that lost the trial may run until that run knows."""
+    a, b, _ = machines
+    first = begun(a, study)
+    first.folder.append_report(1, 0, 1.0)
+    job = b.take(a, 1)
+    for step in (1, 2):
+        first.folder.append_report(1, step, 1.0)
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(lambda _: None))
+    requests = RequestHandler(study, storage, Names([]))
+    assert requests.store_missed_reports(job) is None
+    attempt = Attempt(job, cast(Any, None))
+    job.attempt += 1
+    for step, value in reported.items():
+        requests.store_report(attempt, step, value)
+    requests.store_late_reports(attempt)
+    values = study.trials[0].intermediate_values
+    assert sorted(values) == expected
+    assert all(values[step] == value for step, value in reported.items())

@@ -51,6 +51,9 @@ class Job:
     """Plans with which it ran out of memory."""
     spent: float = 0.0
     """Seconds of the attempts before this one."""
+    source: TrialFolder | None = None
+    """Folder of the run from which the trial was taken over; None: it was not, or cannot be
+    read."""
     failed_on: frozenset[str] = frozenset()
     """GPUs on which it failed in this run, maybe because of them."""
     paused: bool = False
@@ -199,7 +202,7 @@ class Attempt:
     kill_reason: KilledFor = KilledFor.STOP  # fault of the attempt if it dies of these
     killed_for: KilledFor | None = None  # set once a signal was sent
     limit: float | None = None
-    curve_started: bool = False
+    first_step: int | None = None
     pausing: bool = False
     """True: it was told to pause."""
 

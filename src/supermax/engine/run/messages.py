@@ -66,6 +66,8 @@ class MessageHandler:
                     return Unusable(error)
                 if not written and outcome.state != INTERRUPTED:
                     attempt.job.folder.write_outcome(outcome)
+                if outcome.state != INTERRUPTED:
+                    self._requests.store_late_reports(attempt)
                 return Ended(outcome, unclean)
             case StopStudy():
                 self._study._stop_flag = True

@@ -105,6 +105,19 @@ class RequestHandler:
             self._storage.set_trial_intermediate_value(trial_id, step, curve[step])
         cached.intermediate_values = curve
 
+    def store_late_reports(self, attempt: Attempt) -> None:
+        """Store reports that the cell of another run wrote after its files were copied here, and
+        before its checkpoint was: this attempt began after them."""
+        if (source := attempt.job.source) is None:
+            return
+        trial, first = attempt.job.trial, attempt.first_step
+        stored = trial._cached_frozen_trial.intermediate_values
+        for step, value in source.curve().items():
+            if step not in stored and (first is None or step < first):
+                self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+                stored[step] = value
+        attempt.job.source = None
+
     @staticmethod
     def _relative_params(job: Job) -> dict[str, object]:
         params, space = job.trial.relative_params, job.trial.relative_search_space or {}
@@ -143,12 +156,12 @@ class RequestHandler:
     def store_report(self, attempt: Attempt, step: int, value: float) -> None:
         """Store a report. It has no reply."""
         trial, cached = attempt.job.trial, attempt.job.trial._cached_frozen_trial
-        if not attempt.curve_started and attempt.job.attempt > 1:
+        if attempt.first_step is None and attempt.job.attempt > 1:
             # An earlier attempt may have reported later steps: they are replaced from here on.
             self._storage.forget_steps(trial._trial_id, step)
             kept = {s: v for s, v in cached.intermediate_values.items() if s < step}
             cached.intermediate_values = kept
-        attempt.curve_started = True
+        attempt.first_step = step if attempt.first_step is None else attempt.first_step
         attempt.last_step = step
         self._storage.set_trial_intermediate_value(trial._trial_id, step, value)
         cached.intermediate_values[step] = value

@@ -8,6 +8,7 @@ The loop of the coordinator renews leases meanwhile: a checkpoint may be large, 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from pathlib import Path
 import optuna
 from optuna.study import Study
 
+from supermax._util.files import make_folder
 from supermax.engine.run.job import Job
 from supermax.engine.storage.leases import Expired
 from supermax.engine.storage.run_folder import StudyFolder, TrialFolder
@@ -58,6 +60,7 @@ class Takeover:
         """Have the job continue where the other run was; return a notice about it."""
         if self._copied:
             move_files(TrialFolder(self._own.arriving), self.job.folder)
+            self.job.source = StudyFolder(Path(self._lost.run_dir)).trial(self.job.number)
         self.job.taken_over(self._lost.attempts, offered=self._lost.offered)
         return takeover_notice(self._lost, self.job.number, self._copied or self._is_own)
 
@@ -68,11 +71,17 @@ def copy_files(lost: Expired, number: int, folder: StudyFolder) -> bool:
     found = StudyFolder(Path(lost.run_dir))
     if found.claim() != lost.run:
         return False
-    source = found.trial(number)
-    shared = [source.checkpoint.name] if folder.checkpoints is not None else []
-    shutil.rmtree(folder.arriving, ignore_errors=True)
+    source, arriving = found.trial(number), TrialFolder(folder.arriving)
+    skipped = [source.outcome_file.name]
+    skipped += [source.checkpoint.name] if folder.checkpoints is not None else []
+    ignore = shutil.ignore_patterns(*skipped)
+    shutil.rmtree(arriving.path, ignore_errors=True)
     try:
-        shutil.copytree(source.path, folder.arriving, ignore=shutil.ignore_patterns(*shared))
+        make_folder(arriving.path)
+        with contextlib.suppress(FileNotFoundError):
+            # First: a cell that still runs may write it after the last report.
+            shutil.copy2(source.outcome_file, arriving.outcome_file)
+        shutil.copytree(source.path, arriving.path, ignore=ignore, dirs_exist_ok=True)
     except OSError:  # it is gone, or cannot be read by this user, or this disk is full
         shutil.rmtree(folder.arriving, ignore_errors=True)
         return False

@@ -113,7 +113,7 @@ class TrialFolder:
         self.checkpoint = path / "checkpoint"
         self.ledger = path / "ledger.jsonl"
         self._drawn = path / "drawn.json"
-        self._outcome = path / "outcome.json"
+        self.outcome_file = path / "outcome.json"
         self._curve = path / "curve.jsonl"
 
     def append(self, entry: LedgerEntry) -> None:
@@ -151,12 +151,12 @@ class TrialFolder:
 
     def write_outcome(self, outcome: Outcome) -> None:
         text = json.dumps(outcome.to_json())
-        self._write(lambda: write_whole(self._outcome, text))
+        self._write(lambda: write_whole(self.outcome_file, text))
 
     def outcome(self) -> Outcome | None:
         """Return the outcome on disk; None: there is none, or it cannot be read."""
         try:
-            return Outcome.from_json(json.loads(self._outcome.read_text()))
+            return Outcome.from_json(json.loads(self.outcome_file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
