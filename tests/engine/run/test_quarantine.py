@@ -49,7 +49,10 @@ def no_lease_is_left(proxy: Proxy) -> bool:  # noqa: F811
 
 def status(proxy: Proxy, *more: str) -> str:  # noqa: F811
     command = [sys.executable, "-m", "supermax", "status", "shared", "--storage", proxy.url, *more]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout
 
 
 @pytest.mark.slow

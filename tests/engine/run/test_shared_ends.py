@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.run.progress import StudyProgress
+from supermax.engine.storage.patience import Patience
 from tests.conftest import eventually
 from tests.engine.run.test_sharing import (
     Run,
@@ -18,6 +23,22 @@ from tests.engine.run.test_sharing import (
 )
 from tests.engine.storage.postgres import Proxy
 from tests.engine.storage.test_folder_down import fill, small_disk
+
+
+@pytest.mark.parametrize(("finished", "waits"), [(2, True), (3, False)])
+def test_a_suspect_run_waits_for_its_offered_trials_until_the_target(
+    finished: int,
+    waits: bool,
+) -> None:
+    shared = SimpleNamespace(may_start_new=lambda: False)
+    storage = SimpleNamespace(patience=Patience(lambda _: None))
+    progress = StudyProgress(cast(Any, storage), 3)
+    progress.finished = finished
+    nothing: Any = None
+    others = OtherRuns(
+        cast(Any, shared), nothing, cast(Any, storage), nothing, progress, nothing, nothing
+    )
+    assert others.are_awaited() == waits
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ class Run:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(30)
 
 
 @contextlib.contextmanager

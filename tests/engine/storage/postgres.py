@@ -92,7 +92,9 @@ def restartable_server(*settings: str) -> Iterator[Server]:
     bin_ = package / "pginstall18" / "bin"
     env = {"PATH": os.environ["PATH"], "LC_ALL": "C"}
     command = [bin_ / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "-N", "-E", "UTF8"]
-    subprocess.run(command, user=user, env=env, check=True, capture_output=True, cwd=data)
+    subprocess.run(
+        command, user=user, env=env, check=True, capture_output=True, cwd=data, timeout=120
+    )
     (data / "pg_hba.conf").write_text(_ACCESS)
     options = [word for setting in (*_SETTINGS, *settings) for word in ("-c", setting)]
     running = Server([bin_ / "postgres", "-D", data, "-k", data, *options], folder, user)

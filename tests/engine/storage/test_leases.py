@@ -172,6 +172,14 @@ def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
     one.set_trial_user_attr(trial, "mine", 1)
 
 
+def run_together(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def test_only_one_run_takes_a_trial_over(opened: Opener) -> None:
     gone = opened("gone", seconds=-1.0)
     trials = [gone.create_new_trial(study_id(gone)) for _ in range(12)]
@@ -183,11 +191,8 @@ def test_only_one_run_takes_a_trial_over(opened: Opener) -> None:
             if leases(others[place]).take_over(lost):
                 taken[place].append(lost.trial_id)
 
-    threads = [threading.Thread(target=take, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads = [threading.Thread(target=take, args=(place,), daemon=True) for place in range(4)]
+    run_together(threads)
     assert sorted(itertools.chain(*taken)) == sorted(trials)
     assert [sorted(leases(other).tokens) for other in others] == [sorted(t) for t in taken]
 
@@ -213,11 +218,8 @@ def test_all_runs_together_start_no_trial_too_many(opened: Opener) -> None:
             if len(created) % 2:
                 run.set_trial_state_values(trial, COMPLETE, [1.0])
 
-    threads = [threading.Thread(target=work, args=(run,)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    threads = [threading.Thread(target=work, args=(run,), daemon=True) for run in runs]
+    run_together(threads)
     assert sorted(taken) == sorted(waiting)
     assert len(taken) + len(created) == 10
     assert len(queue.inner.get_all_trials(study_id(queue))) == 10

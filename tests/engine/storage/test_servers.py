@@ -150,14 +150,14 @@ def test_runs_that_start_together_on_an_empty_database_both_open_it(empty: str) 
     together, opened = threading.Barrier(4), []
 
     def start() -> None:
-        together.wait()
+        together.wait(60)
         opened.append(make_storage(empty))
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        thread.join(60)
     assert len(opened) == 4
     for storage in opened:
         close(storage)
@@ -229,7 +229,7 @@ def test_tables_of_an_earlier_optuna_are_upgraded_as_advised(stored: str, port: 
     advised = shlex.split(said.split("`")[1])
     assert advised[0] == "optuna"
     program = Path(sys.executable).with_name(advised[0])
-    done = subprocess.run([program, *advised[1:]], capture_output=True, text=True)
+    done = subprocess.run([program, *advised[1:]], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "1 finished" in sm("status", "s", "--storage", stored)
 
