@@ -108,7 +108,13 @@ def test_times_are_those_of_slurm(text: str, seconds: int) -> None:
     assert parse_time(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "12h", "-5", "1:2:3:4", "1-", "4", "0:30"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "soon", "12h", "-5", "1:2:3:4", "1-", "4", "0:30", "1:99:99", "1:60:00", "90:60"),
+        *("1-24", "1-2:60", "٣٠", "９０", "99999999999"),
+    ],
+)
 def test_other_times_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"write it as Slurm does|at least 5 minutes"):
         parse_time(text)
@@ -118,10 +124,19 @@ def test_other_times_are_refused(text: str) -> None:
     ("args", "words"),
     [
         (("--nodes", "0", "--storage", URL), "--nodes"),
-        (("--time", "12h", "--storage", URL), "such as 12:00:00"),
+        (("--time", "12h", "--storage", URL), "such as 90, 12:00:00"),
         (("--sbatch", "--qos=low", "--storage", URL), "without dashes and spaces"),
         (("--sbatch", "comment=two words", "--storage", URL), "without dashes and spaces"),
         (("--sbatch", "array=0-9", "--storage", URL), "Supermax sets array itself"),
+        (("--sbatch", "arr=0-9", "--storage", URL), "the name of the option in full"),
+        (("--sbatch", "n=2", "--storage", URL), "the name of the option in full"),
+        (("--sbatch", "gpus-per=2", "--storage", URL), "the name of the option in full"),
+        (("--sbatch", "time=30", "--storage", URL), "use the option --time instead"),
+        (("--sbatch", "gpus-per-node=2", "--storage", URL), "use the option --gpus-per-node"),
+        (("--sbatch", "ntasks-per-gpu=1", "--storage", URL), "Supermax sets ntasks-per-gpu"),
+        (("--sbatch", "comment=a\x1b[2J", "--storage", URL), "without dashes and spaces"),
+        (("--partition", "a b", "--storage", URL), "--partition 'a b': write a name without"),
+        (("--account", "", "--storage", URL), "--account '': write a name without spaces"),
         ((), "none is named: add --storage"),
         (("--storage", "study.db"), "study.db is not one: add --storage"),
         (("--storage", "redis://me:hunter2@host"), "redis://***@host is not one"),
@@ -150,6 +165,18 @@ def test_what_sbatch_refuses_is_shown(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "sbatch refused" in said
     assert "invalid partition specified" in said
     assert "Submitted as job 7." in sm(*ARRAY, "--storage", URL, "--submit")
+
+
+def test_a_job_without_an_id_was_not_submitted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch --test-only exits with 0."""
+    program = here / "sbatch"
+    program.write_text("#!/bin/sh\necho Job 5 to start at 12:00 >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=":")
+    said = sm(*ARRAY, "--storage", URL, "--sbatch", "test-only", "--submit", code=3)
+    assert "It said: Job 5 to start at 12:00." in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -23,18 +23,26 @@ NOTICE = 120
 """Seconds before the time limit at which Slurm sends TERM: a run takes about 35 s to pause trials
 that do not react."""
 _MIN_TIME = 5 * 60
+_MANY, _HOUR, _SIXTIETH = "[0-9]{1,6}", "(?:[01]?[0-9]|2[0-3])", "[0-5]?[0-9]"
 _TIMES = (
-    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
-    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
-    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
+    rf"(?P<minutes>{_MANY})(:(?P<seconds>{_SIXTIETH}))?",
+    rf"(?P<hours>{_MANY}):(?P<minutes>{_SIXTIETH}):(?P<seconds>{_SIXTIETH})",
+    rf"(?P<days>{_MANY})-(?P<hours>{_HOUR})"
+    rf"(:(?P<minutes>{_SIXTIETH})(:(?P<seconds>{_SIXTIETH}))?)?",
 )
 _SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
-_OPTION = re.compile(r"[a-z][a-z0-9-]*(=[^\s\"']+)?")
+_VALUE = r"[^\s\x00-\x1f\x7f\"']+"
+_OPTION = re.compile(rf"[a-z][a-z0-9-]*(={_VALUE})?")
 _OWN = (
-    *("array", "chdir", "error", "nodes", "no-requeue", "ntasks", "ntasks-per-node", "open-mode"),
-    *("output", "requeue", "signal", "time"),
+    *("array", "chdir", "error", "no-requeue", "ntasks", "ntasks-per-core", "ntasks-per-gpu"),
+    *("ntasks-per-node", "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "requeue"),
+    "signal",
 )
 """Options of sbatch that the script sets itself."""
+_FLAGS = ("account", "gpus-per-node", "nodes", "partition", "time")
+"""Options of sbatch that `supermax slurm` has as well."""
+_COMPLETE = ("gpus",)
+"""Options of sbatch whose name is the start of another one's."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +146,15 @@ def parse_time(text: str) -> int:
             return found
     raise UserError(
         f"--time {text}: write it as Slurm does: minutes, hours:minutes:seconds or "
-        f"days-hours:minutes, such as 12:00:00."
+        f"days-hours:minutes, such as 90, 12:00:00 or 2-12:00."
     )
+
+
+def checked_value(name: str, value: str) -> str:
+    """Return the value of an option of `supermax slurm` for the script. Raises UserError."""
+    if not re.fullmatch(_VALUE, value):
+        raise UserError(f"--{name} {value!r}: write a name without spaces and quotation marks.")
+    return value
 
 
 def check_options(options: Sequence[str]) -> None:
@@ -153,6 +168,11 @@ def check_options(options: Sequence[str]) -> None:
             )
         if name in _OWN:
             raise UserError(f"--sbatch {option}: Supermax sets {name} itself. Leave it out.")
+        if name in _FLAGS:
+            raise UserError(f"--sbatch {option}: use the option --{name} instead.")
+        longer = [known for known in (*_OWN, *_FLAGS) if known.startswith(name)]
+        if longer and name not in _COMPLETE:  # sbatch would take it for one of these
+            raise UserError(f"--sbatch {option}: write the name of the option in full.")
 
 
 def submit(path: Path) -> str:
@@ -169,4 +189,10 @@ def submit(path: Path) -> str:
             f"sbatch refused {path}: {in_short(done.stderr or done.stdout)}. Change the options, "
             f"or the script, and submit it again."
         )
-    return done.stdout.strip().partition(";")[0]  # job;cluster
+    job = done.stdout.strip().partition(";")[0]  # job;cluster
+    if not job.isdecimal():
+        said = in_short(done.stderr or done.stdout) or "nothing"
+        raise EnvironmentFault(
+            f"sbatch has not submitted {path}. It said: {said}. Change the options, or the script."
+        )
+    return job

@@ -73,10 +73,10 @@ def slurm(
       supermax slurm notes.yaml --nodes 2 --time 1:00:00 --database database
     """
     seconds = jobs.parse_time(time)
-    options = [f"{name}={value}" for name, value in
-               (("partition", partition), ("account", account)) if value]  # fmt: skip
+    jobs.check_options(sbatch or [])
+    named = {"partition": partition, "account": account}
+    options = [f"{n}={jobs.checked_value(n, v)}" for n, v in named.items() if v is not None]
     options += sbatch or []
-    jobs.check_options(options)
     if target == ALL or is_table(Path(target)):
         raise UserError(
             f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
