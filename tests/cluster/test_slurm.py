@@ -142,6 +142,11 @@ def test_other_times_are_refused(text: str) -> None:
         (("--storage", "redis://me:hunter2@host"), "redis://***@host is not one"),
         (("--storage", URL, "--database", "db"), "leave one of them out"),
         (("--storage", URL, "--submit"), "sbatch was not found"),
+        (("--storage", URL, "--folder", "file"), "cannot be written (File exists). Name another"),
+        (("--storage", URL, "--folder", "file/x"), "(Not a directory). Name another folder with"),
+        (("--storage", URL, "--output", "no/job.sh"), "Name another file with --output."),
+        (("--storage", URL, "--output", "."), "Name another file with --output."),
+        (("--database", "file"), "cannot be written (Not a directory). Name another folder."),
         (("--storage", URL, "--set", "epochs=no"), "whole number"),
     ],
 )
@@ -149,9 +154,20 @@ def test_wrong_input_is_one_sentence(
     here: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
+    (here / "file").touch()
     said = sm(*ARRAY, *args, code=2)
     assert words in " ".join(said.split())
     assert "hunter2" not in said
+
+
+def test_a_folder_of_the_user_keeps_its_permissions(here: Path) -> None:
+    (here / "notes.csv").touch(0o644)
+    here.chmod(0o755)
+    sm(*ARRAY, "--storage", URL, "--folder", ".")
+    assert stat.S_IMODE(here.stat().st_mode) == 0o755
+    assert stat.S_IMODE((here / "notes.csv").stat().st_mode) == 0o644
+    assert stat.S_IMODE((here / "storage").stat().st_mode) == 0o600
+    assert stat.S_IMODE((here / "logs").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("target", ["all", "notes.csv"])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from supermax.errors import EnvironmentFault
+from supermax.errors import EnvironmentFault, UserError
 
 _OTHERS = 0o077
 """Permission bits of the group and of other users."""
@@ -54,6 +54,14 @@ def make_private(folder: Path, *, trusted: int | None = None) -> None:
     Raises EnvironmentFault where another user, other than `trusted` (a user id), may have created
     the folder: its owner could read and forge its content.
     """
+    make_trusted(folder, trusted=trusted)
+    found = folder.stat()
+    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
+        tighten(folder.resolve())
+
+
+def make_trusted(folder: Path, *, trusted: int | None = None) -> None:
+    """Create a folder as `make_private` does, but leave the permissions of an existing one."""
     make_folder(folder)
     known = (0, os.geteuid(), trusted)
     for place in (folder.absolute(), folder.resolve()):  # a link, and its target
@@ -64,9 +72,16 @@ def make_private(folder: Path, *, trusted: int | None = None) -> None:
                 f"content. Have it removed, or use another folder: --storage and --set "
                 f"cache=FOLDER of `supermax tune`, run_dir= of supermax.optimize."
             )
-    found = folder.stat()
-    if found.st_uid == os.geteuid() and found.st_mode & _OTHERS:
-        tighten(folder.resolve())
+
+
+@contextlib.contextmanager
+def writing(place: Path, advice: str) -> Iterator[None]:
+    """Turn errors of writing to a place that the user has named into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UserError(f"{place} cannot be written ({why}). {advice}") from None
 
 
 def _planted(place: Path) -> bool:

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import re
 import secrets
 import shlex
 import shutil
@@ -26,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from supermax._util.files import make_private, write_whole
+from supermax._util.files import make_private, write_whole, writing
 from supermax.errors import EnvironmentFault, UserError
 
 _USER, _DATABASE = "supermax", "postgres"
@@ -39,6 +40,9 @@ _SETTINGS = (
     "max_connections=500",
     "shared_buffers=128MB",
 )
+_NEW, _SERVICE_FILE = "new-", "pg_service.conf"
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f,/]+")  # libpq reads a comma and a slash in its own way
+_OTHER_FOLDER = "Name another folder."
 _ACCESS = "host all all all scram-sha-256\n"
 """pg_hba.conf: a password for every connection."""
 
@@ -75,7 +79,7 @@ class DatabaseFolder:
 
     @property
     def service_file(self) -> Path:
-        return self.path / "pg_service.conf"
+        return self.path / _SERVICE_FILE
 
     @property
     def lock(self) -> Path:
@@ -91,13 +95,15 @@ class DatabaseFolder:
             (name,) = parser.sections()
             entry = parser[name]
             return Service(name, entry["host"], int(entry["port"]), entry["password"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, configparser.Error) as error:
+            # The parser's own message quotes lines, maybe that of the password.
+            why = error.strerror if isinstance(error, OSError) else "it is damaged"
             raise EnvironmentFault(
-                f"{self.service_file} cannot be read ({error}). Restore it, or start a new "
+                f"{self.service_file} cannot be read ({why}). Restore it, or start a new "
                 f"database in another folder."
-            ) from error
+            ) from None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -112,14 +118,27 @@ class DatabaseFolder:
         return f"export {' '.join(pairs)}"
 
     def create(self) -> Service:
-        """Create the folder and choose name and password, unless that was done before."""
-        make_private(self.path)
-        if (service := self.service()) is None:
-            service = Service(
-                _SERVICE + secrets.token_hex(4), platform.node(), 0, secrets.token_urlsafe(24)
-            )
-            write_whole(self.service_file, service.text())
+        """Create the folder and choose name and password, unless that was done before. Raises
+        UserError for a folder that holds something else: its permissions would be restricted."""
+        with writing(self.path, _OTHER_FOLDER):
+            if (service := self.service()) is None:
+                self._refuse_other_content()
+            make_private(self.path)
+            if service is None:
+                service = Service(
+                    _SERVICE + secrets.token_hex(4), platform.node(), 0, secrets.token_urlsafe(24)
+                )
+                write_whole(self.service_file, service.text())
         return service
+
+    def _refuse_other_content(self) -> None:
+        found = [each.name for each in self.path.iterdir()] if self.path.exists() else []
+        # A killed call may have left these before it wrote the service file.
+        if [name for name in found if not name.startswith(f".{_SERVICE_FILE}.")]:
+            raise UserError(
+                f"{self.path} is not empty, and holds no {_SERVICE_FILE} of a database of "
+                f"Supermax. Name a new folder."
+            )
 
 
 def answers(service: Service) -> bool:
@@ -146,17 +165,23 @@ def prepare(folder: DatabaseFolder, *, host: str | None, port: int | None) -> li
     """
     if os.geteuid() == 0:
         raise UserError("PostgreSQL does not run as root: start it as an ordinary user.")
+    if host is not None and not _HOST.fullmatch(host):
+        raise UserError(f"--host {host!r}: write the name or the address of this machine.")
     binaries = find_binaries()
     service = folder.create()
     if service.port and _first_reply(service) in (b"R", b"E"):
         raise EnvironmentFault(_already_running(folder, service))
     _take_lock(folder, service)
     moved = (host or platform.node()) != service.host
-    if port is not None and not _is_free(port):
-        raise UserError(f"Port {port} is in use on this machine: choose another, or leave it out.")
+    if port is not None and (why := _why_not(port)) is not None:
+        raise UserError(
+            f"Port {port} cannot be used on this machine ({why}): choose another, or leave it out."
+        )
     service = replace(service, host=host or platform.node(), port=port or _free_port(service.port))
-    if not folder.data.exists():
-        _initialize(folder, binaries, service)
+    with writing(folder.path, _OTHER_FOLDER):
+        _remove_remains(folder)
+        if not folder.data.exists():
+            _initialize(folder, binaries, service)
     _check_version(folder, binaries)
     if moved:  # it names a process of another machine; that one has lost the lock
         (folder.data / "postmaster.pid").unlink(missing_ok=True)
@@ -191,15 +216,18 @@ def find_binaries() -> Path:
 
 def _take_lock(folder: DatabaseFolder, service: Service) -> None:
     """Lock the folder for as long as this process, or the server it becomes, lives."""
-    descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise EnvironmentFault(_already_running(folder, service)) from None
     except OSError as error:
+        advice = "Choose a folder on another file system."
+        if folder.lock.is_symlink() or folder.lock.is_dir():
+            advice = f"Remove it: rm -r {shlex.quote(str(folder.lock))}"
         raise EnvironmentFault(
             f"{folder.lock} cannot be locked ({error.strerror}): without locks, two servers could "
-            f"damage the data. Choose a folder on another file system."
+            f"damage the data. {advice}"
         ) from error
     os.set_inheritable(descriptor, True)
 
@@ -213,23 +241,32 @@ def _already_running(folder: DatabaseFolder, service: Service) -> str:
 
 def _free_port(before: int) -> int:
     """Return a port that is free on this machine: the one `before`, if possible."""
-    if before and _is_free(before):
+    if before and _why_not(before) is None:
         return before
     with socket.create_server(("", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
-def _is_free(port: int) -> bool:
+def _why_not(port: int) -> str | None:
+    """Return why a server cannot listen on a port; None: it can."""
     try:
         socket.create_server(("", port)).close()
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+    return None
+
+
+def _remove_remains(folder: DatabaseFolder) -> None:
+    """Remove what a killed call has left of a new database, and an empty folder in its place."""
+    for remains in folder.path.glob(f"{_NEW}*"):
+        shutil.rmtree(remains, ignore_errors=True)
+    with contextlib.suppress(OSError):  # it holds the data, or does not exist
+        folder.data.rmdir()
 
 
 def _initialize(folder: DatabaseFolder, binaries: Path, service: Service) -> None:
     """Create the data, or nothing: a killed call leaves no half of it."""
-    with tempfile.TemporaryDirectory(dir=folder.path, prefix="new-") as name:
+    with tempfile.TemporaryDirectory(dir=folder.path, prefix=_NEW) as name:
         new, password = Path(name) / "data", Path(name) / "password"
         write_whole(password, service.password)
         options = f"-U {_USER} -A scram-sha-256 -E UTF8 --no-locale".split()
@@ -251,10 +288,16 @@ def _initialize(folder: DatabaseFolder, binaries: Path, service: Service) -> Non
 
 def _check_version(folder: DatabaseFolder, binaries: Path) -> None:
     """Raise EnvironmentFault where the data is of another major version of PostgreSQL."""
+    try:
+        of_data = (folder.data / "PG_VERSION").read_text().strip()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"{folder.data} holds no database ({error.strerror}: PG_VERSION). Restore it, or "
+            f"start a new database in another folder."
+        ) from error
     said = subprocess.run(
         [binaries / "postgres", "--version"], capture_output=True, text=True, check=False
     ).stdout
-    of_data = (folder.data / "PG_VERSION").read_text().strip()
     if f" {of_data}." not in said and not said.strip().endswith(f" {of_data}"):
         raise EnvironmentFault(
             f"The database in {folder.path} is of PostgreSQL {of_data}, but {binaries} has "

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from supermax._util.files import make_private, write_whole
+from supermax._util.files import make_private, make_trusted, write_whole, writing
 from supermax._util.text import counted, masked_url
 from supermax.cluster import slurm as jobs
 from supermax.cluster.database import DatabaseFolder, find_binaries
@@ -86,10 +86,11 @@ def slurm(
     check_names(found.settings)
     url = _server_url(found, database)
     place = jobs.JobFolder((folder or Path(f"slurm-{file_name(found.settings.study)}")).absolute())
-    make_private(place.path)
-    make_private(place.logs)
-    if url is not None:
-        write_whole(place.storage, url)
+    with writing(place.path, "Name another folder with --folder."):
+        make_trusted(place.path)  # it may hold the user's own files
+        make_private(place.logs)
+        if url is not None:
+            write_whole(place.storage, url)
     job = jobs.SlurmJob(
         name=found.settings.study,
         nodes=nodes,
@@ -104,8 +105,9 @@ def slurm(
         sbatch=tuple(options),
     )
     path = (output or place.script).absolute()
-    write_whole(path, jobs.script(job), shared=True)
-    path.chmod(path.stat().st_mode | 0o100)
+    with writing(path, "Name another file with --output."):
+        write_whole(path, jobs.script(job), shared=True)
+        path.chmod(path.stat().st_mode | 0o100)
     print(f"Job script: {path}")
     print(f"{counted(nodes, 'task')} of at most {seconds / 3600:.3g} h each. Logs: {place.logs}")
     submitted = jobs.submit(path) if submit else None
