@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import optuna
@@ -14,7 +15,7 @@ from supermax.search.settings import resolve
 from supermax.search.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.ui.cli.inspect import _tail, _unprinted, _with_final_culprits
-from supermax.ui.cli.tune import _where, assigned, resolved
+from supermax.ui.cli.tune import _name_storage, _where, assigned, resolved
 from tests.ui.cli.helping import commands, sm
 
 
@@ -102,7 +103,8 @@ def test_a_setting_that_cannot_be_read_is_named() -> None:
     [
         ("", ""),
         ("storage: my runs.db", " --storage '{}/my runs.db'"),
-        ("storage: postgresql://u:p@h/d", " --storage …"),
+        ("storage: postgresql://u:p@h/d", ""),
+        ("storage: 'postgresql://u@h/d?a=1&b=2'", " --storage 'postgresql://u@h/d?a=1&b=2'"),
         ("outdir: out", " --storage {}/out/supermax.db"),
     ],
 )
@@ -110,6 +112,23 @@ def test_hints_can_be_pasted(text: str, hint: str, here: Path) -> None:
     (here / "s.yaml").write_text(f"agent: criteria\n{text}\n")
     settings = resolve(None, file=here / "s.yaml", presets=presets()).settings
     assert _where(settings) == hint.format(here)
+
+
+def test_a_storage_with_a_password_is_named_by_the_user(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The printed command, typed into a shell, has the next one find the storage."""
+    url = "postgresql://u:hunter2@h/d"
+    (here / "s.yaml").write_text(f"agent: criteria\nstorage: {url}\n")
+    settings = resolve(None, file=here / "s.yaml", presets=presets()).settings
+    (line,) = _name_storage(settings)
+    assert "hunter2" not in line
+    typed = f"{line.partition(': ')[2]}\n{url}\nenv\n"
+    said = subprocess.run(["bash"], input=typed, capture_output=True, text=True, check=True)
+    assert f"SUPERMAX_STORAGE={url}\n" in said.stdout
+    monkeypatch.setenv("SUPERMAX_STORAGE", url)
+    assert _name_storage(settings) == []
+    assert _where(settings) == ""
 
 
 @pytest.mark.parametrize("prefix", ["", "sqlite:///", "sqlite+pysqlite:///"])

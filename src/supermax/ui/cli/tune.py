@@ -33,7 +33,7 @@ from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
 from supermax.space.presets import presets
 from supermax.space.reading import load
-from supermax.studies import file_of
+from supermax.studies import file_of, without_password
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.rows import is_table
 from supermax.training.eval.metrics import check_metric
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from supermax.search.search import Tuned
 
 ALL = "all"
+_VARIABLE = "SUPERMAX_STORAGE"
 Text = str | None
 
 
@@ -396,7 +397,8 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
                 f"The timeout of {took(settings.timeout)} starts with the command, includes "
                 f"loading, and has passed. Run the same command again with a longer --timeout."
             )
-        return [f"No trial of '{settings.study}' has a value yet. {why}"]
+        asked = [] if paused else _name_storage(settings)
+        return [f"No trial of '{settings.study}' has a value yet. {why}", *asked]
     best = rows[0]
     titles = titles_of(tuned.objectives, tuned.splits.train.label_names)
     values = ", ".join(
@@ -407,6 +409,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         f"Best so far: trial {best['trial']} ({best['encoder']}), {values} "
         f"(validation, n={tuned.splits.validation.count(tuned.agent)}).",
         *_baseline_warning(titles[0], tuned.trivial_baseline(best["values"][0])),
+        *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",
     ]
@@ -422,9 +425,26 @@ def _baseline_warning(metric: str, baseline: float | None) -> list[str]:
 
 
 def _where(settings: Settings) -> str:
-    """Return the --storage option to paste into a command, without the URL of a server, which
-    may contain a password. Empty for the default storage."""
-    if settings.storage is None and settings.outdir == ".":
-        return ""
+    """Return the --storage option to paste into a command. Empty for the default storage, for that
+    of the environment, and for one that `_name_storage` has the user name."""
+    default = settings.storage is None and settings.outdir == "."
     where = settings.storage_address
-    return " --storage …" if file_of(where) is None else f" --storage {shlex.quote(where)}"
+    if default or where == os.environ.get(_VARIABLE) or _has_password(where):
+        return ""
+    return f" --storage {shlex.quote(where)}"
+
+
+def _name_storage(settings: Settings) -> list[str]:
+    """Return how to name a storage for other commands if its URL has a password, which is not
+    printed, and if the environment does not name it."""
+    where = settings.storage_address
+    if where == os.environ.get(_VARIABLE) or not _has_password(where):
+        return []
+    return [
+        f"The URL of the storage has a password. Type it after this command, for those that "
+        f"follow: read -rs {_VARIABLE} && export {_VARIABLE}"
+    ]
+
+
+def _has_password(storage: str) -> bool:
+    return file_of(storage) is None and without_password(storage) != storage
