@@ -26,7 +26,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from supermax._util.text import in_short, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.sharing import runs_of
-from supermax.engine.storage import journal, locks, servers, sqlite
+from supermax.engine.storage import journal, locks, rdb, servers, sqlite
 from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
 from supermax.engine.storage.servers import NothingStored
@@ -256,7 +256,8 @@ def check_storage(storage: str) -> None:
     address = _parse(storage)
     if address.file is None:
         with contextlib.suppress(NothingStored):
-            existing(storage)
+            if (server := rdb.server_of(existing(storage))) is not None:
+                server.engine.dispose()
     elif not address.is_journal:
         refuse_sqlite_on_network_disk(address.file)
 

@@ -23,6 +23,7 @@ from supermax.engine.ranking import best_of
 from supermax.engine.run.sharing import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
+from supermax.engine.storage.servers import NothingStored
 from supermax.errors import UserError
 from supermax.results.machines import short_hosts
 from supermax.studies import all_studies, existing, locks_of, without_password
@@ -38,6 +39,7 @@ POLL_INTERVAL = 1.0  # seconds between two reads of the status file
 ALIVE = (file.RUNNING, file.ELSEWHERE)
 NEVER = "no run known"
 _MOST_RUNS = 30  # that are shown
+_STARTING = "If a run is starting, try again in a minute: it first loads its data."
 
 
 def status(
@@ -68,7 +70,7 @@ def status(
       supermax status criteria --watch
       supermax status criteria --json
     """
-    backend = existing(storage)
+    backend = _existing(storage)
     if name is None and watch:
         name = _only_one(backend, storage)
     if name is None:
@@ -76,7 +78,7 @@ def status(
             raise UserError("--run-dir needs a study. Name one with --study.")
         _print_list([find_snapshot(study) for study in all_studies(backend)], storage, as_json)
         return
-    study = find_study(backend, name)
+    study = _find_study(backend, name)
     if not watch:
         _print_one(find_snapshot(study, run_dir), as_json)
         return
@@ -88,6 +90,22 @@ def status(
                 print(json.dumps(snapshot.data()) if as_json else snapshot.line(), flush=True)
     except KeyboardInterrupt:
         raise typer.Exit from None  # ends the command; the run continues
+
+
+def _existing(storage: str) -> BaseStorage:
+    try:
+        return existing(storage)
+    except NothingStored as error:
+        raise NothingStored(f"{error} {_STARTING}") from None
+
+
+def _find_study(storage: BaseStorage, name: str) -> Study:
+    try:
+        return find_study(storage, name)
+    except UserError as error:
+        if storage.get_all_studies():
+            raise
+        raise UserError(f"{error} {_STARTING}") from None
 
 
 @dataclass(frozen=True)
@@ -191,7 +209,7 @@ def _only_one(storage: BaseStorage, where: str) -> str:
     if len(running) != 1:
         shown = without_password(where)
         if not running:
-            raise UserError(f"There is no study in {shown} to watch yet.")
+            raise UserError(f"There is no study in {shown} to watch yet. {_STARTING}")
         names = ", ".join(one_line(study.study_name) for study in running)
         raise UserError(f"--watch shows one study of {names}. Name one with --study.")
     return str(running[0].study_name)
@@ -202,7 +220,7 @@ def _print_list(snapshots: list[Snapshot], storage: str, as_json: bool) -> None:
         print(json.dumps([snapshot.data() for snapshot in snapshots], indent=1))
         return
     if not snapshots:
-        print(f"No study in {without_password(storage)}.")
+        print(f"No study in {without_password(storage)}. {_STARTING}")
         return
     table = Table("", "study", "run", "finished", "best", "left", box=None, pad_edge=False)
     for snapshot in snapshots:
@@ -302,6 +320,7 @@ def _without_status_file(snapshot: Snapshot) -> str:
         "of its own. Name that folder with --run-dir."
         if snapshot.alive
         else "No run is active on this machine, and none has left a status."
+        + (f" {_STARTING}" if not state.states else "")
         if not snapshot.runs
         else "The folder of this machine has no status; for a run with its own folder, add "
         "--run-dir. Runs on all machines:"

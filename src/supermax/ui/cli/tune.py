@@ -33,7 +33,7 @@ from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
 from supermax.space.presets import presets
 from supermax.space.reading import load
-from supermax.studies import file_of, without_password
+from supermax.studies import check_storage, file_of, without_password
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.rows import is_table
 from supermax.training.eval.metrics import check_metric
@@ -187,6 +187,8 @@ def tune(
     searches = resolved(target, flags | assigned(assign or []))
     for each in searches:  # before torch is loaded, which takes seconds
         check_names(each.settings)
+        if not supervision.is_supervised():
+            check_storage(each.settings.storage_address)
     descriptors.check_descriptors(workers=1)  # torch opens many
     if not supervision.is_supervised():
         _say("Starting. Loading torch and transformers takes a few seconds.")
