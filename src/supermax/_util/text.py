@@ -9,6 +9,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from urllib.parse import unquote
 
+SERVICE_PREFIX = "supermax-"
+"""Start of the names of libpq services that `supermax database` defines."""
 # No more than these: a pattern that removes a letter of "password" would unmask its value.
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")

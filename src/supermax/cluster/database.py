@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from supermax._util.files import make_private, write_whole, writing
+from supermax._util.text import SERVICE_PREFIX
 from supermax.errors import EnvironmentFault, UserError
 
 _USER, _DATABASE = "supermax", "postgres"
-_SERVICE = "supermax-"
 _ANSWER_TIMEOUT = 5.0  # seconds
 _PROTOCOL = 196608  # version 3.0
 _SETTINGS = (
@@ -125,9 +125,8 @@ class DatabaseFolder:
                 self._refuse_other_content()
             make_private(self.path)
             if service is None:
-                service = Service(
-                    _SERVICE + secrets.token_hex(4), platform.node(), 0, secrets.token_urlsafe(24)
-                )
+                name, password = secrets.token_hex(4), secrets.token_urlsafe(24)
+                service = Service(SERVICE_PREFIX + name, platform.node(), 0, password)
                 write_whole(self.service_file, service.text())
         return service
 

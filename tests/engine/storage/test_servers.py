@@ -111,6 +111,28 @@ def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> 
         assert "\n" not in str(caught.value)
 
 
+def test_a_service_is_found_as_advised(
+    empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, address = "postgresql+psycopg:///?service=supermax-abc", make_url(empty)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("PGSERVICEFILE", raising=False)
+    assert "FOLDER/pg_service.conf." in sm("status", "--storage", url, code=3)
+    file = tmp_path / "my database" / "pg_service.conf"
+    monkeypatch.setenv("PGSERVICEFILE", str(file))
+    said = sm("status", "--storage", url, code=3)
+    assert f'service file "{file}" not found. Name the file that defines the service: ' in said
+    assert "export PGSERVICEFILE=FILE." in said
+    file.parent.mkdir()
+    entry = "[supermax-abc]\nhost=127.0.0.1\nuser=postgres\ndbname={}\nport={}\n"
+    file.write_text(entry.format(address.database, 9))
+    said = sm("status", "--storage", url, code=3)
+    assert f"Check the host and the port in {file}, that the server is running (" in said
+    assert f"`supermax database '{file.parent}'` starts it" in said
+    file.write_text(entry.format(address.database, address.port))
+    assert "holds no studies" in sm("status", "--storage", url, code=2)
+
+
 COMMANDS = [
     "tune criteria",
     "status s",

@@ -8,13 +8,16 @@ in English. In another language the problem is unknown: the driver's message is 
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from enum import Enum
+from pathlib import Path
 
 import sqlalchemy.exc
 from sqlalchemy.engine import URL
 
-from supermax._util.text import in_short
+from supermax._util.text import SERVICE_PREFIX, in_short
 
 _FATAL = re.compile(r"FATAL:\s+(.*)")
 _FAILED = re.compile(r"connection to server .* failed: (.*)")
@@ -24,10 +27,14 @@ class Problem(Enum):
     """Reason why a database server cannot be used; the value is the advice."""
 
     UNREACHABLE = (
-        "Check the host and the port in the URL, that the server is running, and that it accepts "
-        "connections from this machine"
+        "Check the host and the port in {source}, that the server is running{start}, and that it "
+        "accepts connections from this machine"
     )
-    PASSWORD = "Check the user and the password in the URL, or in {password_file}"
+    PASSWORD = "Check the user and the password in {source}, or in {password_file}"
+    SERVICE = (
+        "Name the file that defines the service: export PGSERVICEFILE=FILE. For a server of "
+        "`supermax database FOLDER` it is FOLDER/pg_service.conf"
+    )
     NO_DATABASE = "Correct the name at the end of the URL, or create the database: {create}"
     READ_ONLY = (
         "Name the primary server instead of a read-only copy, and a user whose transactions may "
@@ -63,6 +70,8 @@ _MYSQL = {
     2005: Problem.UNREACHABLE,
 }
 _LIBPQ = {
+    "definition of service": Problem.SERVICE,
+    "service file": Problem.SERVICE,
     "password authentication failed": Problem.PASSWORD,
     "no password supplied": Problem.PASSWORD,
     "no pg_hba.conf entry": Problem.PASSWORD,
@@ -80,7 +89,7 @@ _LIBPQ = {
     "failed to resolve host": Problem.UNREACHABLE,
     "could not translate host name": Problem.UNREACHABLE,
 }
-_PERMANENT = frozenset((Problem.PASSWORD, Problem.NO_DATABASE, Problem.READ_ONLY, Problem.RIGHTS))
+_PERMANENT = frozenset(Problem) - {Problem.UNREACHABLE, Problem.CONNECTIONS}
 
 
 def problem_of(error: BaseException) -> Problem | None:
@@ -126,9 +135,26 @@ def is_permanent(error: BaseException) -> bool:
 
 def advice(problem: Problem, url: URL | None = None) -> str:
     """Return what to do about a problem, as a sentence without its full stop."""
-    create, password_file = "CREATE DATABASE", "~/.pgpass"
+    words = {
+        "create": "CREATE DATABASE",
+        "password_file": "~/.pgpass",
+        "source": "the URL",
+        "start": "",
+    }
     if url is not None:
-        create = f"CREATE DATABASE {url.database}"
+        words["create"] = f"CREATE DATABASE {url.database}"
         if url.get_backend_name() != "postgresql":
-            password_file = "the file that ?read_default_file= names"
-    return problem.value.format(create=create, password_file=password_file)
+            words["password_file"] = "the file that ?read_default_file= names"
+        if "service" in url.query:
+            words |= _of_service(str(url.query["service"]))
+    return problem.value.format(**words)
+
+
+def _of_service(name: str) -> dict[str, str]:
+    """Return where libpq finds the address of a service, and how a server of Supermax is
+    started."""
+    file = os.environ.get("PGSERVICEFILE", "~/.pg_service.conf")
+    if not name.startswith(SERVICE_PREFIX):
+        return {"source": file}
+    command = f"supermax database {shlex.quote(str(Path(file).parent))}"
+    return {"source": file, "start": f" (`{command}` starts it)"}
