@@ -86,6 +86,7 @@ class FaultSeen(Event):
     message: str
     decision: str  # for people: "retry in 1.0 s", "pruned", "failed", ...
     retried: bool = False  # the trial gets another attempt
+    counted: bool = True  # False: in another run, or an earlier one
 
 
 @dataclass(frozen=True)

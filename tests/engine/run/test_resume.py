@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -26,8 +27,9 @@ from supermax.engine.run.job import time_spent
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.summary import Summary
-from supermax.engine.trial.outcome import Outcome
+from supermax.engine.trial.outcome import Outcome, Raised
 from supermax.ui.display import status
+from supermax.ui.display.plain import PlainDisplay
 from tests import ROOT
 from tests.conftest import eventually, ignoring
 from tests.few import a_few
@@ -187,6 +189,21 @@ def test_outcome_found_in_the_folder_is_stored(study: optuna.Study) -> None:
     supermax.optimize(study, never, n_trials=2, progress=False)
     assert study.trials[number].value == 4.5
     assert "faults" not in study.trials[number].user_attrs["supermax"]
+
+
+def test_a_fault_of_an_earlier_run_is_not_counted_in_this_one(study: optuna.Study) -> None:
+    number = leave_running(study)
+    folder = claimed_trial(study, number)
+    folder.append({"launch": 1})
+    raised = Raised("ValueError", "no such luck", "", "objective.py:1")
+    folder.write_outcome(Outcome(attempt=1, state="raised", raised=raised))
+    said = io.StringIO()
+    summary = supermax.optimize(study, never, n_trials=2, progress=PlainDisplay(said))
+    assert study.trials[number].state is TrialState.FAIL
+    assert summary.faults == {}
+    assert "(it had ended so in an earlier run)" in said.getvalue()
+    assert "fault in this run" not in said.getvalue()
+    assert "faults: none" in said.getvalue()
 
 
 def test_outcome_of_an_earlier_attempt_is_ignored(study: optuna.Study) -> None:

@@ -25,6 +25,8 @@ from optuna.trial import FrozenTrial, TrialState
 import supermax
 from supermax._util.attributes import CLAIM
 from supermax.engine.storage.lease_tables import read_owners, read_runs
+from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.trial.outcome import Outcome, Raised
 from supermax.errors import EnvironmentFault, UserError
 from tests import ROOT
 from tests.conftest import eventually
@@ -160,6 +162,24 @@ def test_trials_of_a_killed_run_are_continued_by_another(proxy: Proxy, tmp_path:
     first_steps = {number: first for number, _, first, _ in marks}
     assert all(first_steps[number] > 0 for number in numbers), marks  # from the checkpoint
     assert "is taken over" in other.output
+
+
+@pytest.mark.slow
+def test_a_fault_of_another_run_is_named_so(proxy: Proxy, tmp_path: Path) -> None:
+    """The run is killed between the end of an attempt and its decision about it."""
+    one = Run(proxy, tmp_path / "one", 2, pace=0.4)
+    with running(one):
+        assert eventually(lambda: any((tmp_path / "one").glob("run/trials/*/ledger.jsonl")))
+        one.end()
+        (number,) = [t.number for t in stored(proxy) if t.state is TrialState.RUNNING]
+        raised = Raised("ValueError", "no such luck", "", "objective.py:1")
+        folder = StudyFolder(tmp_path / "one" / "run").trial(number)
+        folder.write_outcome(Outcome(attempt=1, state="raised", raised=raised))
+        other = Run(proxy, tmp_path / "other", 2)
+        with running(other):
+            assert other.process.wait(60) == 0, other.output
+    assert "(it had ended so in another run)" in other.output
+    assert "faults={}" in other.output
 
 
 @pytest.mark.slow

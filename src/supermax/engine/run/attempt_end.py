@@ -58,7 +58,8 @@ class AttemptEnd:
         """Act on the end of an attempt. Return True if the trial is to be attempted again.
 
         `fault`: the evidence as classified; None: the attempt completed or was pruned.
-        `earlier_run`: the attempt was one of an earlier run. Its fault is not counted here.
+        `earlier_run`: the attempt was one of an earlier run, or of another one. Its fault is not
+        counted here.
         Raise `RunHalted` if the first trials have all failed alike."""
         if fault is None:
             if self._shared is not None and not earlier_run:
@@ -114,7 +115,8 @@ class AttemptEnd:
         """Write the fault to the trial's ledger, and emit it."""
         text = job.record_fault(fault, decision, evidence)
         if earlier_run:
-            text = f"{text} (it had ended so in an earlier run)"
+            which = "another" if job.of_other_run else "an earlier"
+            text = f"{text} (it had ended so in {which} run)"
         else:
             self.faults[fault.name] += 1
         self._emit(
@@ -126,6 +128,7 @@ class AttemptEnd:
                 fault.message,
                 text,
                 retried=isinstance(decision, policy.Retry | policy.Replan),
+                counted=not earlier_run,
             )
         )
 

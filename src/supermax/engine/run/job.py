@@ -39,6 +39,8 @@ class Job:
     elsewhere: int = 0
     """Number of its first faults that happened in another run, which has offered it to this
     one. They do not count here."""
+    of_other_run: bool = False
+    """True: it was taken over from another run, to which its attempts so far belong."""
     faults: list[Fault] = field(default_factory=list)
     last_fault: Fault | None = None  # of the last attempt of an earlier run, not dealt with yet
     retried_attempt: int = 0  # the attempt after which an earlier run decided to try again

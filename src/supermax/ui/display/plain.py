@@ -156,7 +156,7 @@ def _finished(event: ev.TrialFinished, state: RunState) -> str:
     if state.best is not None:
         parts.append(f"best {text.best_text(state)}")
     if state.faults:
-        parts.append(counted(state.faults.total(), "fault"))
+        parts.append(f"{counted(state.faults.total(), 'fault')} in this run")
     if (eta := state.eta()) is not None and state.finished < (state.target or 0):
         parts.append(f"about {clock(eta)} left")
     return "; ".join(parts)

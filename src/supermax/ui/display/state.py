@@ -225,7 +225,8 @@ class RunState:
             self._log("best", f"trial {number} is the best so far: {self.metric} {value:.6g}")
 
     def _fault(self, event: ev.FaultSeen) -> None:
-        self.faults[event.kind] += 1
+        if event.counted:
+            self.faults[event.kind] += 1
         self.last_fault = event
         entry = f"trial {event.number}, {event.kind}; {event.decision}; {event.message}"
         self._log("fault", entry)
