@@ -24,6 +24,7 @@ import optuna
 from optuna.trial import FixedTrial
 
 from supermax._util import system
+from supermax._util.scratch import scratch_folder
 from supermax._util.text import ended, in_short, nearest
 from supermax.engine.processes.fork_server import LOADING
 from supermax.engine.trial.faults import signal_name
@@ -45,8 +46,8 @@ def run_child(command: Sequence[str], name: str) -> int:
 
     The signal is printed, unless this process forwarded it. The child shares the terminal, so that
     a debugger works in it."""
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
-        return _run_child(command, name, {_PARENT: str(os.getpid()), _FOLDER: folder})
+    with scratch_folder("replay") as folder:
+        return _run_child(command, name, {_PARENT: str(os.getpid()), _FOLDER: str(folder)})
 
 
 def _run_child(command: Sequence[str], name: str, env: Mapping[str, str]) -> int:

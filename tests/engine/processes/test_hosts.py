@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +62,11 @@ def test_trials_on_hosts_that_see_nothing_of_the_run_folder(
         assert not trial.folder.is_relative_to(tmp_path)
         return short_trial(trial)
 
+    killed = tmp_path / "run" / "hosts-0123456789abcdef"  # of a run that was killed
+    killed.parent.mkdir()
+    killed.touch()
     run(study, objective, 2, run_dir=tmp_path / "run", workers=2)
+    assert not list(killed.parent.glob("hosts-*"))
     for trial in study.trials:
         assert trial.value == value_of(**trial.params)
         folder = tmp_path / "run" / "trials" / f"{trial.number:05d}"
@@ -101,6 +106,7 @@ def test_a_lost_host_is_replaced_and_its_trial_continues(
     study: optuna.Study, launcher: list[Subprocesses]
 ) -> None:
     seen: list[Event] = []
+    before = set(Path(tempfile.gettempdir()).glob("supermax-*host-*"))
 
     def watch(event: Event) -> None:
         first = not any(isinstance(earlier, TrialReported) for earlier in seen)
@@ -125,6 +131,8 @@ def test_a_lost_host_is_replaced_and_its_trial_continues(
     (fault,) = [event for event in seen if isinstance(event, FaultSeen)]
     assert fault.kind == "node lost"
     assert any("was lost" in event.text for event in seen if isinstance(event, Notice))
+    left = set(Path(tempfile.gettempdir()).glob("supermax-*host-*"))
+    assert left == before  # the next agent removed the folder of the killed one
 
 
 @pytest.mark.slow

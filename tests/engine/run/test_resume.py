@@ -202,7 +202,7 @@ def test_a_fault_of_an_earlier_run_is_not_counted_in_this_one(study: optuna.Stud
     assert study.trials[number].state is TrialState.FAIL
     assert summary.faults == {}
     assert "(it had ended so in an earlier run)" in said.getvalue()
-    assert "fault in this run" not in said.getvalue()
+    assert "1 fault" not in said.getvalue()
     assert "faults: none" in said.getvalue()
 
 

@@ -15,11 +15,11 @@ import selectors
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from supermax._util.scratch import scratch_folder
 from supermax.engine.processes import prestart
 from supermax.engine.processes.link import HOST, Hello, Link
 from supermax.engine.processes.prestart import SEND_TIMEOUT, TAG
@@ -77,8 +77,8 @@ def serve(assignment: Assignment, objective: bytes) -> None:
     sys.path += [entry for entry in assignment.path if entry not in sys.path]
     with contextlib.suppress(OSError):  # not on this machine
         os.chdir(assignment.folder)
-    with tempfile.TemporaryDirectory(prefix="supermax-host-") as scratch:
-        _Agent(assignment, objective, Path(scratch)).run()
+    with scratch_folder("host") as scratch:
+        _Agent(assignment, objective, scratch).run()
 
 
 class _Agent:

@@ -67,6 +67,7 @@ from supermax.engine.storage.logs import BoundedLog
 from supermax.engine.storage.patience import Wait
 from supermax.errors import EnvironmentFault, UserError
 
+_MARKER = "hosts-"
 _CHECK_INTERVAL = 1.0  # seconds between two questions to the launcher about ended agents
 _HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
 _MAX_UNKNOWN = 64  # connections that have not said who they are
@@ -137,7 +138,7 @@ class HostProcesses:
         self._objective = objective
         self._fresh, self._run_dir, self._share = fresh, run_dir, share
         self._secret = secrets.token_hex(32)
-        self._marker = f"hosts-{secrets.token_hex(8)}"
+        self._marker = f"{_MARKER}{secrets.token_hex(8)}"
         self._started = 0  # number of hosts started so far
         self._hosts: dict[str, _Host] = {}  # by name
         self._unknown: dict[Link, float] = {}  # connections without a Hello yet → since when
@@ -159,6 +160,8 @@ class HostProcesses:
 
     def start(self, patience: Wait | None = None) -> None:
         self._notice_at = time.monotonic() + _NOTICE_AFTER
+        for left in self._run_dir.glob(f"{_MARKER}*"):  # of a run that was killed
+            left.unlink(missing_ok=True)
         (self._run_dir / self._marker).touch()
         for _ in range(self._launcher.hosts):
             self._start_host()

@@ -6,7 +6,6 @@ folder ──load_exported()──▶ LoadedModel ──predict_examples()──
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from supermax._util.files import write_whole
+from supermax._util.scratch import scratch_folder
 from supermax._util.text import counted
 from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
@@ -139,8 +139,8 @@ def _evaluate(
         Source(loaded.config.encoder.name, None, encoder.model.config)
         for encoder in loaded.model.encoders
     )
-    with tempfile.TemporaryDirectory(prefix="supermax-") as cache:
-        data = tokenize(loaded.config, corpus, sources, loaded.tokenizers, Path(cache))
+    with scratch_folder("predict") as cache:
+        data = tokenize(loaded.config, corpus, sources, loaded.tokenizers, cache)
         model, config, pads = loaded.model, loaded.config, loaded.pads
         return evaluate_model(model, config, data, pads, execution, loaded.threshold, on_progress)
 

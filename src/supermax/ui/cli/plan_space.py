@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
+from supermax._util.scratch import scratch_folder
 from supermax._util.text import in_short, size_text
 from supermax.errors import UserError
 from supermax.ui.cli.opening import print_json
@@ -69,11 +68,11 @@ def count_truncated(settings: Settings, space: Space) -> tuple[list[Cut], list[s
         return [], [f"Truncated texts are not counted: {in_short(error)}."]
     cuts: list[Cut] = []
     missing, names = [], encoder_names(space)
-    with TemporaryDirectory(prefix="supermax-") as cache:
+    with scratch_folder("plan") as cache:
         for name in names:
             try:
                 source, others = find(name, weights=False), len(names) - 1
-                cuts += truncation(settings.agent, splits, space, [source], Path(cache), others)
+                cuts += truncation(settings.agent, splits, space, [source], cache, others)
             except UserError:
                 missing.append(name)
     if not missing:
