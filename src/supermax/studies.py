@@ -197,7 +197,17 @@ def _server_url(address: _Address) -> URL | None:
     """Return the URL of a database server; None: a file, memory, a storage object, or SQLite."""
     if not isinstance(address.where, str) or address.file is not None:
         return None
-    url = make_url(address.where)
+    try:
+        url = make_url(address.where)
+    except (ArgumentError, ValueError):  # their messages quote parts of the password
+        raise UserError(
+            f"{masked_url(address.where)} is not the URL of a storage. Write {servers.SUPPORTED}, "
+            f"the port as a number, and in a password %40 for @, %3A for : and %2F for /."
+        ) from None
+    if "@" in (url.host or ""):
+        raise UserError(
+            f"{masked_url(address.where)} has several @. In a password, write %40 for @."
+        )
     return None if url.get_backend_name() == "sqlite" else url
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import supermax
 from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
+from supermax.engine.processes.ray_cluster import connect
 from supermax.search.cluster import Cluster, read_cluster
 from tests.engine.executors import EXECUTOR, cluster
 from tests.engine.programs import short_trial, value_of
@@ -118,6 +119,13 @@ def test_workers_are_spread_over_the_gpus_of_a_cluster() -> None:
     assert found.executor(32).trials == 8
     assert found.executor(6).trials == 2
     assert Cluster("auto", gpus=0, cpus=12).workers() == 12
+
+
+@pytest.mark.parametrize("address", ["far", "a\nb:6379", "far:port", "", "http://far:8265"])
+def test_an_address_that_is_none_is_wrong_input(address: str) -> None:
+    with pytest.raises(supermax.UserError, match=r"of Ray is not HOST:PORT") as caught:
+        connect(address)
+    assert "\n" not in str(caught.value)
 
 
 def test_no_cluster_and_no_ray_are_said_in_one_sentence(

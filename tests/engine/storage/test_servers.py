@@ -111,6 +111,24 @@ def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> 
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("postgresql+psycopg://me:hun@ter22@h/x", "has several @. In a password, write %40 for @"),
+        ("postgresql+psycopg://me:hun@x:ter22@h/x", "is not the URL of a storage. Write postgre"),
+        ("postgresql+psycopg://me:hunter22@h:port/x", "the port as a number"),
+        ("postgresql+psycopg://[::1/x", "is not the URL of a storage"),
+        ("://", "is not the URL of a storage"),
+    ],
+)
+def test_a_url_that_is_none_is_wrong_input(url: str, words: str) -> None:
+    for command in ("status", "tune criteria"):
+        said = sm(*command.split(), "--storage", url, code=2)
+        assert words in said
+        assert "ter22" not in said
+        assert len(said.splitlines()) == 1
+
+
 def test_a_service_is_found_as_advised(
     empty: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _CLIENT = "ray://"
+_ADDRESS = re.compile(r"auto|local|(\[[0-9A-Fa-f:.]+\]|[^\s/:]+):[0-9]{1,5}")
 _CONNECT_TIMEOUT = 10.0  # seconds
 _FREE_GPU_TIMEOUT = 300.0  # seconds
 
@@ -72,6 +74,8 @@ def connect(address: str | None) -> Callable[[], None]:
             f"{address} is an address of Ray Client, through which the machines of the cluster "
             f"cannot connect back to this program. Start it on a machine of the cluster."
         )
+    if address is not None and not _ADDRESS.fullmatch(address):
+        raise UserError(f"The address {address!r} of Ray is not HOST:PORT, as in 10.0.0.5:6379.")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         _check_port(address or os.environ.get("RAY_ADDRESS", ""))

@@ -207,8 +207,8 @@ def cannot_be_written(run_dir: Path, error: Exception, *, in_home: bool = False)
     why = getattr(error, "strerror", None) or error
     where = " or, for all studies on servers, in XDG_DATA_HOME" if in_home else ""
     return (
-        f"The run folder {run_dir} cannot be written ({why}). Make it writable, or pass a folder "
-        f"that is as run_dir{where}."
+        f"The run folder {run_dir} cannot be written ({why}). Make it writable, or name another "
+        f"one as run_dir (--run-dir){where}."
     )
 
 

@@ -33,7 +33,7 @@ _DRIVERS = {
 """Database → drivers of SQLAlchemy, the one to recommend first."""
 _PACKAGES = {"psycopg": "'psycopg[binary]'", "mysqldb": "mysqlclient"}
 _OLDEST = {"PostgreSQL": (10,), "MySQL": (8,), "MariaDB": (10, 3)}
-_SUPPORTED = "postgresql+psycopg://…, mysql+pymysql://…, sqlite:///FILE or journal:///FILE"
+SUPPORTED = "postgresql+psycopg://…, mysql+pymysql://…, sqlite:///FILE or journal:///FILE"
 
 
 _MOST_ATTEMPTS = 6
@@ -91,7 +91,7 @@ def with_driver(url: URL) -> URL:
     if database not in _DRIVERS:
         raise UserError(
             f"{shown(url)}: '{database}' is not a kind of storage that Supermax supports. Write "
-            f"{_SUPPORTED}."
+            f"{SUPPORTED}."
         )
     try:
         is_async = bool(getattr(url.get_dialect(), "is_async", False))
