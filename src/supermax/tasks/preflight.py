@@ -205,7 +205,7 @@ def refuse_another(
         raise UserError(
             listed(heading, differences)
             + "\nTheir values cannot be compared. Give this search another name or another "
-            "storage (--study … or --storage …). The study can still be shown and reported."
+            "storage (--study NAME or --storage PLACE). The study can still be shown and reported."
         )
 
 

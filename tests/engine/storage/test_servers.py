@@ -135,11 +135,13 @@ def test_a_service_is_found_as_advised(
     url, address = "postgresql+psycopg:///?service=supermax-abc", make_url(empty)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("PGSERVICEFILE", raising=False)
-    assert "FOLDER/pg_service.conf." in sm("status", "--storage", url, code=3)
+    assert "FOLDER/pg_service.conf, which only its owner can read." in sm(
+        "status", "--storage", url, code=3
+    )
     file = tmp_path / "my database" / "pg_service.conf"
     monkeypatch.setenv("PGSERVICEFILE", str(file))
     said = sm("status", "--storage", url, code=3)
-    assert f'service file "{file}" not found. Name the file that defines the service: ' in said
+    assert f'service file "{file}" not found. Name a file that defines the service: ' in said
     assert "export PGSERVICEFILE=FILE." in said
     file.parent.mkdir()
     entry = "[supermax-abc]\nhost=127.0.0.1\nuser=postgres\ndbname={}\nport={}\n"

@@ -93,6 +93,13 @@ def test_a_study_of_a_search_may_be_named_like_any_other() -> None:
     assert resolved("criteria", flags)[0].settings.study == "mine"
 
 
+@pytest.mark.parametrize("key", ["storage", "run_dir", "checkpoints", "address", "cache"])
+def test_an_empty_place_is_not_the_default(key: str) -> None:
+    """Such as --storage "$VARIABLE" of a variable that is not set."""
+    with pytest.raises(UserError, match=rf"--set {key}: it is empty: leave it out"):
+        resolved("criteria", {key: Value("", f"--set {key}")})
+
+
 def test_a_setting_that_cannot_be_read_is_named() -> None:
     with pytest.raises(UserError, match=r"^--set name: the value"):
         assigned(["name=[red]x"])

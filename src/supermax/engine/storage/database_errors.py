@@ -32,8 +32,8 @@ class Problem(Enum):
     )
     PASSWORD = "Check the user and the password in {source}, or in {password_file}"
     SERVICE = (
-        "Name the file that defines the service: export PGSERVICEFILE=FILE. For a server of "
-        "`supermax database FOLDER` it is FOLDER/pg_service.conf"
+        "Name a file that defines the service: export PGSERVICEFILE=FILE. For a server of "
+        "`supermax database FOLDER` it is FOLDER/pg_service.conf, which only its owner can read"
     )
     NO_DATABASE = "Correct the name at the end of the URL, or create the database: {create}"
     READ_ONLY = (

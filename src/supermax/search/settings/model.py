@@ -181,6 +181,13 @@ class Settings(_Part):
             raise ValueError(f"write {ALL_GPUS} alone, or name the GPUs")
         return parts
 
+    @field_validator("address", "cache", "checkpoints", "outdir", "run_dir", "storage")
+    @classmethod
+    def _not_blank(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():  # as of a variable that is not set
+            raise ValueError("it is empty: leave it out for the default")
+        return value
+
     @field_validator("data", mode="before")
     @classmethod
     def _path_alone(cls, value: object) -> object:
