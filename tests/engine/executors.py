@@ -19,6 +19,7 @@ import pytest
 import supermax.run
 from supermax import RayExecutor
 from supermax.engine.processes.host_agent import Assignment
+from supermax.engine.processes.hosts import EndedAgent
 from supermax.engine.run import session
 from supermax.engine.run.options import RunOptions
 
@@ -49,9 +50,12 @@ class Subprocesses:
         with agent.stdin as given:
             pickle.dump((assignment, objective), given)
 
-    def ended(self) -> list[tuple[int, str]]:
+    def ended(self) -> list[EndedAgent]:
         dead = [number for number, agent in self.agents.items() if agent.poll() is not None]
-        return [(number, f"exit code {self.agents.pop(number).returncode}") for number in dead]
+        return [
+            EndedAgent(number, f"exit code {self.agents.pop(number).returncode}")
+            for number in dead
+        ]
 
     def end(self, host: int) -> None:
         if (agent := self.agents.pop(host, None)) is not None:

@@ -9,6 +9,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import supermax
 from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
 from supermax.engine.processes import host_agent
 from supermax.engine.processes.executor import HostReady
-from supermax.engine.processes.hosts import HostProcesses
+from supermax.engine.processes.hosts import EndedAgent, HostProcesses
 from supermax.engine.processes.link import Hello, read_hello
 from supermax.engine.processes.protocol import ObjectiveLoaded, encode_message
 from supermax.engine.run import session
@@ -133,6 +134,35 @@ def test_a_lost_host_is_replaced_and_its_trial_continues(
     assert any("was lost" in event.text for event in seen if isinstance(event, Notice))
     left = set(Path(tempfile.gettempdir()).glob("supermax-*host-*"))
     assert left == before  # the next agent removed the folder of the killed one
+
+
+def test_a_host_killed_for_memory_is_a_fault_of_its_trial(
+    study: optuna.Study, launcher: list[Subprocesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is lost before the launcher knows why."""
+    ended = Subprocesses.ended
+    seen: list[Event] = []
+
+    def killed(self: Subprocesses) -> list[EndedAgent]:
+        return [replace(agent, out_of_memory=True) for agent in ended(self)]
+
+    def watch(event: Event) -> None:
+        seen.append(event)
+        if isinstance(event, TrialReported):
+            for agent in launcher[0].agents.values():
+                agent.kill()
+
+    def objective(trial: Any) -> float:
+        if trial.attempt == 1:
+            trial.report(0.0, 0)
+            time.sleep(60)
+        return 1.0
+
+    monkeypatch.setattr(Subprocesses, "ended", killed)
+    run(study, objective, 1, progress=watch, retries=1)
+    assert [trial.value for trial in study.trials] == [1.0]
+    faults = [event.kind for event in seen if isinstance(event, FaultSeen)]
+    assert faults == ["host out of memory"]
 
 
 @pytest.mark.slow

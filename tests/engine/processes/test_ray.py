@@ -97,6 +97,30 @@ def test_a_run_waits_for_room_and_uses_a_node_that_comes_later(
     nodes.remove_node(late[0])
 
 
+def test_a_worker_that_ray_kills_for_memory(nodes: Any, study: optuna.Study) -> None:
+    """Its trial is retried as one that ran out of memory, and that counts."""
+    memory = psutil.virtual_memory()
+    limit = 1 - (memory.available - (1 << 30)) / memory.total
+    monitor = {"memory_usage_threshold": limit, "memory_monitor_refresh_ms": 100}
+    machine = nodes.add_node(num_cpus=8, env_vars={f"RAY_{k}": str(v) for k, v in monitor.items()})
+    seen: list[Event] = []
+
+    def objective(trial: Any) -> float:
+        if trial.attempt == 1:
+            held = b"x" * (3 << 30)
+            time.sleep(60)
+            assert held
+        return 1.0
+
+    executor = supermax.RayExecutor(num_cpus=8)
+    supermax.optimize(study, objective, 1, executor=executor, retries=3, progress=seen.append)
+    assert [trial.value for trial in study.trials] == [1.0]
+    faults = {event.kind for event in seen if isinstance(event, FaultSeen)}
+    assert faults == {"host out of memory"}
+    assert any("out of memory" in event.text for event in seen if isinstance(event, Notice))
+    nodes.remove_node(machine)
+
+
 def test_ray_assigns_gpus(nodes: Any, study: optuna.Study) -> None:
     machine = nodes.add_node(num_cpus=2, num_gpus=2)
 

@@ -33,6 +33,7 @@ from supermax.engine.processes.executor import (
     MessageReceived,
     ProcessEvent,
     close_in_forks,
+    exit_of_killed,
 )
 from supermax.engine.processes.host_agent import Assignment
 from supermax.engine.processes.link import (
@@ -73,8 +74,19 @@ _HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
 _MAX_UNKNOWN = 64  # connections that have not said who they are
 _CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
 _NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
+_REASON_TIMEOUT = 3.0  # seconds for the launcher to say why a connection was lost
+_REASON_INTERVAL = 0.1  # seconds between two questions to it meanwhile
 _MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them
 _MAX_LOSSES_LOADING = 3  # before the first load: more likely caused by the objective
+
+
+@dataclass(frozen=True)
+class EndedAgent:
+    host: int
+    """Number of its host."""
+    why: str
+    out_of_memory: bool = False
+    """True: it was killed because its machine ran out of memory."""
 
 
 class Launcher(Protocol):
@@ -90,8 +102,8 @@ class Launcher(Protocol):
     def start(self, assignment: Assignment, objective: bytes) -> None:
         """Have an agent started with `serve(assignment, objective)`, when there is room for it."""
 
-    def ended(self) -> list[tuple[int, str]]:
-        """Return the numbers of hosts whose agent has ended since the last call, and why."""
+    def ended(self) -> list[EndedAgent]:
+        """Return the agents that have ended since the last call."""
 
     def waiting(self) -> str:
         """Return a notice that no host has started yet."""
@@ -110,11 +122,25 @@ class _Host:
     link: Link
     hello: Hello
     cells: set[int] = field(default_factory=set)
+    running: set[int] = field(default_factory=set)
+    """Numbers of cells that were sent a task."""
     lost: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.hello.node}#{self.hello.host}"
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """Host that is gone."""
+
+    host: _Host | None
+    """None: its agent had not said Hello."""
+    why: str
+    out_of_memory: bool = False
+    explained_by: float = 0.0
+    """Moment until which the launcher may still give another reason."""
 
 
 class HostProcesses:
@@ -144,7 +170,7 @@ class HostProcesses:
         self._unknown: dict[Link, float] = {}  # connections without a Hello yet → since when
         self._logs: dict[str, BoundedLog] = {}  # of trials whose output arrives here, by path
         self._paths: dict[int, str] = {}  # number of cell → log of its last task
-        self._lost: list[tuple[_Host | None, str]] = []
+        self._lost: dict[int, _Loss] = {}  # by number of the host
         self._losses = 0
         self._ever_ready = False
         self._next_check = 0.0
@@ -196,9 +222,11 @@ class HostProcesses:
 
     def send_task(self, cell: Cell, task: Task, log: Path) -> None:
         cell.trials += 1
-        if (host := self._hosts.get(cell.device or "")) is None:
+        host = self._hosts.get(cell.device or "")
+        if host is None or host.lost:
             return
         self._close_log(cell)
+        host.running.add(cell.number)
         self._paths[cell.number] = str(log)
         away = not host.hello.shares_run_dir
         if away:
@@ -213,7 +241,7 @@ class HostProcesses:
 
     def has_pending(self, cell: Cell) -> bool:
         host = self._hosts.get(cell.device or "")
-        return host is not None and host.link.has_pending()
+        return host is not None and not host.lost and host.link.has_pending()
 
     def close_sending_side(self, cell: Cell) -> None:
         self._send_to_host_of(cell, CloseCell(cell.number))
@@ -229,14 +257,14 @@ class HostProcesses:
         try:
             host.link.relay(number, encode_message(message))
         except ConnectionLost:
-            self._lose(host, "its connection was lost")
+            self._lose_connection(host)
 
     def wake(self) -> None:
         with contextlib.suppress(OSError):
             os.write(self._wake_w, b"!")
 
     def wait(self, timeout: float | None) -> list[ProcessEvent]:
-        limit = 0.0 if self._lost else _CHECK_INTERVAL
+        limit = _REASON_INTERVAL if self._lost else _CHECK_INTERVAL
         events: list[ProcessEvent] = []
         for key, _ in self._selector.select(limit if timeout is None else min(timeout, limit)):
             if key.fd == self._wake_r:
@@ -304,7 +332,7 @@ class HostProcesses:
             elif (cell := self.cells.get(number)) is not None:
                 events.append(self._from_cell(cell, line))
         if lost:
-            self._lose(host, "its connection was lost")
+            self._lose_connection(host)
         return events
 
     def _from_cell(self, cell: Cell, line: bytes) -> ProcessEvent:
@@ -339,7 +367,8 @@ class HostProcesses:
                 log = self._logs.setdefault(path, BoundedLog(Path(path)))
                 log.write(base64.b64decode(data))
             case HostFailed(log):
-                self._lose(host, f"its fork server died; the log ends with: {log[-1500:]}")
+                why = f"its fork server died; the log ends with: {log[-1500:]}"
+                self._lose(host.hello.host, _Loss(host, why))
 
     def _close_log(self, cell: Cell) -> None:
         if (log := self._logs.pop(self._paths.pop(cell.number, ""), None)) is not None:
@@ -347,20 +376,27 @@ class HostProcesses:
 
     # Hosts that go.
 
-    def _lose(self, host: _Host, why: str) -> None:
+    def _lose_connection(self, host: _Host) -> None:
+        """Lose a host; the launcher has some time to say why."""
+        loss = _Loss(
+            host, "its connection was lost", explained_by=time.monotonic() + _REASON_TIMEOUT
+        )
+        self._lose(host.hello.host, loss)
+
+    def _lose(self, number: int, loss: _Loss) -> None:
         """Close the connection to a host; wait() returns the event."""
-        if host.lost:
-            return
-        host.lost = True
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(host.link)
-        host.link.close()
-        self._launcher.end(host.hello.host)
-        self._lost.append((host, why))
+        if (host := loss.host) is not None and not host.lost:
+            host.lost = True
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(host.link)
+            host.link.close()
+        before = self._lost.get(number)
+        if before is None or before.explained_by:
+            self._lost[number] = loss
 
     def _check_agents(self) -> None:
         now = time.monotonic()
-        if now < self._next_check:
+        if now < self._next_check and not self._lost:
             return
         self._next_check = now + _CHECK_INTERVAL
         if not self._hosts and now > self._notice_at:
@@ -373,31 +409,44 @@ class HostProcesses:
             link.close()
             del self._unknown[link]
         by_number = {host.hello.host: host for host in self._hosts.values()}
-        for number, why in self._launcher.ended():
-            if (host := by_number.get(number)) is not None:
-                self._lose(host, why)
-            else:
-                self._lost.append((None, why))
+        for ended in self._launcher.ended():
+            loss = _Loss(by_number.get(ended.host), ended.why, ended.out_of_memory)
+            self._lose(ended.host, loss)
 
     def _losses_so_far(self) -> Iterator[ProcessEvent]:
         """Yield the hosts that were lost, and have others started in their place."""
-        lost, self._lost = self._lost, []
-        for host, why in lost:
-            self._losses += 1
-            hosts = self._launcher.hosts  # all of them may be lost at once
-            most = _MAX_LOSSES + hosts if self._ever_ready else max(_MAX_LOSSES_LOADING, hosts)
-            if self._losses >= most:
-                when = "in a row" if self._ever_ready else "while it loaded the objective"
-                raise EnvironmentFault(
-                    f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}."
-                )
+        now = time.monotonic()
+        for number, loss in list(self._lost.items()):
+            if loss.explained_by > now:
+                continue
+            del self._lost[number]
+            self._launcher.end(number)
+            self._count_loss(loss.why)
             self._start_host()
-            if host is not None:
-                del self._hosts[host.name]
-                cells = tuple(self.cells.pop(number) for number in sorted(host.cells))
-                for cell in cells:
-                    self._close_log(cell)
-                yield HostLost(host.name, cells, why)
+            if loss.host is not None:
+                yield from self._without(loss.host, loss)
+
+    def _count_loss(self, why: str) -> None:
+        """Raise EnvironmentFault if hosts are lost again and again."""
+        self._losses += 1
+        hosts = self._launcher.hosts  # all of them may be lost at once
+        most = _MAX_LOSSES + hosts if self._ever_ready else max(_MAX_LOSSES_LOADING, hosts)
+        if self._losses >= most:
+            when = "in a row" if self._ever_ready else "while it loaded the objective"
+            raise EnvironmentFault(
+                f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}."
+            )
+
+    def _without(self, host: _Host, loss: _Loss) -> Iterator[ProcessEvent]:
+        """Forget a host and its cells; yield their ends."""
+        del self._hosts[host.name]
+        cells = [self.cells.pop(number) for number in sorted(host.cells)]
+        for cell in cells:
+            self._close_log(cell)
+        killed = [cell for cell in cells if loss.out_of_memory and cell.number in host.running]
+        for cell in killed:
+            yield CellExited(cell, replace(exit_of_killed(cell), oom_kills=1))
+        yield HostLost(host.name, tuple(c for c in cells if c not in killed), loss.why)
 
     def close_in_child(self) -> None:
         for link in (*(host.link for host in self._hosts.values()), *self._unknown):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from supermax._util.text import counted, in_short, size_text
 from supermax.engine.processes.host_agent import Assignment, serve
+from supermax.engine.processes.hosts import EndedAgent
 from supermax.errors import EnvironmentFault, UserError
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class RayLauncher:
         self._actors[assignment.host] = actor
         self._served[actor.serve.remote(assignment, self._objective)] = assignment.host
 
-    def ended(self) -> list[tuple[int, str]]:
+    def ended(self) -> list[EndedAgent]:
         if not self._served:
             return []
         refs = list(self._served)
@@ -167,15 +168,18 @@ class RayLauncher:
         for ref in ready:
             host = self._served.pop(ref)
             if self._actors.pop(host, None) is not None:  # else this process ended it
-                ended.append((host, self._why(ref)))
+                ended.append(self._ended(host, ref))
         return ended
 
-    def _why(self, ref: ObjectRef[None]) -> str:
+    def _ended(self, host: int, ref: ObjectRef[None]) -> EndedAgent:
         try:
             self._ray.get(ref)
+        except self._ray.exceptions.OutOfMemoryError:
+            why = "Ray ended it because its machine was running out of memory"
+            return EndedAgent(host, why, out_of_memory=True)
         except self._ray.exceptions.RayError as error:
-            return in_short(str(error).strip().splitlines()[-1], 300).rstrip(".")
-        return "its agent ended"
+            return EndedAgent(host, in_short(str(error).strip().splitlines()[-1], 300).rstrip("."))
+        return EndedAgent(host, "its agent ended")
 
     def waiting(self) -> str:
         wanted = _in_words(self._executor.request)

@@ -72,7 +72,8 @@ class Evidence:
     signum: int | None = None
     killed_for: KilledFor | None = None
     oom_kills: int = 0
-    """Number of processes that the kernel's OOM killer ended while the attempt ran."""
+    """Number of processes that the OOM killer of the kernel, or of Ray, ended while the attempt
+    ran."""
     coordinator_lost: bool = False
     lost_node: str | None = None
     """Machine of the cluster that was lost with the attempt; None: none was."""
@@ -349,7 +350,7 @@ def _fault_of_signal(evidence: Evidence, signum: int) -> Fault:
         return Fault(
             Kind.HOST_OOM,
             Culprit.CONFIGURATION,
-            "The kernel's OOM killer ended the process.",
+            "The OOM killer of the kernel, or of Ray, ended the process.",
             _LESS_MEMORY,
             "kernel oom",
         )
