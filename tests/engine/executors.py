@@ -19,7 +19,7 @@ import pytest
 import supermax.run
 from supermax import RayExecutor
 from supermax.engine.processes.host_agent import Assignment
-from supermax.engine.processes.hosts import EndedAgent
+from supermax.engine.processes.launcher import EndedAgent
 from supermax.engine.run import session
 from supermax.engine.run.options import RunOptions
 
@@ -29,22 +29,25 @@ local_only = pytest.mark.skipif(EXECUTOR != "local", reason="about GPUs or logs 
 
 
 _AGENT = (
-    "import pickle, sys; from supermax.engine.processes.host_agent import serve; "
+    "import os, pickle, platform, sys; from supermax.engine.processes.host_agent import serve; "
+    "platform.node = lambda: os.environ['MACHINE']; "
     "serve(*pickle.load(sys.stdin.buffer))"
 )
 
 
 class Subprocesses:
-    """Launcher of agents that are children of this process."""
+    """Launcher of agents that are children of this process, on `machines` in turn."""
 
     address = "127.0.0.1"
+    machines: tuple[str, ...] = ("this",)
 
     def __init__(self, executor: RayExecutor, workers: int) -> None:
         self.hosts, self.threads = -(-workers // executor.trials), 1
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, assignment: Assignment, objective: bytes) -> None:
-        agent = subprocess.Popen([sys.executable, "-c", _AGENT], stdin=subprocess.PIPE)
+        env = os.environ | {"MACHINE": self.machines[assignment.host % len(self.machines)]}
+        agent = subprocess.Popen([sys.executable, "-c", _AGENT], stdin=subprocess.PIPE, env=env)
         self.agents[assignment.host] = agent
         assert agent.stdin is not None
         with agent.stdin as given:
@@ -61,6 +64,9 @@ class Subprocesses:
         if (agent := self.agents.pop(host, None)) is not None:
             agent.kill()
             agent.wait()
+
+    def avoid(self, machine: str) -> None:
+        self.machines = tuple(name for name in self.machines if name != machine)
 
     def waiting(self) -> str:
         return "Waiting for processes."

@@ -110,10 +110,11 @@ class Notice(Event):
 
 
 @dataclass(frozen=True)
-class GpuLost(Event):
-    """A GPU was taken out of service; the run continues with the others."""
+class OutOfService(Event):
+    """A GPU, or a machine of a cluster, was taken out of service; the run continues with the
+    others."""
 
-    gpu: str
+    place: str
     why: str
 
 

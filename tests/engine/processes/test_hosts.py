@@ -19,10 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import supermax
-from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
+from supermax.engine.events import Event, FaultSeen, Notice, OutOfService, TrialReported
 from supermax.engine.processes import host_agent
 from supermax.engine.processes.executor import HostReady
-from supermax.engine.processes.hosts import EndedAgent, HostProcesses
+from supermax.engine.processes.hosts import HostProcesses
+from supermax.engine.processes.launcher import EndedAgent
 from supermax.engine.processes.link import Hello, read_hello
 from supermax.engine.processes.protocol import ObjectiveLoaded, encode_message
 from supermax.engine.run import session
@@ -163,6 +164,72 @@ def test_a_host_killed_for_memory_is_a_fault_of_its_trial(
     assert [trial.value for trial in study.trials] == [1.0]
     faults = [event.kind for event in seen if isinstance(event, FaultSeen)]
     assert faults == ["host out of memory"]
+
+
+def crash() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def fail() -> None:
+    raise ValueError("the library is missing here")
+
+
+@pytest.mark.parametrize("fault", [fail, pytest.param(crash, marks=pytest.mark.slow)])
+def test_a_machine_on_which_trials_fail_that_succeed_elsewhere_is_taken_out(
+    study: optuna.Study,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: list[Subprocesses],
+    tmp_path: Path,
+    fault: Callable[[], None],
+) -> None:
+    monkeypatch.setattr(Subprocesses, "machines", ("good", "bad"))
+    seen: list[Event] = []
+
+    def objective(trial: Any) -> float:
+        if os.environ["MACHINE"] == "bad":
+            assert eventually((tmp_path / "good").exists)
+            fault()
+        (tmp_path / "good").touch()
+        return 1.0
+
+    run(study, objective, 12, workers=2, progress=seen.append, run_dir=tmp_path / "run")
+    assert [trial.value for trial in study.trials] == [1.0] * 12
+    (lost,) = [event for event in seen if isinstance(event, OutOfService)]
+    assert lost.place == "machine bad"
+    notices = [event.text for event in seen if isinstance(event, Notice)]
+    (notice,) = [text for text in notices if "out of service" in text]
+    assert "failed on it and succeeded on other machines" in notice
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["out_of_service"] == {"machine bad": lost.why}
+    assert "bad" not in launcher[0].machines
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machines", [("one", "other"), ("one",)])
+def test_trials_that_fail_on_all_machines_take_none_out(
+    study: optuna.Study,
+    monkeypatch: pytest.MonkeyPatch,
+    machines: tuple[str, ...],
+    tmp_path: Path,
+) -> None:
+    """Each is tried on two machines, if there are as many."""
+    monkeypatch.setattr(Subprocesses, "machines", machines)
+    seen: list[Event] = []
+
+    def objective(trial: Any) -> float:
+        machine = os.environ["MACHINE"]
+        trial.set_user_attr("machines", trial.user_attrs.get("machines", "") + machine)
+        (tmp_path / machine).touch()
+        assert eventually(lambda: all((tmp_path / name).exists() for name in machines))
+        if trial.number > 1:
+            fail()
+        return 1.0
+
+    run(study, objective, 6, workers=2, progress=seen.append)
+    assert [trial.state.name for trial in study.trials] == [*["COMPLETE"] * 2, *["FAIL"] * 4]
+    assert not [event for event in seen if isinstance(event, OutOfService)]
+    if len(machines) == 2:
+        assert {t.user_attrs["machines"] for t in study.trials[2:]} <= {"oneother", "otherone"}
 
 
 @pytest.mark.slow

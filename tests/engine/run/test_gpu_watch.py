@@ -75,7 +75,7 @@ def states(study: optuna.Study) -> list[TrialState]:
 
 
 def lost(seen: list[events.Event]) -> list[str]:
-    return [event.gpu for event in seen if isinstance(event, events.GpuLost)]
+    return [event.place for event in seen if isinstance(event, events.OutOfService)]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_lost_gpu_is_taken_out_and_its_trials_run_elsewhere(
     assert {trial.user_attrs["device"] for trial in study.trials} == {"0"}
     assert set(summary.faults) == {"GPU lost"}
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["lost_gpus"] == {"GPU 1": "CUDA finds no GPU there (code 100)"}
+    assert status["out_of_service"] == {"GPU 1": "CUDA finds no GPU there (code 100)"}
 
 
 @pytest.mark.slow

@@ -90,7 +90,7 @@ def row(drawn: list[str], first: str) -> str:
 
 def test_a_lost_gpu_is_shown_until_the_end() -> None:
     state = search()
-    state.update(ev.GpuLost("GPU 1", "it has an uncorrectable ECC error (code 214)"))
+    state.update(ev.OutOfService("GPU 1", "it has an uncorrectable ECC error (code 214)"))
     wanted = "lost     GPU 1 is out of service: it has an uncorrectable ECC error (code 214)"
     assert wanted in lines(state, 100)
     state.close()

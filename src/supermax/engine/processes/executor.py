@@ -37,6 +37,8 @@ class Cell:
     """Number of SIGKILLs sent to it."""
     oom_kills_before: int | None = None
     """Count of this machine's OOM killer at its last task; None: it runs on another machine."""
+    machine: str | None = None
+    """Machine of the cluster it runs on; None: this one."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,16 @@ class HostReady:
 
 @dataclass(frozen=True)
 class HostLost:
-    """Event: a host is gone, and with it its cells."""
+    """Event: a host, or all hosts of a machine, are gone, and with them their cells."""
 
     host: str
     cells: tuple[Cell, ...]
     why: str
+
+
+def machine_of(device: str) -> str:
+    """Return the machine of a host, which is named machine#number; a GPU as it is."""
+    return device.partition("#")[0]
 
 
 ProcessEvent = (
@@ -150,6 +157,10 @@ class Executor(Protocol):
 
         `timeout` None: no limit.
         """
+
+    def retire_machine(self, machine: str, why: str) -> None:
+        """End the hosts on a machine of a cluster, and start none there any more. wait() returns
+        the event."""
 
     def close(self) -> None:
         """End all processes."""

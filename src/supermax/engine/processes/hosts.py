@@ -16,10 +16,9 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from supermax._util.text import counted
 from supermax.engine.processes import descriptors
@@ -36,6 +35,7 @@ from supermax.engine.processes.executor import (
     exit_of_killed,
 )
 from supermax.engine.processes.host_agent import Assignment
+from supermax.engine.processes.launcher import Launcher
 from supermax.engine.processes.link import (
     HOST,
     LONGEST_HELLO,
@@ -78,41 +78,6 @@ _REASON_TIMEOUT = 3.0  # seconds for the launcher to say why a connection was lo
 _REASON_INTERVAL = 0.1  # seconds between two questions to it meanwhile
 _MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them
 _MAX_LOSSES_LOADING = 3  # before the first load: more likely caused by the objective
-
-
-@dataclass(frozen=True)
-class EndedAgent:
-    host: int
-    """Number of its host."""
-    why: str
-    out_of_memory: bool = False
-    """True: it was killed because its machine ran out of memory."""
-
-
-class Launcher(Protocol):
-    """Starts agents on machines."""
-
-    address: str
-    """Address of this machine, as the others reach it."""
-    hosts: int
-    """Number of hosts to keep."""
-    threads: int
-    """Number of threads that a cell may use."""
-
-    def start(self, assignment: Assignment, objective: bytes) -> None:
-        """Have an agent started with `serve(assignment, objective)`, when there is room for it."""
-
-    def ended(self) -> list[EndedAgent]:
-        """Return the agents that have ended since the last call."""
-
-    def waiting(self) -> str:
-        """Return a notice that no host has started yet."""
-
-    def end(self, host: int) -> None:
-        """End an agent that is lost, or that was not started yet."""
-
-    def close(self, connected: Collection[int], timeout: float) -> None:
-        """End all agents; first give the `connected` ones `timeout` seconds to end themselves."""
 
 
 @dataclass
@@ -171,6 +136,8 @@ class HostProcesses:
         self._logs: dict[str, BoundedLog] = {}  # of trials whose output arrives here, by path
         self._paths: dict[int, str] = {}  # number of cell → log of its last task
         self._lost: dict[int, _Loss] = {}  # by number of the host
+        self._retired: set[str] = set()  # machines out of service
+        self._events: list[ProcessEvent] = []  # that the next wait() returns
         self._losses = 0
         self._ever_ready = False
         self._next_check = 0.0
@@ -214,7 +181,7 @@ class HostProcesses:
     def start_cell(self, device: str | None) -> Cell:
         host = self._hosts[device or ""]
         self.cells_started += 1
-        cell = Cell(self.cells_started, device)
+        cell = Cell(self.cells_started, device, machine=host.hello.node)
         self.cells[cell.number] = cell
         host.cells.add(cell.number)
         self._send(host, HOST, StartCell(cell.number, {}))
@@ -265,7 +232,8 @@ class HostProcesses:
 
     def wait(self, timeout: float | None) -> list[ProcessEvent]:
         limit = _REASON_INTERVAL if self._lost else _CHECK_INTERVAL
-        events: list[ProcessEvent] = []
+        limit = 0.0 if self._events else limit
+        events, self._events = self._events, []
         for key, _ in self._selector.select(limit if timeout is None else min(timeout, limit)):
             if key.fd == self._wake_r:
                 with contextlib.suppress(BlockingIOError):
@@ -311,6 +279,10 @@ class HostProcesses:
                 f"The machine {hello.node} does not see the run folder {self._run_dir}. Put it on "
                 f"a disk that all machines share (--run-dir)."
             )
+        if hello.node in self._retired:  # it was placed there before
+            link.close()
+            self._replace(hello.host)
+            return []
         host = _Host(link, hello)
         self._hosts[host.name] = host
         self._selector.register(link, selectors.EVENT_READ, host)
@@ -385,14 +357,42 @@ class HostProcesses:
 
     def _lose(self, number: int, loss: _Loss) -> None:
         """Close the connection to a host; wait() returns the event."""
-        if (host := loss.host) is not None and not host.lost:
+        if loss.host is not None:
+            self._disconnect(loss.host)
+        before = self._lost.get(number)
+        if before is None or before.explained_by:
+            self._lost[number] = loss
+
+    def _disconnect(self, host: _Host) -> None:
+        if not host.lost:
             host.lost = True
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(host.link)
             host.link.close()
-        before = self._lost.get(number)
-        if before is None or before.explained_by:
-            self._lost[number] = loss
+
+    def retire_machine(self, machine: str, why: str) -> None:
+        self._retired.add(machine)
+        self._launcher.avoid(machine)
+        cells: list[Cell] = []
+        for host in [host for host in self._hosts.values() if host.hello.node == machine]:
+            self._disconnect(host)
+            self._lost.pop(host.hello.host, None)
+            self._replace(host.hello.host)
+            cells += self._forget(host)
+        self._events.append(HostLost(machine, tuple(cells), why))
+
+    def _replace(self, number: int) -> None:
+        """End an agent and start another one in its place."""
+        self._launcher.end(number)
+        self._start_host()
+
+    def _forget(self, host: _Host) -> list[Cell]:
+        """Forget a host and its cells, which are returned."""
+        del self._hosts[host.name]
+        cells = [self.cells.pop(number) for number in sorted(host.cells)]
+        for cell in cells:
+            self._close_log(cell)
+        return cells
 
     def _check_agents(self) -> None:
         now = time.monotonic()
@@ -420,9 +420,8 @@ class HostProcesses:
             if loss.explained_by > now:
                 continue
             del self._lost[number]
-            self._launcher.end(number)
             self._count_loss(loss.why)
-            self._start_host()
+            self._replace(number)
             if loss.host is not None:
                 yield from self._without(loss.host, loss)
 
@@ -439,10 +438,7 @@ class HostProcesses:
 
     def _without(self, host: _Host, loss: _Loss) -> Iterator[ProcessEvent]:
         """Forget a host and its cells; yield their ends."""
-        del self._hosts[host.name]
-        cells = [self.cells.pop(number) for number in sorted(host.cells)]
-        for cell in cells:
-            self._close_log(cell)
+        cells = self._forget(host)
         killed = [cell for cell in cells if loss.out_of_memory and cell.number in host.running]
         for cell in killed:
             yield CellExited(cell, replace(exit_of_killed(cell), oom_kills=1))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from supermax._util.text import counted
 from supermax.engine import events
-from supermax.engine.processes.executor import KILL, Cell, Executor
+from supermax.engine.processes.executor import KILL, Cell, Executor, machine_of
 from supermax.engine.processes.protocol import Exited
 from supermax.engine.storage.patience import Patience, Subject
 from supermax.engine.trial.faults import Kind, signal_name
@@ -36,7 +36,8 @@ class Pool:
 
     `reuse`: cells run one trial after another. `devices`: values of CUDA_VISIBLE_DEVICES to
     spread the cells over, or hosts; empty: as inherited. `per_device`: trials at the same time on
-    each; None: an equal share of `workers`. Trials start on none of those in `paused`.
+    each; None: an equal share of `workers`. Trials start on none of those in `paused`, and on
+    machines in `suspects` only if there is no other.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Pool:
         self.has_hosts = per_device is not None
         self._per_device = per_device or math.ceil(workers / max(1, len(devices)))
         self.paused: set[str | None] = set()
+        self.suspects: set[str] = set()
         self._emit = emit
         self._loaded = self._ever_loaded = False
         self._load_by: float | None = None  # None: no fork server was needed yet
@@ -100,7 +102,7 @@ class Pool:
         if not self.devices:
             return None
         load = Counter(cell.device for cell in self._staying())
-        return min(self.devices, key=lambda device: (device in self.paused, load[device]))
+        return min(self.devices, key=lambda device: (self.pauses(device), load[device]))
 
     def _staying(self) -> list[Cell]:
         return [c for c in self._processes.cells.values() if c.number not in self._leaving]
@@ -113,6 +115,23 @@ class Pool:
         if self._idle and not any(cell.device in devices for cell in self._staying()):
             self._replace(self._idle[0], devices[0])
         return True
+
+    def pauses(self, device: str | None) -> bool:
+        """Return whether no trial may start on a device for now."""
+        if device in self.paused:
+            return True
+        suspect = device is not None and machine_of(device) in self.suspects
+        return suspect and not self.machines() <= self.suspects
+
+    def machines(self) -> Set[str]:
+        """Return the machines in service; none without a cluster."""
+        return {machine_of(host) for host in self.devices} if self.has_hosts else set()
+
+    def retire_machine(self, machine: str, why: str) -> None:
+        """Use a machine of the cluster no more, and end all cells there."""
+        self.devices = [host for host in self.devices if machine_of(host) != machine]
+        self._loaded = bool(self.devices)
+        self._processes.retire_machine(machine, why)
 
     def retire(self, device: str | None, why: str) -> None:
         """Use a device no more, and end the cells on it that run no trial."""
@@ -143,7 +162,7 @@ class Pool:
         It is on the first of `devices` that has one, or, if `devices` is None, on the device with
         the fewest `busy` cells. `fresh`: it must not have run a trial yet.
         """
-        usable = [cell for cell in self._idle if cell.device not in self.paused]
+        usable = [cell for cell in self._idle if not self.pauses(cell.device)]
         suitable = [cell for cell in usable if not (fresh and cell.trials)]
         if devices is not None:
             warm = sorted(suitable, key=lambda cell: -cell.trials)
@@ -188,7 +207,7 @@ class Pool:
 
     @property
     def has_idle(self) -> bool:
-        return any(cell.device not in self.paused for cell in self._idle)
+        return any(not self.pauses(cell.device) for cell in self._idle)
 
     def release(self, cell: Cell, healthy: bool, unclean: str | None) -> None:
         """Take a cell back whose trial has ended, or dismiss it. `unclean`: the trial's

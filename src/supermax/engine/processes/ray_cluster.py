@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from supermax._util.text import counted, in_short, size_text
 from supermax.engine.processes.host_agent import Assignment, serve
-from supermax.engine.processes.hosts import EndedAgent
+from supermax.engine.processes.launcher import EndedAgent
 from supermax.errors import EnvironmentFault, UserError
 
 if TYPE_CHECKING:
@@ -142,12 +142,8 @@ class RayLauncher:
         self.address = str(self._ray.util.get_node_ip_address())
         self.hosts = math.ceil(workers / executor.trials)
         self.threads = max(1, int(executor.num_cpus / executor.trials))
-        self._actor: Any = ray.remote(_Worker).options(
-            num_cpus=executor.num_cpus,
-            num_gpus=executor.num_gpus,
-            memory=executor.memory,
-            max_restarts=0,
-        )
+        self._worker: Any = ray.remote(_Worker)
+        self._avoided: set[str] = set()
         self._actors: dict[int, Any] = {}
         self._served: dict[ObjectRef[None], int] = {}
         self._objective: ObjectRef[bytes] | None = None
@@ -155,9 +151,24 @@ class RayLauncher:
     def start(self, assignment: Assignment, objective: bytes) -> None:
         if self._objective is None:
             self._objective = self._ray.put(objective)
-        actor = self._actor.remote()
+        actor = self._worker.options(
+            num_cpus=self._executor.num_cpus,
+            num_gpus=self._executor.num_gpus,
+            memory=self._executor.memory,
+            max_restarts=0,
+            label_selector=self._labels(),
+        ).remote()
         self._actors[assignment.host] = actor
         self._served[actor.serve.remote(assignment, self._objective)] = assignment.host
+
+    def _labels(self) -> dict[str, str] | None:
+        """Return the labels of nodes that are not on an avoided machine; None: any will do."""
+        found = self._ray.nodes() if self._avoided else []
+        ids = [node["NodeID"] for node in found if node["NodeManagerHostname"] in self._avoided]
+        return {"ray.io/node-id": f"!in({','.join(ids)})"} if ids else None
+
+    def avoid(self, machine: str) -> None:
+        self._avoided.add(machine)
 
     def ended(self) -> list[EndedAgent]:
         if not self._served:
@@ -184,9 +195,10 @@ class RayLauncher:
     def waiting(self) -> str:
         wanted = _in_words(self._executor.request)
         there = _in_words(self._ray.available_resources())
+        avoided = f" Out of service: {', '.join(sorted(self._avoided))}." if self._avoided else ""
         return (
             f"Waiting for the Ray cluster: it has no room yet for a worker with {wanted} (free: "
-            f"{there})."
+            f"{there}).{avoided}"
         )
 
     def end(self, host: int) -> None:

@@ -261,6 +261,9 @@ class Processes:
             os.close(self._wake_w)
             self._selector.close()
 
+    def retire_machine(self, machine: str, why: str) -> None:
+        pass  # there is only this one
+
     def close(self) -> None:
         """End all processes: the fork server kills its cells and their descendants when its socket
         closes."""

@@ -19,7 +19,7 @@ from optuna.trial import Trial
 
 from supermax._util.text import ended, in_short, size_text
 from supermax.engine.events import Notice
-from supermax.engine.processes.executor import Cell
+from supermax.engine.processes.executor import Cell, machine_of
 from supermax.engine.processes.pool import Pool
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
@@ -72,15 +72,15 @@ class Admission:
         regularly."""
 
     def must_wait(self, job: Job) -> bool:
-        """Return whether a job that failed on a GPU, maybe because of it, waits for another."""
+        """Return whether a job waits for another GPU or machine than those it failed on."""
         others = self._untried(job)
         return bool(others) and self._pool.lacks_cell_on(others)
 
     def _untried(self, job: Job) -> list[str]:
-        """Return the GPUs for a job that failed on some; []: any will do."""
+        """Return the devices for a job that failed on some; []: any will do."""
         if not job.failed_on:
             return []
-        return [name for name in self._pool.devices if name not in job.failed_on]
+        return [name for name in self._pool.devices if machine_of(name) not in job.failed_on]
 
     @property
     def plans(self) -> bool:
@@ -164,7 +164,7 @@ class Admission:
 
     def _devices(self) -> list[str | None]:
         every: list[str | None] = [*self._pool.devices] or [None]
-        return [device for device in every if device not in self._pool.paused]
+        return [device for device in every if not self._pool.pauses(device)]
 
     def _dismiss_used(self, *, every: bool) -> bool:
         """Dismiss idle cells that hold memory of earlier trials, one per device excepted unless

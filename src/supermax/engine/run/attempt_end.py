@@ -18,6 +18,7 @@ from supermax.engine.processes.pool import Pool
 from supermax.engine.run import policy
 from supermax.engine.run.admission import Admission
 from supermax.engine.run.job import Job
+from supermax.engine.run.machine_watch import MachineWatch
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.sharing import SharedRun
@@ -45,6 +46,7 @@ class AttemptEnd:
         self._study, self._storage = study, storage
         self._progress, self._pool, self._admission = progress, pool, admission
         self._options, self._emit, self._shared = options, emit, shared
+        self._machines = MachineWatch(pool, emit)
         self.faults: Counter[str] = Counter()
         self.retries = 0
         self.told = 0
@@ -64,6 +66,7 @@ class AttemptEnd:
         if fault is None:
             if self._shared is not None and not earlier_run:
                 self._shared.succeeded_here()
+            self._machines.ended(job, succeeded=True)
             if evidence.outcome is not None:
                 pruned = evidence.outcome.state == PRUNED
                 self._finish(job, TrialState.PRUNED if pruned else TrialState.COMPLETE, evidence)
@@ -77,13 +80,16 @@ class AttemptEnd:
                 job.prepare_retry(decision, evidence.lasted)
                 return True
             case policy.Offer():
+                self._machines.ended(job, succeeded=False)
                 assert self._shared is not None
                 self._shared.offer(job)
                 self._emit(events.TrialPaused(job.number))
                 self._progress.recount_soon()
             case policy.Prune(name, value):
+                self._machines.ended(job, succeeded=False)
                 self._finish(job, TrialState.PRUNED, evidence, (name, value))
             case policy.Fail():
+                self._machines.ended(job, succeeded=False)
                 self._finish(job, TrialState.FAIL, evidence)
                 if not earlier_run:  # that run's objective may have been another
                     self._halt_if_all_fail(fault, evidence)
@@ -99,7 +105,11 @@ class AttemptEnd:
         decision = policy.decide(fault, before, self._options.retries, planned)
         if isinstance(decision, policy.Replan):
             return self._admission.replan(job)
+        if isinstance(decision, policy.Fail | policy.Retry):
+            self._machines.failed(job, fault)
         fails = isinstance(decision, policy.Fail) and policy.may_be_of_machine(fault)
+        if fails and self._machines.may_try_elsewhere(job):
+            return policy.Retry(0.0, elsewhere=True)
         if fails and self._shared is not None and self._shared.may_offer(job):
             return policy.Offer()
         return decision

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.pool import Pool
-from supermax.engine.run.health import Fate, Streak, is_bad
+from supermax.engine.run.health import Streaks
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.trial.faults import Evidence, Fault, Kind
 from supermax.errors import EnvironmentFault
@@ -62,7 +62,7 @@ class GpuWatch:
         self._held: dict[str | None, list[Held]] = {}
         """By GPU that is being probed."""
         self._results: queue.SimpleQueue[tuple[str | None, gpu_probe.Probe]] = queue.SimpleQueue()
-        self._streaks: dict[str, Streak] = {}
+        self._streaks = Streaks()
         self._lost: dict[str | None, str] = {}
 
     @property
@@ -74,15 +74,16 @@ class GpuWatch:
         """Note the end of an attempt. Return whether the decision on it must wait: its GPU is
         being probed."""
         job, device = attempt.job, attempt.cell.device
-        if fault is None:
-            self._succeeded(job, device)
-            return False
         if self._pool.has_hosts:  # the devices are machines of a cluster, not GPUs of this one
+            return False
+        if fault is None:
+            self._streaks.succeed(job.number, device, job.failed_on)
             return False
         if not (fault.kind in _OF_CUDA or (device is not None and fault.kind in _MAYBE_OF_GPU)):
             return False
         if device is not None and fault.kind is not Kind.TIMEOUT:
-            self._failed(job, device)
+            self._streaks.fail(job.number, device, job.failed_on)
+            job.failed_on |= {device}
         held = Held(job, evidence)
         if device in self._held:
             self._held[device].append(held)
@@ -112,22 +113,6 @@ class GpuWatch:
 
         threading.Thread(target=work, name="supermax-gpu-probe", daemon=True).start()
 
-    def _failed(self, job: Job, device: str) -> None:
-        for earlier in job.failed_on - {device}:
-            self._resolve(earlier, job.number, Fate.FAILED)
-        if not job.failed_on:
-            self._streaks[device] = self._streaks.get(device, Streak()).add(job.number)
-        job.failed_on |= {device}
-
-    def _succeeded(self, job: Job, device: str | None) -> None:
-        for earlier in job.failed_on - {device}:
-            self._resolve(earlier, job.number, Fate.SUCCEEDED)
-        if device is not None:
-            self._streaks.pop(device, None)
-
-    def _resolve(self, device: str, trial: int, fate: Fate) -> None:
-        self._streaks[device] = self._streaks.get(device, Streak()).resolve(trial, fate)
-
     def checked(self, *, stopping: bool) -> list[CheckedGpu]:
         """Return the GPUs about which something is known now, and take lost ones out of service.
         `stopping`: wait for no probe any more."""
@@ -136,10 +121,9 @@ class GpuWatch:
             device, result = self._results.get()
             if device in self._held:
                 known.append(self._check(device, gpu_probe.loss(result)))
-        for device, streak in self._streaks.items():
-            if is_bad(streak) and device not in self._held and device not in self._lost:
-                numbers = ", ".join(map(str, streak.proofs))
-                why = f"trials {numbers} failed on it and succeeded on other GPUs"
+        for device, trials in self._streaks.bad().items():
+            if device not in self._held and device not in self._lost:
+                why = f"trials {trials} failed on it and succeeded on other GPUs"
                 known.append(self._check(device, why))
         left = [*self._held] if stopping else []
         return known + [self._check(device, None) for device in left]
@@ -150,7 +134,7 @@ class GpuWatch:
         if lost is not None and device not in self._lost:
             self._lost[device] = lost
             self._pool.retire(device, f"{gpu_text(device)} was taken out of service")
-            self._emit(events.GpuLost(gpu_text(device), lost))
+            self._emit(events.OutOfService(gpu_text(device), lost))
             if self._pool.devices:
                 text = f"{self.lost_text()}. Trials continue on {', '.join(self._pool.devices)}."
                 self._emit(events.Notice(text))

@@ -38,7 +38,7 @@ class Job:
     attempt: int = 0
     elsewhere: int = 0
     """Number of its first faults that happened in another run, which has offered it to this
-    one. They do not count here."""
+    one, or on another machine. They do not count here."""
     of_other_run: bool = False
     """True: it was taken over from another run, to which its attempts so far belong."""
     faults: list[Fault] = field(default_factory=list)
@@ -57,7 +57,9 @@ class Job:
     """Folder of the run from which the trial was taken over; None: it was not, or cannot be
     read."""
     failed_on: frozenset[str] = frozenset()
-    """GPUs on which it failed in this run, maybe because of them."""
+    """GPUs or machines on which it failed in this run, maybe because of them."""
+    machine: str | None = None
+    """Machine of the cluster that ran its last attempt; None: this one, or none in this run."""
     paused: bool = False
     """True: it waits at a rung of a `Promotion`."""
     filler: bool = False
@@ -78,6 +80,7 @@ class Job:
     def launch(self, cell: Cell) -> None:
         """Count the launch on disk before it happens."""
         self.attempt += 1
+        self.machine = cell.machine
         self.paused = False
         line: LedgerEntry = {"launch": self.attempt, "cell": cell.number}
         if self.provision is not None:
@@ -122,6 +125,7 @@ class Job:
         self.needs_fresh_cell = True
         if isinstance(decision, Retry):
             self.not_before = time.monotonic() + decision.delay
+            self.elsewhere = len(self.faults) if decision.elsewhere else self.elsewhere
             self.blocking_launches |= decision.blocking_launches
 
     def taken_over(self, attempts: int, *, offered: bool) -> None:

@@ -42,6 +42,8 @@ class Retry:
     blocking_launches: bool = False
     """The next attempt runs with CUDA_LAUNCH_BLOCKING=1, so that a CUDA error surfaces at the
     line that caused it."""
+    elsewhere: bool = False
+    """On another machine, where the faults so far do not count."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ def ledger_fields(decision: Decision) -> LedgerEntry:
 def describe_decision(decision: Decision, *, ran: bool) -> str:
     """Return a decision as text for people. `ran`: the trial has had a cell."""
     match decision:
+        case Retry(elsewhere=True):
+            return "retry on another machine"
         case Retry(delay, blocking):
             return f"retry in {delay:.1f} s" + (" with blocking launches" if blocking else "")
         case Replan():

@@ -112,7 +112,7 @@ class RunState:
     last_fault: ev.FaultSeen | None = None
     notices: dict[str, int] = field(default_factory=dict)  # text: how often it came, oldest first
     noticed: dict[str, float] = field(default_factory=dict)  # text: when it came last
-    lost_gpus: dict[str, str] = field(default_factory=dict)  # GPU out of service: why
+    out_of_service: dict[str, str] = field(default_factory=dict)  # GPU or machine: why
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_KEPT))
     stopping: str | None = None
     ending: str | None = None  # how the run ended; None: it goes on, or that is unknown
@@ -157,8 +157,8 @@ class RunState:
                 self.cells.pop(cell, None)
                 if note is not None:
                     self._notice(f"Cell {cell}: {note}")
-            case ev.GpuLost(gpu=gpu, why=why):
-                self.lost_gpus[gpu] = why
+            case ev.OutOfService(place=place, why=why):
+                self.out_of_service[place] = why
             case ev.RunStopping():
                 self.stopping = stopping_text(event)
                 self._log("stop", f"stopping: {event.reason}")

@@ -91,7 +91,7 @@ def status_json(state: RunState) -> dict[str, object]:
         "events": [asdict(event) for event in state.events()],
         "memory": state.readings.total,
         "gpus": [asdict(gpu) for gpu in state.readings.gpus],
-        "lost_gpus": dict(state.lost_gpus),
+        "out_of_service": dict(state.out_of_service),
         "finish_times": [when(moment) for moment in state.finish_times],
         "head_starts": list(state.finished_resumed_shares),
     }
@@ -176,7 +176,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         retries=int(fields["retries"]),
         notices={event.text: event.count for event in notices},
         noticed={event.text: event.at for event in notices},
-        lost_gpus={str(k): str(v) for k, v in fields.get("lost_gpus", {}).items()},
+        out_of_service={str(k): str(v) for k, v in fields.get("out_of_service", {}).items()},
         log=deque((e for e in events if e.kind != "notice"), maxlen=LOG_KEPT),
         stopping=fields["stopping"],
         ending=fields["ending"],

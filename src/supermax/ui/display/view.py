@@ -61,8 +61,10 @@ def _lines(state: RunState, width: int, height: int, ascii: bool) -> list[Text]:
         return [Text(cut("supermax: opening the study", width, ascii), style="dim")]
     top = [_header(state, width, ascii), _progress(state, width, ascii)]
     top += _facts(state, width, ascii)
-    for gpu, why in state.lost_gpus.items():
-        lost = Text(cut(one_line(f"{gpu} is out of service: {why}"), width - LABEL, ascii), "red")
+    for place, why in state.out_of_service.items():
+        lost = Text(
+            cut(one_line(f"{place} is out of service: {why}"), width - LABEL, ascii), "red"
+        )
         top.append(_labelled("lost", lost, width, ascii))
     if state.ended_at is not None:
         return top + _apart(_events(state, width, None, ascii))
