@@ -65,6 +65,8 @@ def test_all_gpus_are_those_that_the_process_may_use(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", " 3, GPU-b,3,")
     assert visible_gpus(lambda: found) == named_gpus(["all"]) == ["3", "GPU-b"]
     assert named_gpus(["0", "2"]) == ["0", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c,GPU-a,-1,2")
+    assert named_gpus(["all"]) == ["MIG-c", "GPU-a"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert named_gpus(["all"]) == []
 

@@ -23,7 +23,9 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.writing import write_report
+from supermax.search.prepare import check_gpus
 from supermax.search.search import Search
+from supermax.search.settings import Settings
 from supermax.space import find_versions, load, narrowed
 from supermax.tasks import space_fitting
 from supermax.tasks.measures import check_objectives
@@ -462,3 +464,36 @@ def test_options_of_a_run_replace_those_of_the_search(
     replace(search, workers=None, options=RunOptions(workers=4, planner=first.planner)).run()
     assert seen[-1].workers == 4
     assert seen[-1].planner is first.planner
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus", "memory", "expected"),
+    [
+        ("", "all", None, "gpus=all: CUDA_VISIBLE_DEVICES hides all GPUs"),
+        ("-1", "0,1", None, "gpus=0,1: CUDA_VISIBLE_DEVICES hides all GPUs"),
+        (None, "all", None, "gpus=all: torch sees no GPU"),
+        ("GPU-a,GPU-b", "all", None, None),
+        ("GPU-a,MIG-b", "all", None, "The memory of MIG-b, a part of a GPU, cannot be read"),
+        ("MIG-b", "", None, "The memory of MIG-b"),
+        ("MIG-b", "GPU-a", None, None),
+        ("0", "MIG-b", None, "The memory of MIG-b"),
+        ("MIG-b", "all", 20 << 30, None),
+    ],
+)
+def test_gpus_that_cannot_be_used_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    gpus: str,
+    memory: int | None,
+    expected: str | None,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: visible not in ("", "-1", None))
+    settings = Settings(agent="criteria", trials=1, epochs=1, gpus=gpus, gpu_memory=memory)
+    if expected is None:
+        check_gpus(settings)
+    else:
+        with pytest.raises(UserError, match=expected):
+            check_gpus(settings)

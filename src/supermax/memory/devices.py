@@ -6,6 +6,7 @@ NVML, or nvidia-smi ──▶ Gpu
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -149,7 +150,9 @@ def visible_gpus(found: Callable[[], tuple[Gpu, ...]] = gpus) -> list[str]:
     """Return all GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them: by UUID where
     the driver reports it, because numbers change when a GPU falls off the bus."""
     if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return list(dict.fromkeys(part.strip() for part in visible.split(",") if part.strip()))
+        parts = (part.strip() for part in visible.split(","))
+        seen = itertools.takewhile(lambda part: part != "-1", parts)  # it hides all that follow
+        return list(dict.fromkeys(part for part in seen if part))
     return [gpu.uuid or str(gpu.index) for gpu in found()]
 
 

@@ -15,6 +15,7 @@ import optuna
 import torch
 from optuna.pruners import BasePruner
 
+from supermax._util.attributes import ALL_GPUS
 from supermax._util.files import user_name
 from supermax.engine.processes.mps import shared
 from supermax.engine.run.options import RunOptions
@@ -93,7 +94,7 @@ def _cluster_of(settings: Settings) -> Cluster | None:
     if settings.executor == "local":
         if settings.address is not None:
             raise UserError("address names a Ray cluster: add --executor ray, or leave it out.")
-        check_gpus(settings.gpus)
+        check_gpus(settings)
         return None
     given = [name for name in ("gpus", "mps") if getattr(settings, name)]
     if given:
@@ -134,11 +135,22 @@ def _gpu_share(settings: Settings, study: optuna.Study, workers: int, gpus: int)
     return share_of_each(-(-cells // gpus), GpuBudget(settings.gpu_memory).whole)
 
 
-def check_gpus(wanted: list[str]) -> None:
-    if wanted and not torch.cuda.is_available():
+def check_gpus(settings: Settings) -> None:
+    """Raise UserError for GPUs that are not there, or whose memory is unknown."""
+    wanted, visible = settings.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not torch.cuda.is_available():
+        if wanted:
+            hidden = visible is not None and visible.strip() in ("", "-1")
+            why = "CUDA_VISIBLE_DEVICES hides all GPUs: unset it, or leave gpus out"
+            unknown = "torch sees no GPU on this machine. Run `supermax doctor` for the reason"
+            raise UserError(f"gpus={','.join(wanted)}: {why if hidden else unknown}.")
+        return
+    names = (visible or "").split(",") if wanted in ([], [ALL_GPUS]) else wanted
+    slices = [name.strip() for name in names if name.strip().startswith("MIG-")]
+    if slices and settings.gpu_memory is None:
         raise UserError(
-            f"GPU {', '.join(wanted)} was requested, but torch sees no GPU on this machine. "
-            f"Run `supermax doctor` for the reason."
+            f"The memory of {slices[0]}, a part of a GPU, cannot be read. Give it with "
+            f"--gpu-memory, such as --gpu-memory 20GiB."
         )
 
 
