@@ -22,7 +22,7 @@ SOURCE = SRC / "supermax"
 IMPORTS = {
     "__main__": "_util ui.cli",
     "_util": "",
-    "cluster": "_util engine.processes",
+    "cluster": "_util engine.processes engine.storage",
     "engine": "_util engine.trial",
     "engine.processes": "_util engine engine.storage engine.trial",
     "engine.run": "_util engine engine.processes engine.storage engine.trial",

@@ -16,6 +16,8 @@ from supermax.cluster import slurm_task
 from supermax.cluster.database import DatabaseFolder
 from supermax.cluster.slurm import JobFolder, parse_time
 from supermax.cluster.slurm_task import ArrayTask, Next, decide
+from supermax.engine.storage.locks import Lock
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.errors import UserError
 from tests.cluster.stand_in import JOB, Cluster
 from tests.ui.cli.helping import sm
@@ -253,6 +255,18 @@ def test_a_run_that_gave_up_when_the_database_came_back_is_requeued(
     runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), here / "db")
     runner._away_at = time.monotonic() - seconds_ago
     assert runner._database_lost() is (seconds_ago == 1)
+
+
+def test_a_task_that_a_lost_node_still_runs_takes_another_folder(
+    monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    monkeypatch.setattr(slurm_task, "Stop", object)
+    runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), None)
+    usual = here / "runs" / f"{JOB}_1"
+    running = Lock(StudyFolder(usual).lock, "study")
+    assert runner._run_dir() == here / "runs" / f"{JOB}_1-1"
+    running.release()
+    assert runner._run_dir() == usual
 
 
 def test_outside_of_an_array_the_task_says_so(here: Path) -> None:

@@ -68,9 +68,14 @@ class JobFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def run_dir(self, job: str, task: int) -> Path:
-        """Return the run folder of a task: the same whenever Slurm starts it again."""
-        return self.path / "runs" / f"{job}_{task}"
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def run_dir(self, job: str, task: int, copy: int = 0) -> Path:
+        """Return the run folder of a task: the same whenever Slurm starts it again. `copy`: other
+        folders, for while a node that Slurm has lost still runs the task."""
+        return self.runs / (f"{job}_{task}-{copy}" if copy else f"{job}_{task}")
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import math
 import os
 import select
@@ -31,7 +32,9 @@ from supermax._util.files import make_folder
 from supermax.cluster.database import DatabaseFolder, answers
 from supermax.cluster.slurm import JobFolder
 from supermax.engine.processes.supervisor import ENVIRONMENT, INTERRUPTED, REACHED
-from supermax.errors import EnvironmentFault
+from supermax.engine.storage.locks import Lock
+from supermax.engine.storage.run_folder import StudyFolder
+from supermax.errors import EnvironmentFault, UserError
 
 _TERMINATED = 128 + signal.SIGTERM
 _RUNNING, _PENDING = "RUNNING", "PENDING"
@@ -234,8 +237,7 @@ class Runner:
         environment = self._environment()
         if environment is None:
             return _TERMINATED if self._stop.asked else ENVIRONMENT
-        run_dir = self._folder.run_dir(self._task.job, self._task.task)
-        make_folder(run_dir.parent)
+        run_dir = self._run_dir()
         command = [sys.executable, "-P", "-m", "supermax", "tune", *arguments]
         command += ["--run-dir", str(run_dir)]
         run = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
@@ -246,6 +248,17 @@ class Runner:
         if self._stop.asked and code == ENVIRONMENT:  # the database was away when it paused
             return _TERMINATED
         return 128 - code if code < 0 else code
+
+    def _run_dir(self) -> Path:
+        """Return the first run folder of this task that no run uses."""
+        make_folder(self._folder.runs)
+        for copy in itertools.count():
+            found = self._folder.run_dir(self._task.job, self._task.task, copy)
+            with contextlib.suppress(UserError):  # another run has it locked
+                Lock(StudyFolder(found).lock, "").release()
+                break
+            say(f"Another run of this task uses {found}; this one takes another folder.")
+        return found
 
     def _wait(self, run: subprocess.Popen[bytes]) -> int:
         """Wait for the end of the run, and note when the database is away meanwhile."""
