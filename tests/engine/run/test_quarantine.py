@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -96,39 +97,31 @@ def test_after_a_repair_the_same_command_continues(
 
 
 @pytest.mark.slow
-def test_runs_that_all_fail_alike_are_not_quarantined(
+@pytest.mark.parametrize(
+    ("env", "count", "limit"),
+    [(CRASH, 8, -math.inf), ({"LIMIT": "-4"}, 24, -4)],
+    ids=["all trials", "some parameters"],
+)
+def test_failures_that_do_not_depend_on_the_run_quarantine_none(
     proxy: Proxy,  # noqa: F811
     tmp_path: Path,
+    env: dict[str, str],
+    count: int,
+    limit: float,
 ) -> None:
-    runs = [Run(proxy, tmp_path / name, 8, env=CRASH) for name in ("one", "other")]
-    with running(*runs):
-        for run in runs:
-            assert run.process.wait(120) == 0, run.output
-    assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 8
-    assert no_lease_is_left(proxy)
-    assert set(states_of_runs(proxy).values()) == {"ended"}
-    assert any("is tried in this one" in run.output for run in runs)
-
-
-@pytest.mark.slow
-def test_failures_that_belong_to_parameters_quarantine_no_run(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    runs = [
-        Run(proxy, tmp_path / name, 24, pace=0.02, env={"LIMIT": "-4"})
-        for name in ("one", "other")
-    ]
+    """Trials with x above `limit` fail in both runs."""
+    runs = [Run(proxy, tmp_path / name, count, pace=0.02, env=env) for name in ("one", "other")]
     with running(*runs):
         for run in runs:
             assert run.process.wait(120) == 0, run.output
     trials = stored(proxy)
-    assert [trial.number for trial in trials] == list(range(24))
+    assert [trial.number for trial in trials] == list(range(count))
     for trial in trials:
-        wanted = TrialState.FAIL if trial.params["x"] > -4 else TrialState.COMPLETE
-        assert trial.state is wanted
+        failed = trial.params.get("x", 0.0) > limit
+        assert trial.state is (TrialState.FAIL if failed else TrialState.COMPLETE)
     assert no_lease_is_left(proxy)
     assert set(states_of_runs(proxy).values()) == {"ended"}
+    assert any("is tried in this one" in run.output for run in runs)
 
 
 @pytest.mark.slow
