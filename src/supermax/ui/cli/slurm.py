@@ -73,24 +73,10 @@ def slurm(
       supermax slurm notes.yaml --nodes 2 --time 1:00:00 --database database
     """
     seconds = jobs.parse_time(time)
-    jobs.check_options(sbatch or [])
-    named = {"partition": partition, "account": account}
-    options = [f"{n}={jobs.checked_value(n, v)}" for n, v in named.items() if v is not None]
-    options += sbatch or []
-    if target == ALL or is_table(Path(target)):
-        raise UserError(
-            f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
-        )
-    flags = {"storage": Value(storage, "--storage")} if storage is not None else {}
-    (found,) = resolved(target, flags | assigned(assign or []))
-    check_names(found.settings)
+    options = _options(partition, account, sbatch or [])
+    found = _search(target, storage, assign or [])
     url = _server_url(found, database)
-    place = jobs.JobFolder((folder or Path(f"slurm-{file_name(found.settings.study)}")).absolute())
-    with writing(place.path, "Name another folder with --folder."):
-        make_trusted(place.path)  # it may hold the user's own files
-        make_private(place.logs)
-        if url is not None:
-            write_whole(place.storage, url)
+    place = _job_folder(folder or Path(f"slurm-{file_name(found.settings.study)}"), url)
     job = jobs.SlurmJob(
         name=found.settings.study,
         nodes=nodes,
@@ -102,7 +88,7 @@ def slurm(
         gpus_per_node=gpus_per_node,
         use_all_gpus=gpus_per_node is not None and "gpus" not in found.sources,
         database=database.absolute() if database is not None else None,
-        sbatch=tuple(options),
+        sbatch=options,
     )
     path = (output or place.script).absolute()
     with writing(path, "Name another file with --output."):
@@ -113,6 +99,37 @@ def slurm(
     submitted = jobs.submit(path) if submit else None
     for line in _next_steps(job, path, url, submitted):
         print(line)
+
+
+def _options(partition: Text, account: Text, more: list[str]) -> tuple[str, ...]:
+    """Return the options of sbatch. Raises UserError."""
+    named = {"partition": partition, "account": account}
+    jobs.check_options(more)
+    own = (f"{n}={jobs.checked_value(n, v)}" for n, v in named.items() if v is not None)
+    return (*own, *more)
+
+
+def _search(target: str, storage: Text, assign: list[str]) -> Resolved:
+    """Return the settings of the search. Raises UserError."""
+    if target == ALL or is_table(Path(target)):
+        raise UserError(
+            f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
+        )
+    flags = {"storage": Value(storage, "--storage")} if storage is not None else {}
+    (found,) = resolved(target, flags | assigned(assign))
+    check_names(found.settings)
+    return found
+
+
+def _job_folder(path: Path, url: str | None) -> jobs.JobFolder:
+    """Create the folder of the job, with the URL of the storage in it."""
+    place = jobs.JobFolder(path.absolute())
+    with writing(place.path, "Name another folder with --folder."):
+        make_trusted(place.path)  # it may hold the user's own files
+        make_private(place.logs)
+        if url is not None:
+            write_whole(place.storage, url)
+    return place
 
 
 def _server_url(found: Resolved, database: Path | None) -> str | None:
