@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -164,6 +165,38 @@ def test_a_host_killed_for_memory_is_a_fault_of_its_trial(
     assert [trial.value for trial in study.trials] == [1.0]
     faults = [event.kind for event in seen if isinstance(event, FaultSeen)]
     assert faults == ["host out of memory"]
+
+
+@pytest.mark.slow
+def test_a_machine_where_no_worker_starts_does_not_end_the_run(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It lacks the package, say. The others go on, and it is said once."""
+    monkeypatch.setattr("supermax.engine.processes.hosts._MAX_LOSSES", 0)
+    monkeypatch.setattr("supermax.engine.processes.hosts._LONGEST_BACK_OFF", 0.1)
+    start, starts = Subprocesses.start, []
+    seen: list[Event] = []
+
+    def started(self: Subprocesses, assignment: host_agent.Assignment, objective: bytes) -> None:
+        if assignment.host == 1:
+            start(self, assignment, objective)
+            return
+        starts.append(assignment.host)
+        wait = f"until [ -e {tmp_path}/running ]; do sleep 0.05; done; exit 1"
+        self.agents[assignment.host] = subprocess.Popen(["sh", "-c", wait])
+        if len(starts) == 4:
+            (tmp_path / "enough").touch()
+
+    def objective(trial: Any) -> float:
+        (tmp_path / "running").touch()
+        assert eventually((tmp_path / "enough").exists, within=30)
+        return 1.0
+
+    monkeypatch.setattr(Subprocesses, "start", started)
+    run(study, objective, 1, workers=2, progress=seen.append)
+    assert [trial.value for trial in study.trials] == [1.0]
+    notices = [event.text for event in seen if isinstance(event, Notice)]
+    assert [text for text in notices if "A worker did not start: exit code 1" in text] == notices
 
 
 def crash() -> None:

@@ -76,6 +76,7 @@ _CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
 _NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
 _REASON_TIMEOUT = 3.0  # seconds for the launcher to say why a connection was lost
 _REASON_INTERVAL = 0.1  # seconds between two questions to it meanwhile
+_LONGEST_BACK_OFF = 60.0  # seconds
 _MAX_LOSSES = 20  # hosts lost in a row, without a trial finished between them
 _MAX_LOSSES_LOADING = 3  # before the first load: more likely caused by the objective
 
@@ -138,6 +139,8 @@ class HostProcesses:
         self._lost: dict[int, _Loss] = {}  # by number of the host
         self._retired: set[str] = set()  # machines out of service
         self._events: list[ProcessEvent] = []  # that the next wait() returns
+        self._failed_starts = 0  # of agents that ended without a Hello, while there were hosts
+        self._start_at: list[float] = []  # moments at which their replacements start
         self._losses = 0
         self._ever_ready = False
         self._next_check = 0.0
@@ -386,6 +389,15 @@ class HostProcesses:
         self._launcher.end(number)
         self._start_host()
 
+    def _replace_later(self, number: int, why: str) -> None:
+        """Have an agent that did not start replaced after a pause, while others run trials."""
+        self._launcher.end(number)
+        if not self._failed_starts:
+            self._emit(f"A worker did not start: {why}. The run continues with the others.")
+        self._failed_starts += 1
+        pause = min(2.0**self._failed_starts, _LONGEST_BACK_OFF)
+        self._start_at.append(time.monotonic() + pause)
+
     def _forget(self, host: _Host) -> list[Cell]:
         """Forget a host and its cells, which are returned."""
         del self._hosts[host.name]
@@ -408,6 +420,9 @@ class HostProcesses:
             self._selector.unregister(link)
             link.close()
             del self._unknown[link]
+        for due in [due for due in self._start_at if due <= now]:
+            self._start_at.remove(due)
+            self._start_host()
         by_number = {host.hello.host: host for host in self._hosts.values()}
         for ended in self._launcher.ended():
             loss = _Loss(by_number.get(ended.host), ended.why, ended.out_of_memory)
@@ -420,6 +435,9 @@ class HostProcesses:
             if loss.explained_by > now:
                 continue
             del self._lost[number]
+            if loss.host is None and self._hosts:  # on a machine without the package, say
+                self._replace_later(number, loss.why)
+                continue
             self._count_loss(loss.why)
             self._replace(number)
             if loss.host is not None:
@@ -433,7 +451,8 @@ class HostProcesses:
         if self._losses >= most:
             when = "in a row" if self._ever_ready else "while it loaded the objective"
             raise EnvironmentFault(
-                f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}."
+                f"A worker died {counted(self._losses, 'time')} {when}. The last one: {why}. "
+                f"All machines need the same Python, Supermax and packages of the objective."
             )
 
     def _without(self, host: _Host, loss: _Loss) -> Iterator[ProcessEvent]:

@@ -74,22 +74,21 @@ class AttemptEnd:
         decision = self._decide(job, fault)
         fault = policy.apply_decision(fault, decision)
         self._record(job, fault, decision, evidence, earlier_run)
+        if not isinstance(decision, policy.Retry | policy.Replan):
+            self._machines.ended(job, succeeded=False)
         match decision:
             case policy.Retry() | policy.Replan():
                 self.retries += 1
                 job.prepare_retry(decision, evidence.lasted)
                 return True
             case policy.Offer():
-                self._machines.ended(job, succeeded=False)
                 assert self._shared is not None
                 self._shared.offer(job)
                 self._emit(events.TrialPaused(job.number))
                 self._progress.recount_soon()
             case policy.Prune(name, value):
-                self._machines.ended(job, succeeded=False)
                 self._finish(job, TrialState.PRUNED, evidence, (name, value))
             case policy.Fail():
-                self._machines.ended(job, succeeded=False)
                 self._finish(job, TrialState.FAIL, evidence)
                 if not earlier_run:  # that run's objective may have been another
                     self._halt_if_all_fail(fault, evidence)
