@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import supermax
 from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
 from supermax.engine.processes.ray_cluster import connect
 from supermax.search.cluster import Cluster, read_cluster
+from tests import ROOT
 from tests.engine.executors import EXECUTOR, cluster
 from tests.engine.programs import short_trial, value_of
 
@@ -135,6 +137,56 @@ def test_ray_assigns_gpus(nodes: Any, study: optuna.Study) -> None:
     found = read_cluster(None)
     assert (found.gpus, found.trials_per_gpu) == (2, 1)
     nodes.remove_node(machine)
+
+
+LOST = """
+import os, sys, time, optuna, psutil, ray, supermax
+from ray.cluster_utils import Cluster
+from supermax.engine.events import TrialReported
+from supermax.engine.processes import ray_cluster
+
+def objective(trial):
+    for step in range(1000):
+        time.sleep(0.1)
+        trial.report(0.0, step)
+
+def watch(event):
+    if isinstance(event, TrialReported):
+        for found in cluster.head_node.all_processes.get(sys.argv[1], []):
+            found.process.kill()
+
+ray_cluster._ANSWER_TIMEOUT = 5.0
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+try:
+    supermax.optimize(optuna.create_study(), objective, 1, executor="ray", progress=watch)
+except supermax.EnvironmentFault as error:
+    print(error)
+for found in psutil.Process().children(recursive=True):
+    found.kill()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        ("raylet", "the Ray node of this machine has died"),
+        ("gcs_server", "its head has not answered for 5 s"),
+    ],
+)
+def test_a_cluster_that_is_lost_ends_the_run_with_one_sentence(process: str, why: str) -> None:
+    """Not with the end of the program: Ray ends it some time later."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOST, process],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert f"The Ray cluster is lost: {why}. Start it again" in done.stdout, done.stderr
 
 
 def test_workers_are_spread_over_the_gpus_of_a_cluster() -> None:

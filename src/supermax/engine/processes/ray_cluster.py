@@ -12,6 +12,8 @@ import math
 import os
 import re
 import socket
+import threading
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +31,8 @@ _CLIENT = "ray://"
 _ADDRESS = re.compile(r"auto|local|(\[[0-9A-Fa-f:.]+\]|[^\s/:]+):[0-9]{1,5}")
 _CONNECT_TIMEOUT = 10.0  # seconds
 _FREE_GPU_TIMEOUT = 300.0  # seconds
+_ASK_INTERVAL = 2.0  # seconds
+_ANSWER_TIMEOUT = 30.0  # seconds; Ray ends this process after 60
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,46 @@ class _Worker:
         serve(assignment, objective)
 
 
+class _ClusterWatch:
+    """Asks the cluster, from a thread, whether it is there. Once it has lost its node or the head
+    of the cluster, Ray blocks calls, and later ends this process without an exception."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray, self._own = ray, ray.get_runtime_context().get_node_id()
+        self._answered = time.monotonic()
+        self._node_is_lost = False
+        self.free: dict[str, float] = {}
+        """Resources that are free in the cluster."""
+        self._closed = threading.Event()
+        threading.Thread(target=self._ask_regularly, daemon=True).start()
+
+    def _ask_regularly(self) -> None:
+        while not self._closed.is_set():
+            with contextlib.suppress(Exception):  # it may not answer; then problem() says so
+                (own,) = [node for node in self._ray.nodes() if node["NodeID"] == self._own]
+                self.free = self._ray.available_resources()
+                self._answered = time.monotonic()
+                self._node_is_lost |= not own["Alive"]
+                # The head takes ten seconds to notice it, and then Ray ends this process at once.
+                address = (own["NodeManagerAddress"], own["NodeManagerPort"])
+                try:
+                    socket.create_connection(address, _CONNECT_TIMEOUT).close()
+                except ConnectionRefusedError:
+                    self._node_is_lost = True
+            self._closed.wait(_ASK_INTERVAL)
+
+    def problem(self) -> str | None:
+        """Return why the cluster cannot be used any more; None: it can."""
+        if self._node_is_lost:
+            return "the Ray node of this machine has died"
+        if time.monotonic() > self._answered + _ANSWER_TIMEOUT:
+            return f"its head has not answered for {_ANSWER_TIMEOUT:.0f} s"
+        return None
+
+    def close(self) -> None:
+        self._closed.set()
+
+
 class RayLauncher:
     """Starts agents as actors of a Ray cluster, which this process is connected to."""
 
@@ -144,6 +188,7 @@ class RayLauncher:
         self.threads = max(1, int(executor.num_cpus / executor.trials))
         self._worker: Any = ray.remote(_Worker)
         self._avoided: set[str] = set()
+        self._watch = _ClusterWatch(self._ray)
         self._actors: dict[int, Any] = {}
         self._served: dict[ObjectRef[None], int] = {}
         self._objective: ObjectRef[bytes] | None = None
@@ -171,6 +216,11 @@ class RayLauncher:
         self._avoided.add(machine)
 
     def ended(self) -> list[EndedAgent]:
+        if (problem := self._watch.problem()) is not None:
+            raise EnvironmentFault(
+                f"The Ray cluster is lost: {problem}. Start it again, then run the same command: "
+                f"it continues where it stopped."
+            )
         if not self._served:
             return []
         refs = list(self._served)
@@ -194,7 +244,7 @@ class RayLauncher:
 
     def waiting(self) -> str:
         wanted = _in_words(self._executor.request)
-        there = _in_words(self._ray.available_resources())
+        there = _in_words(self._watch.free)
         avoided = f" Out of service: {', '.join(sorted(self._avoided))}." if self._avoided else ""
         return (
             f"Waiting for the Ray cluster: it has no room yet for a worker with {wanted} (free: "
@@ -206,6 +256,9 @@ class RayLauncher:
             self._ray.kill(actor)
 
     def close(self, connected: Collection[int], timeout: float) -> None:
+        self._watch.close()
+        if self._watch.problem() is not None:
+            return  # calls of Ray would block; agents end with their connections
         ending = [ref for ref, host in self._served.items() if host in connected]
         with contextlib.suppress(Exception):  # the cluster may be gone
             self._ray.wait(ending, num_returns=len(ending), timeout=timeout)
