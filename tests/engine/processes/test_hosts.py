@@ -230,7 +230,7 @@ def test_a_machine_on_which_trials_fail_that_succeed_elsewhere_is_taken_out(
     (lost,) = [event for event in seen if isinstance(event, OutOfService)]
     assert lost.place == "machine bad"
     notices = [event.text for event in seen if isinstance(event, Notice)]
-    (notice,) = [text for text in notices if "out of service" in text]
+    (notice,) = [text for text in notices if "is out of service" in text]
     assert "failed on it and succeeded on other machines" in notice
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["out_of_service"] == {"machine bad": lost.why}

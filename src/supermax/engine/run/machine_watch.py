@@ -54,6 +54,7 @@ class MachineWatch:
             del self._streaks.by_place[machine]
             why = f"trials {trials} failed on it and succeeded on other machines"
             self._emit(events.OutOfService(f"machine {machine}", why))
-            self._pool.retire_machine(machine, f"it was taken out of service: {why}")
+            self._emit(events.Notice(f"The machine {machine} is out of service: {why}."))
+            self._pool.retire_machine(machine, "its machine was taken out of service")
         streaks = self._streaks.by_place.items()
         self._pool.suspects = {machine for machine, streak in streaks if is_suspect(streak)}
