@@ -112,6 +112,15 @@ def test_a_share_of_trials_is_never_paused() -> None:
     assert through == [n for n in range(6, 200) if pruner.runs_through(n)]
 
 
+def test_paused_trial_whose_reports_are_lost_continues() -> None:
+    ladder = Ladder(always(), MINIMIZE)
+    ladder.add(0, [])
+    ladder.pause(0)
+    assert ladder.promotable() == 0
+    ladder.resume(0)
+    assert ladder.promotable() is None
+
+
 def test_without_max_reports_it_is_taken_from_complete_trials() -> None:
     ladder = Ladder(Promotion(), MINIMIZE)
     assert ladder.rungs == ()

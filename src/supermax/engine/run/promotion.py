@@ -153,8 +153,7 @@ class Ladder:
     def resume(self, number: int) -> None:
         """Note that a trial does not wait any more."""
         self._paused.discard(number)
-        rung = self._rung_of(number)
-        self._waiting[rung].remove((self._losses[number][-1], number))
+        self._waiting[self._rung_of(number)].remove(self._place(number))
 
     def promotable(self) -> int | None:
         """Return the number of the paused trial to continue, if any is among the best of its
@@ -196,7 +195,11 @@ class Ladder:
         return self.rungs[index - 1] if index else 0
 
     def _add_waiting(self, number: int) -> None:
-        bisect.insort(self._waiting[self._rung_of(number)], (self._losses[number][-1], number))
+        bisect.insort(self._waiting[self._rung_of(number)], self._place(number))
+
+    def _place(self, number: int) -> tuple[float, int]:
+        losses = self._losses[number]  # none if the machine has crashed before they were on disk
+        return losses[-1] if losses else math.inf, number
 
     def _extend(self, reports: int) -> None:
         if self._max_reports is None or reports > self._max_reports:
