@@ -90,8 +90,20 @@ def _warped(value: float, scale: str) -> float:
     return float(np.log10(value) if scale == "log" else np.log10(1 - value))
 
 
-def lcbench(folder: Path) -> Iterator[Table]:
-    """Read the surrogate of LCBench in a folder: a table per task."""
+_LCBENCH = (
+    "batch_size",
+    "learning_rate",
+    "momentum",
+    "weight_decay",
+    "num_layers",
+    "max_units",
+    "max_dropout",
+)
+"""Inputs of the surrogate after the epoch, in its order."""
+
+
+def lcbench(folder: Path, part: slice = slice(None)) -> Iterator[Table]:
+    """Read the surrogate of LCBench in a folder: a table per task, of those in `part`."""
     import onnxruntime
 
     model = onnxruntime.InferenceSession(str(folder / "model.onnx"))
@@ -100,7 +112,7 @@ def lcbench(folder: Path) -> Iterator[Table]:
     fields = {field["name"]: field for field in config["hyperparameters"]}
     epochs = fields.pop("epoch")["upper"]
     tasks = fields.pop("OpenML_task_id")["choices"]
-    for task in tasks:
+    for task in tasks[part]:
         yield _lcbench_table(model, task, codes["OpenML_task_id"][task], fields, epochs)
 
 
@@ -108,11 +120,10 @@ def _lcbench_table(
     model: InferenceSession, task: str, code: int, fields: dict[str, dict[str, Any]], epochs: int
 ) -> Table:
     space = {name: _distribution(field) for name, field in fields.items()}
-    order = sorted([*fields, "epoch"])
 
     def curves(points: Sequence[Params]) -> np.ndarray:
         rows = [
-            [({**point, "epoch": epoch})[name] for name in order]
+            [epoch, *(point[name] for name in _LCBENCH)]
             for point in points
             for epoch in range(1, epochs + 1)
         ]
