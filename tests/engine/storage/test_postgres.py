@@ -221,7 +221,7 @@ def test_finished_trial_keeps_its_values(study: optuna.Study, patient: PatientSt
 def test_run_waits_for_a_silent_server_and_emits_a_notice(
     study: optuna.Study, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "_QUIET", 0.1)
+    monkeypatch.setattr(patience, "_QUIET", 1.0)
     said: list[str] = []
 
     def listen(event: Event) -> None:
