@@ -17,7 +17,11 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax.engine import events
+from supermax.engine.run.job import Job
+from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.promotion import Ladder, Promotion, rank_correlation, rungs_below
+from supermax.engine.storage.history import TrialHistory
+from supermax.engine.storage.run_folder import TrialFolder
 from tests.engine.programs import loss_after, nine_epochs
 
 MINIMIZE = StudyDirection.MINIMIZE
@@ -119,6 +123,31 @@ def test_paused_trial_whose_reports_are_lost_continues() -> None:
     assert ladder.promotable() == 0
     ladder.resume(0)
     assert ladder.promotable() is None
+
+
+def test_trial_that_has_continued_past_a_rung_hides_no_better_one() -> None:
+    """Its loss at the rung counts, as for the others."""
+    ladder = Ladder(always(), MINIMIZE)
+    for number, values in enumerate([[5.0, 0.1], [1.0], [9.0], [9.0]]):
+        ladder.add(number, values)
+        ladder.pause(number)
+    assert ladder.promotable() == 1
+
+
+def test_paused_trial_that_another_run_has_finished_is_dropped() -> None:
+    study = optuna.create_study(pruner=always())
+    history = TrialHistory(study._study_id)
+    paused = PausedTrials(study, lambda: history)
+    trial = study.ask()
+    trial.report(1.0, 1)
+    paused.add(Job(trial, TrialFolder(Path("unused"))))
+    for epoch in range(2, 10):
+        trial.report(1.0, epoch)
+    study.tell(trial, 1.0)
+    history.update(study.get_trials())
+    assert not paused.has_next(may_fill=False)
+    assert paused.take({trial._trial_id}) == []
+    assert len(paused) == 0
 
 
 def test_without_max_reports_it_is_taken_from_complete_trials() -> None:

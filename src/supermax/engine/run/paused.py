@@ -80,9 +80,12 @@ class PausedTrials:
 
     def _updated(self) -> Ladder:
         """Return the ladder with the trials that have finished by now, those of other runs
-        included."""
+        included. A paused trial that another program has finished is dropped."""
         assert self._ladder is not None
         finished = self._history().finished
+        for trial in finished[self._seen :]:
+            if trial.number in self._jobs:
+                self._take(trial.number)
         self._ladder.update(finished[self._seen :])
         self._seen = len(finished)
         return self._ladder

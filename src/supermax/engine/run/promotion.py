@@ -113,7 +113,7 @@ class Ladder:
         self._trusted: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, list[tuple[float, int]]] = {}
-        """By rung, 0 for none: the loss and number of each paused trial, sorted."""
+        """By rung, 0 for none: the loss there and number of each paused trial, sorted."""
         self._set_rungs()
 
     def update(self, trials: Iterable[FrozenTrial]) -> None:
@@ -199,7 +199,7 @@ class Ladder:
 
     def _place(self, number: int) -> tuple[float, int]:
         losses = self._losses[number]  # none if the machine has crashed before they were on disk
-        return losses[-1] if losses else math.inf, number
+        return losses[self._rung_of(number) - 1] if losses else math.inf, number
 
     def _extend(self, reports: int) -> None:
         if self._max_reports is None or reports > self._max_reports:
