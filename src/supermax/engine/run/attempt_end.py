@@ -59,7 +59,7 @@ class AttemptEnd:
     ) -> bool:
         """Act on the end of an attempt. Return True if the trial is to be attempted again.
 
-        `fault`: the evidence as classified; None: the attempt completed or was pruned.
+        `fault`: the evidence as classified; None: the attempt completed, was pruned or paused.
         `earlier_run`: the attempt was one of an earlier run, or of another one. Its fault is not
         counted here.
         Raise `RunHalted` if the first trials have all failed alike."""
@@ -97,6 +97,10 @@ class AttemptEnd:
     def prune_paused(self, job: Job) -> None:
         """Finish a paused trial that is not continued."""
         self._finish(job, TrialState.PRUNED, Evidence())
+
+    def forget(self, job: Job) -> None:
+        """Note that another run has taken the trial over: no machine waits for its end."""
+        self._machines.ended(job, succeeded=False)
 
     def _decide(self, job: Job, fault: Fault) -> policy.Decision:
         planned = self._admission.plans and job.provision is not None and bool(job.provision.plan)

@@ -137,13 +137,12 @@ class Coordinator:
                 self.settle_gpus()
                 self.renew_leases()
                 self.launch_trials()
+                self.prune_paused()
             except LeaseLost as error:
                 self.end_lost({error.trial_id})
                 continue
-            if not self.attempts and not self.has_trials_left():
-                self.prune_paused()
-                if not self.awaits_others():
-                    return
+            if not self.attempts and not self.has_trials_left() and not self.awaits_others():
+                return
             if len(self.attempts) == self.workers > 1 and self.wants_new_trial():
                 prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
@@ -183,7 +182,7 @@ class Coordinator:
         """Return whether the run still has trials to launch."""
         if self.stop_reason:
             return False
-        room = self.progress.has_room(len(self.attempts) + self.held)
+        room = self.progress.left(len(self.attempts) + self.held) != 0
         due = bool(self.waiting) or self.paused.has_next(may_fill=self.may_fill())
         return (due and room) or bool(self.held) or self.wants_new_trial()
 
@@ -224,11 +223,11 @@ class Coordinator:
             if attempt.job.trial._trial_id in trial_ids:
                 self.kill(attempt, "another run has taken over its trial")
                 lost.append(attempt.job)
-        for job in [job for job in self.waiting if job.trial._trial_id in trial_ids]:
-            self.waiting.remove(job)
-            lost.append(job)
+        lost += [job for job in self.waiting if job.trial._trial_id in trial_ids]
+        self.waiting = [job for job in self.waiting if job.trial._trial_id not in trial_ids]
         for job in lost:
             self.others.give_up(job)
+            self.attempt_end.forget(job)
         if trial_ids:
             self.progress.recount_soon()
 
@@ -368,6 +367,7 @@ class Coordinator:
             job.record_pause(time.monotonic() - attempt.started)
             self.paused.add(job)
             self.emit(events.TrialPaused(job.number))
+            self.end_attempt(attempt, Evidence(), fault=None)
             return
         if outcome.state == INTERRUPTED:
             self.pool.dismiss(attempt.cell)
@@ -422,10 +422,12 @@ class Coordinator:
         return awaited and not self.wants_new_trial()
 
     def prune_paused(self) -> None:
-        """End the paused trials: no trial is missing that could be better than they are."""
-        for job in self.paused.take_all() if not self.stop_reason else ():
-            with contextlib.suppress(LeaseLost):  # another run has it already
-                self.attempt_end.prune_paused(job)
+        """End paused trials, as many as the study lacks, once nothing is left to launch."""
+        idle = not (self.attempts or self.stop_reason or self.has_trials_left())
+        lacking = self.progress.left(0) if idle and self.others.may_start_new() else 0
+        for job in self.paused.jobs()[:lacking]:
+            self.attempt_end.prune_paused(job)
+            self.paused.take({job.trial._trial_id})
 
     # Ends of attempts.
 

@@ -1,6 +1,6 @@
 """Machines of a cluster in service: one on which trials fail that succeed on others is taken out.
 
-would become FAIL ──elsewhere()──▶ one more attempt, on another machine
+would become FAIL ──may_try_elsewhere()──▶ one more attempt, on another machine
 failed() ──▶ health.Streaks ◀── ended()
                   └──▶ bad: the pool starts no more cells there; the run continues
 """

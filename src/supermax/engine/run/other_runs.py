@@ -98,7 +98,8 @@ class OtherRuns:
 
     def give_up(self, job: Job) -> None:
         """Note that another run has taken over a trial of this one."""
-        job.record_stop()
+        if not job.paused:  # its ledger says so, also to the run that has it now
+            job.record_stop()
         self._storage.forget(job.trial._trial_id)
         self._emit(events.Notice(lost_notice(job.number)))
         self._emit(events.TrialPaused(job.number))

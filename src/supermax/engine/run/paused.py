@@ -63,9 +63,8 @@ class PausedTrials:
             job.filler = promotable is None
         return job
 
-    def take_all(self) -> list[Job]:
-        """Return all paused trials. None is paused any more."""
-        return self.take({job.trial._trial_id for job in self._jobs.values()})
+    def jobs(self) -> list[Job]:
+        return list(self._jobs.values())
 
     def take(self, trial_ids: set[int]) -> list[Job]:
         """Return those of these trials that are paused. They are not paused any more."""

@@ -53,13 +53,13 @@ class StudyProgress:
         self.ever_succeeded |= success
 
     def has_room(self, claimed: int) -> bool:
-        """Return whether another trial may be launched beside `claimed` unfinished ones of this
-        run."""
+        """Return whether the run may start a new trial beside its `claimed` unfinished ones."""
         return self.target is None or self.finished + claimed + self.elsewhere < self.target
 
     def left(self, running: int) -> int | None:
-        """Return the number of trials to launch beside `running` ones; None: no limit."""
-        return None if self.target is None else self.target - self.finished - running
+        """Return how many claimed trials to launch beside `running` ones; None: no limit. Those of
+        other runs do not count: each run would wait for the others if they were too many."""
+        return None if self.target is None else max(0, self.target - self.finished - running)
 
     @property
     def reached(self) -> bool:
