@@ -141,7 +141,7 @@ def loss_after(x: float, epoch: int) -> float:
     return (x - 2) ** 2 + 9 - epoch
 
 
-def promotion(url: str, n_trials: str) -> None:
+def promotion(url: str, n_trials: str, run_dir: str = "", lease: str = "120") -> None:
     study = optuna.create_study(
         storage=url,
         study_name="chaos",
@@ -150,7 +150,14 @@ def promotion(url: str, n_trials: str) -> None:
     )
     pruner = supermax.Promotion(max_reports=9, min_agreement=-1)
     supermax.optimize(
-        study, nine_epochs, n_trials=int(n_trials), workers=3, pruner=pruner, progress=False
+        study,
+        nine_epochs,
+        n_trials=int(n_trials),
+        workers=3,
+        run_dir=run_dir or None,
+        lease=float(lease),
+        pruner=pruner,
+        progress=False,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +26,8 @@ from supermax.engine.run.job import Job, time_spent
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.faults import Evidence, KilledFor, classify
+from tests import ROOT
+from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
 from tests.engine.run.test_sharing import (
     created,
@@ -144,6 +148,40 @@ def test_paused_trial_that_another_run_has_taken_over_is_awaited(
         )
     assert summary.finished == 1
     assert "taken over by another run" in "".join(notices)
+
+
+@pytest.mark.slow
+def test_paused_trials_of_a_killed_run_continue_in_the_run_that_takes_them_over(
+    proxy: Proxy,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    env = {**os.environ, "MARKS": str(tmp_path / "marks"), "PACE": "0.05"}
+    command = [sys.executable, "-m", "tests.engine.programs", "promotion", proxy.url, "12"]
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, str(tmp_path / name), "1"], cwd=ROOT, env=env)
+
+    def paused() -> set[int]:
+        ledgers = [TrialFolder(path) for path in (tmp_path / "first/trials").glob("*")]
+        ends = {int(one.path.name): one.records()[-1:] for one in ledgers}
+        return {number for number, end in ends.items() if end and end[0].get("paused")}
+
+    killed = start("first")
+    assert eventually(lambda: len(paused()) >= 3, within=30)
+    killed.kill()
+    killed.wait(30)
+    waiting = paused()
+    assert start("second").wait(60) == 0
+    with opened(proxy) as storage:
+        trials = storage.get_all_trials(storage.get_study_id_from_name("chaos"))
+    assert len(trials) == 12
+    assert {trial.state for trial in trials} == {TrialState.COMPLETE, TrialState.PRUNED}
+    lines = (tmp_path / "marks").read_text().splitlines()
+    trained = [tuple(map(int, line.split())) for line in lines]
+    for trial in trials:
+        epochs = [epoch for number, epoch in trained if number == trial.number]
+        assert list(trial.intermediate_values) == sorted(set(epochs))
+        assert trial.number not in waiting or len(epochs) == len(set(epochs))
 
 
 @pytest.mark.parametrize("trusted", [True, False])

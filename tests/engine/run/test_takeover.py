@@ -134,6 +134,15 @@ def test_attempts_on_a_machine_that_offered_the_trial_do_not_count(
     assert (job.attempt, job.faults, job.last_fault) == (3, [], None)
 
 
+def test_a_paused_trial_stays_paused(study: optuna.Study, machines: list[Machine]) -> None:
+    a, b, _ = machines
+    begun(a, study).record_pause(1.0)
+    job = b.take(a, 1)
+    assert job.paused
+    assert job.last_fault is None
+    assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
+
+
 def test_shared_checkpoints_are_not_copied(study: optuna.Study, tmp_path: Path) -> None:
     study.ask()
     a, b = (Machine(tmp_path / name, study, str(tmp_path / "shared")) for name in "ab")
