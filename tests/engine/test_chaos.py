@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import optuna
@@ -41,10 +42,18 @@ IN_A_ROW = 3
 
 
 def finished(url: str) -> int:
+    return counted(url, "SELECT count(*) FROM trial_values")
+
+
+def three_reports(url: str) -> int:
+    """Return how many times three reports were stored: paused trials finish at the end."""
+    return counted(url, "SELECT count(*) FROM trial_intermediate_values") // 3
+
+
+def counted(url: str, query: str) -> int:
     path = url.removeprefix("sqlite:///")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        done = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED')"
-        return int(database.execute(done).fetchone()[0])
+        return int(database.execute(query).fetchone()[0])
 
 
 def run_under_fire(
@@ -54,13 +63,14 @@ def run_under_fire(
     longest: float,
     mercy: tuple[int, ...] = (0, 0, 1, 2, 5),
     name: str = "chaos",
+    done: Callable[[str], int] = finished,
 ) -> dict[str, int]:
     """Run to the target while processes are killed at random, and restart the coordinator whenever
     it dies. Return the number of kills by role.
 
-    Between two kills a random number of trials from `mercy` finishes, also on a slow machine.
-    After several kills in a row without a trial one finishes: a run ends after five cells in a row
-    that do not start.
+    Between two kills a random number of trials from `mercy` finishes (as counted by `done`), also
+    on a slow machine. After several kills in a row without a trial one finishes: a run ends after
+    five cells in a row that do not start.
     """
     dice = random.Random(seed)
     killed = {"coordinator": 0, "cell or fork server": 0}
@@ -75,12 +85,12 @@ def run_under_fire(
                 assert program.returncode == -signal.SIGKILL
                 program = start(url, n_trials, name)
             with contextlib.suppress(sqlite3.Error):  # not there yet
-                if finished(url) < target:
+                if done(url) < target:
                     continue
             others = kin()
             if len(others) < 2:
                 continue
-            if sum(killed.values()) == 4 or dice.random() < 0.1:  # the fifth always
+            if sum(killed.values()) == 2 or dice.random() < 0.1:  # the third always
                 program.kill()
                 killed["coordinator"] += program.wait() == -signal.SIGKILL
             else:
@@ -91,7 +101,7 @@ def run_under_fire(
             in_a_row = in_a_row + 1 if pardoned == 0 else 0
             if in_a_row == IN_A_ROW:
                 pardoned, in_a_row = 1, 0
-            target = finished(url) + pardoned
+            target = done(url) + pardoned
     finally:
         program.kill()
         program.wait()
@@ -110,7 +120,7 @@ def check_nothing_shows(url: str, n_trials: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_trials", "least"), [(25, (1, 4)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
+    ("n_trials", "least"), [(15, (1, 2)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
 )
 def test_every_trial_is_stored_once_with_its_value(
     url: str, n_trials: int, least: tuple[int, int]
@@ -122,13 +132,15 @@ def test_every_trial_is_stored_once_with_its_value(
 
 
 @pytest.mark.parametrize(
-    ("n_trials", "least"), [(20, (1, 3)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
+    ("n_trials", "least"), [(14, (1, 2)), pytest.param(200, (3, 10), marks=pytest.mark.slow)]
 )
 def test_paused_trials_survive(
     url: str, n_trials: int, least: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PACE", "0.005")
-    killed = run_under_fire(url, n_trials, seed=7, longest=400, mercy=(0, 1, 2), name="promotion")
+    killed = run_under_fire(
+        url, n_trials, seed=7, longest=400, name="promotion", done=three_reports
+    )
     assert killed["coordinator"] >= least[0]
     assert killed["cell or fork server"] >= least[1]
     trials = optuna.load_study(study_name="chaos", storage=url).trials

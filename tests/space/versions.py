@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
@@ -40,18 +41,20 @@ def filled(study: Study, space: Space, n: int, seed: int = 0) -> None:
 
     rng = np.random.RandomState(seed)
     study.sampler = supermax.space.sampler_for(space, "random", seed=seed)
+    quick = optuna.create_study(directions=study.directions, sampler=study.sampler)
     for number in range(n):
-        trial = study.ask()
+        trial = quick.ask()
         space.sample(trial)
         trial.set_user_attr("note", {"n": number, "list": [1, 2]})
         for step in range(3):
             trial.report(float(rng.rand()) if step else float("nan"), step)
         if number % 7 == 3:
-            study.tell(trial, state=TrialState.PRUNED)
+            quick.tell(trial, state=TrialState.PRUNED)
         elif number % 7 == 5:
-            study.tell(trial, state=TrialState.FAIL)
+            quick.tell(trial, state=TrialState.FAIL)
         else:
-            study.tell(trial, float(rng.rand()) if number % 11 else float("inf"))
+            quick.tell(trial, float(rng.rand()) if number % 11 else float("inf"))
+    study.add_trials(quick.get_trials(deepcopy=False))
 
 
 def essence(trial: FrozenTrial) -> dict[str, Any]:

@@ -165,6 +165,21 @@ def complete(number: int, reports: int) -> FrozenTrial:
     return trial
 
 
+@pytest.mark.parametrize(
+    ("pairs", "tau"),
+    [
+        ([(1, 1), (2, 2), (3, 3)], 1),
+        ([(1, 3), (2, 2), (3, 1)], -1),
+        ([(1, 1), (2, 3), (3, 2)], 1 / 3),
+        ([(1, 1), (1, 2)], 0),
+        ([], 0),
+    ],
+)
+def test_rank_correlation(pairs: list[tuple[float, float]], tau: float) -> None:
+    assert rank_correlation(pairs) == pytest.approx(tau)
+
+
+@pytest.mark.slow  # importing scipy.stats takes seconds
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
 def test_rank_correlation_is_kendalls_tau(pairs: list[tuple[float, float]]) -> None:
     stats = pytest.importorskip("scipy.stats")
@@ -239,7 +254,7 @@ class TestRun:
         stopped = Counter(max(trial.intermediate_values) for trial in study.trials)
         assert 3 <= stopped[9] <= 12
 
-    @pytest.mark.parametrize("promoted", [True, False])
+    @pytest.mark.parametrize("promoted", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_paused_trials_wait_for_the_next_run(
         self, study: optuna.Study, marks: Path, promoted: bool
     ) -> None:
@@ -285,3 +300,11 @@ class Recording(optuna.samplers.TPESampler):
             *(t.intermediate_values for t in seen),
         ]
         return super().sample_relative(study, trial, search_space)
+
+
+def test_filler_that_has_made_its_last_report_completes() -> None:
+    study = optuna.create_study(pruner=always(max_reports=2))
+    paused = PausedTrials(study, lambda: TrialHistory(study._study_id))
+    job = Job(study.ask(), TrialFolder(Path()), filler=True)
+    job.trial._cached_frozen_trial.intermediate_values = {1: 1.0, 2: 1.0}
+    assert not paused.pauses(job, may_fill=False)

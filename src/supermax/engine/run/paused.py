@@ -38,7 +38,9 @@ class PausedTrials:
         ladder = self._updated()
         if ladder.pauses(job.number, _reports(job)):
             return True
-        return job.filler and (not may_fill or ladder.promotable() is not None)
+        if not job.filler or ladder.is_last(len(_reports(job))):
+            return False
+        return not may_fill or ladder.promotable() is not None
 
     def add(self, job: Job) -> None:
         """Keep a trial that has paused."""

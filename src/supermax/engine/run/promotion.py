@@ -145,6 +145,10 @@ class Ladder:
             return False
         return not self._among_best(number, rung)
 
+    def is_last(self, reports: int) -> bool:
+        """Return whether a trial with so many reports has made all of them."""
+        return self._max_reports is not None and reports >= self._max_reports
+
     def pause(self, number: int) -> None:
         """Note that a trial waits at the rung that it has reached."""
         self._paused.add(number)
