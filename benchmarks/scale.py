@@ -6,7 +6,8 @@
 
 throughput  trials/s of an objective that sleeps for one second, over 1, 2, 4 and 8 coordinators on
             one PostgreSQL, beside as many trials at a time in processes of Optuna's own loop
-ray         the same over 1, 2 and 4 nodes of a Ray cluster on this machine, beside Ray Tune on it
+ray         the same over 1, 2 and 4 nodes of a Ray cluster on this machine, beside Ray Tune on it:
+            with its study in SQLite as here, and in memory
 growth      busy time of the coordinator and database statements per trial in studies of 1,000 to
             20,000 trials, beside Optuna's own loop
 quality     best values of TPE with a window of the trials, beside TPE with all of them
@@ -106,13 +107,15 @@ def trials_per_second(url: str, way: str, n: int, trials: int, folder: str) -> f
     found = study.get_trials(deepcopy=False)
     assert len(found) == trials, len(found)
     assert all(trial.state is TrialState.COMPLETE for trial in found)
-    return rate([t.datetime_complete.timestamp() for t in found if t.datetime_complete])
+    ends = [t.datetime_complete.timestamp() for t in found if t.datetime_complete]
+    return rate(ends, n * WORKERS)
 
 
-def rate(moments: list[float]) -> float:
-    """Return the trials per second in the middle of a run, by the moments of their ends."""
-    ends, trials = sorted(moments), len(moments)
-    first, last = int(0.4 * trials), int(0.85 * trials)
+def rate(moments: list[float], workers: int) -> float:
+    """Return the trials per second in the middle of a run, by the moments of their ends. Trials of
+    equal length end in bursts of as many as there are workers: whole bursts are counted."""
+    ends, rounds = sorted(moments), len(moments) // workers
+    first, last = workers * int(0.4 * rounds), workers * int(0.85 * rounds)
     return (last - first) / (ends[last] - ends[first])
 
 
@@ -122,11 +125,15 @@ def bench_ray(folder: str, scale: float) -> list[Line]:
         workers = nodes * CPUS
         trials = workers * max(4, int(20 * scale))
         with cluster(nodes):
-            ours = rate(ends_of_supermax(workers, trials, Path(folder)))
-            theirs = rate(ends_of_ray_tune(workers, trials, Path(folder)))
+            ours = rate(ends_of_supermax(workers, trials, Path(folder)), workers)
+            url = f"sqlite:///{folder}/tune-{workers}.db"
+            stored = rate(ends_of_ray_tune(workers, trials, Path(folder), url), workers)
+            volatile = rate(ends_of_ray_tune(workers, trials, Path(folder)), workers)
         name = f"{counted(nodes, 'Ray node')} × {CPUS} CPUs, 1 s trials (at best {workers}/s)"
-        peer = f"{theirs:.1f} trials/s, Ray Tune"
-        lines.append(at_least(name, f"{ours:.1f} trials/s", peer, ours / theirs, 1.0))
+        figure, peer = f"{ours:.1f} trials/s", "trials/s, Ray Tune"
+        lines.append(at_least(name, figure, f"{stored:.1f} {peer}, SQLite", ours / stored, 1.0))
+        in_memory = f"{volatile:.1f} {peer}, nothing stored"
+        lines.append(unlimited(name, figure, in_memory, ours / volatile))
     return lines
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+from optuna.storages import RDBStorage
 from scale_runs import SECONDS, sleeping
 
 import supermax
@@ -42,7 +43,11 @@ def ends_of_supermax(workers: int, trials: int, folder: Path) -> list[float]:
     return [t.datetime_complete.timestamp() for t in study.trials if t.datetime_complete]
 
 
-def ends_of_ray_tune(workers: int, trials: int, folder: Path) -> list[float]:
+def ends_of_ray_tune(
+    workers: int, trials: int, folder: Path, storage: str | None = None
+) -> list[float]:
+    """Do the same with Ray Tune and its OptunaSearch. `storage`: of its study; None: in memory,
+    where nothing is stored at the end of a trial."""
     from ray import tune
     from ray.tune.search.optuna import OptunaSearch
 
@@ -60,7 +65,7 @@ def ends_of_ray_tune(workers: int, trials: int, folder: Path) -> list[float]:
             num_samples=trials,
             max_concurrent_trials=workers,
             reuse_actors=True,  # as reuse_cells
-            search_alg=OptunaSearch(),
+            search_alg=OptunaSearch(storage=RDBStorage(storage) if storage else None),
         ),
         run_config=tune.RunConfig(storage_path=str(folder), verbose=0),
     )
