@@ -138,6 +138,7 @@ def test_a_lost_host_is_replaced_and_its_trial_continues(
     assert left == before  # the next agent removed the folder of the killed one
 
 
+@pytest.mark.slow
 def test_a_host_killed_for_memory_is_a_fault_of_its_trial(
     study: optuna.Study, launcher: list[Subprocesses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +208,7 @@ def fail() -> None:
     raise ValueError("the library is missing here")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [fail, pytest.param(crash, marks=pytest.mark.slow)])
 def test_a_machine_on_which_trials_fail_that_succeed_elsewhere_is_taken_out(
     study: optuna.Study,

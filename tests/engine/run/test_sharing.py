@@ -383,7 +383,7 @@ def under_fire(
 
 @pytest.mark.parametrize(
     ("n_runs", "n_trials", "restarts"),
-    [(3, 24, 1), pytest.param(4, 400, 2, marks=pytest.mark.slow)],
+    [(3, 18, 1), pytest.param(4, 400, 2, marks=pytest.mark.slow)],
 )
 def test_every_trial_is_stored_once_whatever_happens_to_runs(
     database: Server, proxy: Proxy, tmp_path: Path, n_runs: int, n_trials: int, restarts: int
