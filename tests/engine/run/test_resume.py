@@ -23,6 +23,8 @@ from supermax._util import system
 from supermax._util.attributes import CLAIM
 from supermax.engine import events
 from supermax.engine.processes.prestart import TAG
+from supermax.engine.run import policy
+from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import time_spent
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import TrialFolder
@@ -445,3 +447,25 @@ def test_processes_of_a_killed_run_are_killed_at_the_next_start(study: optuna.St
     )
     supermax.optimize(study, lambda trial: 1.0, n_trials=2, progress=False)
     assert stray.wait(5) == -signal.SIGKILL
+
+
+def test_retry_whose_pause_ends_between_two_looks_at_the_clock(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run must not wait for an event that never comes."""
+    monkeypatch.setattr(policy, "_BACK_OFF", 0.7)
+    compute = Coordinator.next_deadline
+
+    def late(coordinator: Coordinator) -> float | None:
+        if coordinator.waiting and coordinator.pool.has_idle:
+            pause = coordinator.waiting[0].not_before - time.monotonic()
+            time.sleep(max(0.0, pause) + 0.01)
+        return compute(coordinator)
+
+    def crash_once(trial: Any) -> float:
+        if trial.attempt == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return 1.0
+
+    monkeypatch.setattr(Coordinator, "next_deadline", late)
+    assert supermax.optimize(study, crash_once, 1, timeout=15, progress=False).finished == 1

@@ -68,6 +68,7 @@ class Pool:
         self._failed_starts = 0
         self._fork_server_deaths = 0
         self._not_before = 0.0  # no cell starts before this moment of time.monotonic()
+        self._looked_at = 0.0  # when `_not_before` was last compared with the clock
         self.faults: Counter[str] = Counter()
 
     @property
@@ -83,7 +84,8 @@ class Pool:
         if launches > 0 and self._load_by is None:
             self._load_by = time.monotonic() + self._processes.load_timeout
             self._processes.start()
-        if not self._loaded or time.monotonic() < self._not_before:
+        self._looked_at = time.monotonic()
+        if not self._loaded or self._looked_at < self._not_before:
             return
         wanted = min(self.workers - busy if self._reuse else self.workers, launches)
         for _ in range(wanted - len(self._idle) - len(self._starting)):
@@ -328,7 +330,7 @@ class Pool:
         due = [deadline for _, deadline in self._starting.values()]
         due += [deadline for _, deadline, _ in self._leaving.values()]
         due += [self._load_by] if self._load_by is not None and not self._loaded else []
-        due += [self._not_before] if self._not_before > time.monotonic() else []
+        due += [self._not_before] if self._not_before > self._looked_at else []
         return min(due, default=math.inf)
 
     def enforce_deadlines(self) -> None:

@@ -119,6 +119,7 @@ class Coordinator:
         self.stop_reason: str | None = None
         self._first_cell: float | None = None  # when it was ready
         self._recheck_now = False
+        self._looked_at = 0.0  # when pauses of trials were last compared with the clock
         self.stop_requested: str | None = None  # and not handled yet
 
     # The loop.
@@ -246,9 +247,10 @@ class Coordinator:
         self.progress.recount_if_due()
         self.take_over_trials()
         self.pool.keep_ready(self.remaining_launches(), len(self.attempts))
+        now = self._looked_at = time.monotonic()
         while len(self.attempts) < self.workers and self.has_trials_left():
-            now, place = time.monotonic(), self.admission
-            due = [j for j in self.waiting if j.not_before <= now and not place.must_wait(j)]
+            due = [j for j in self.waiting if j.not_before <= now]
+            due = [j for j in due if not self.admission.must_wait(j)]
             if not due and (promoted := self.paused.take_next(may_fill=self.may_fill())):
                 due = [promoted]
                 self.waiting.append(promoted)
@@ -483,17 +485,16 @@ class Coordinator:
 
     def next_deadline(self) -> float | None:
         """Return the seconds until the next deadline; None: there is none."""
-        now = time.monotonic()
         if self._recheck_now:
             self._recheck_now = False
             return 0.0
         due = [self.pool.next_deadline(), *self.deadlines.due(self.attempts.values())]
         if self.admission.waiting_for_memory and not self.stop_reason:
-            due.append(now + RECHECK_INTERVAL)
+            due.append(time.monotonic() + RECHECK_INTERVAL)
         idle = len(self.attempts) < self.workers and not self.stop_reason
         due.append(self.others.next_deadline(idle=idle))
         if not self.stop_reason:
-            due.append(self.pause_deadline())
-            due += [job.not_before for job in self.waiting if job.not_before > now]
-        soonest = min(due)
-        return None if soonest == math.inf else min(max(0.0, soonest - now), _LONGEST_WAIT)
+            paused = [j.not_before for j in self.waiting if j.not_before > self._looked_at]
+            due += [self.pause_deadline(), *paused]
+        left = min(due) - time.monotonic()
+        return None if left == math.inf else min(max(0.0, left), _LONGEST_WAIT)
