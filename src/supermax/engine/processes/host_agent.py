@@ -52,7 +52,7 @@ class Assignment:
     host: int
     """Number of the host in its run."""
     address: tuple[str, int]
-    """Of the coordinator."""
+    """Address of the coordinator."""
     secret: str
     tag: str
     """Value of the environment variable that marks its processes."""

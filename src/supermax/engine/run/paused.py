@@ -29,7 +29,7 @@ class PausedTrials:
 
     @property
     def enabled(self) -> bool:
-        """Whether trials of this study pause."""
+        """Return whether trials of this study pause."""
         return self._ladder is not None
 
     def pauses(self, job: Job, *, may_fill: bool) -> bool:

@@ -53,7 +53,7 @@ class Takeover:
 
     @property
     def _is_own(self) -> bool:
-        """Whether this run has offered the trial, and no other run has taken it."""
+        """Return whether this run has offered the trial, and no other run has taken it."""
         return Path(self._lost.run_dir) == self._own.path
 
     def finish(self) -> str:

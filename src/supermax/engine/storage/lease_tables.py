@@ -82,7 +82,7 @@ class RunInfo:
     protocol: int
     state: str
     note: str
-    """What is unusual about the run: why it was quarantined, or GPUs out of service."""
+    """Reason of its quarantine, or its GPUs out of service; empty: nothing is unusual."""
     started_at: float
     seen_at: float
     expires_at: float

@@ -1,0 +1,340 @@
+"""Record learning curves of fine-tuning, on which searches are replayed (tables.py).
+
+    python benchmarks/search/record.py DATA ENCODER --into curves.jsonl --seconds 500
+
+DATA is a folder with TweetEval tasks as tweeteval-*.csv.gz (columns text, label, split), ENCODER
+that of a pretrained BERT. Each line of the output is one training: its validation and test macro
+F1 after every epoch. A further call goes on with what is missing in the output, so that the table
+can be made in pieces.
+
+Kinds of trainings:
+    long      a quasi-random configuration, with a schedule of nine epochs
+    short     the same configuration, with schedules of one and of three epochs
+    seed      the best 20 configurations of each task with further seeds
+Each task is trained with the whole encoder and with the first half of its layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
+import numpy as np
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+)
+from scipy.stats import qmc
+from sklearn.metrics import f1_score
+
+import supermax
+from supermax.engine.processes import mps
+from supermax.engine.processes.remote_trial import RemoteTrial
+from supermax.memory.budgets import GpuBudget
+from supermax.memory.sharing import share_of_each
+from supermax.space import nest
+from supermax.tasks.objective import TrialReporter, local_execution
+from supermax.training.config import read_config
+from supermax.training.data.examples import Corpus, Example
+from supermax.training.eval.evaluate import Evaluation
+from supermax.training.loop import train
+from supermax.training.prepare import Prepared, prepare
+from supermax.training.steps.execution import Execution
+
+EPOCHS = 9
+SHORT = (1, 3)
+"""Epochs of short schedules."""
+CONFIGURATIONS, WITH_SHORT, WITH_SEEDS = 240, 60, 20
+SEEDS = (2, 3)
+"""Seeds of the best configurations, in addition to 1."""
+MOST_ROWS = 3000
+"""Training rows of a task, at most: a random subset of a larger one."""
+SPACE: dict[str, BaseDistribution] = {
+    "optim.lr": FloatDistribution(1e-5, 5e-4, log=True),
+    "train.effective_batch": CategoricalDistribution([16, 32, 64]),
+    "optim.weight_decay": FloatDistribution(1e-3, 0.1, log=True),
+    "optim.layer_decay": FloatDistribution(0.7, 1.0),
+    "schedule.name": CategoricalDistribution(["linear", "cosine"]),
+    "schedule.warmup": FloatDistribution(0.0, 0.3),
+    "encoder.dropout": FloatDistribution(0.0, 0.3),
+    "head.dropout": FloatDistribution(0.0, 0.3),
+    "head.pooling": CategoricalDistribution(["cls", "mean"]),
+    "loss.name": CategoricalDistribution(["cross_entropy", "label_smoothing"]),
+    "loss.balance": CategoricalDistribution(["none", "weighted"]),
+}
+DEFAULTS: dict[str, Any] = {
+    "optim.lr": 5e-5,
+    "train.effective_batch": 16,
+    "optim.weight_decay": 0.01,
+    "optim.layer_decay": 1.0,
+    "schedule.name": "linear",
+    "schedule.warmup": 0.1,
+    "encoder.dropout": 0.1,
+    "head.dropout": 0.1,
+    "head.pooling": "mean",
+    "loss.name": "cross_entropy",
+    "loss.balance": "none",
+}
+"""Defaults of the preset `standard`: configuration 0."""
+
+Kind = Literal["long", "short", "seed"]
+Half = Literal["whole", "half"]
+
+
+class Item(NamedTuple):
+    """One training."""
+
+    task: str
+    encoder: Half
+    configuration: int
+    epochs: int = EPOCHS
+    seed: int = 1
+
+
+def configurations() -> list[dict[str, Any]]:
+    """Return the defaults and quasi-random configurations, always the same."""
+    sampler = qmc.Sobol(len(SPACE), scramble=True, seed=0)
+    points = sampler.random(512)[: CONFIGURATIONS - 1]
+    found = [DEFAULTS]
+    for point in points:
+        pairs = zip(SPACE.items(), point, strict=True)
+        found.append({name: _value(domain, float(x)) for (name, domain), x in pairs})
+    return found
+
+
+def _value(domain: BaseDistribution, x: float) -> Any:
+    """Return the value at a point of the unit interval."""
+    if isinstance(domain, CategoricalDistribution):
+        return domain.choices[int(x * len(domain.choices))]
+    assert isinstance(domain, FloatDistribution)
+    if domain.log:
+        return float(domain.low * (domain.high / domain.low) ** x)
+    return domain.low + (domain.high - domain.low) * x
+
+
+def items(kind: Kind, tasks: Sequence[str], done: dict[Item, Line]) -> Iterator[Item]:
+    """Return the trainings of a kind, so that all tasks progress alike."""
+    if kind == "seed":
+        for task in tasks:
+            for encoder in ("whole", "half"):
+                yield from _replicates(task, encoder, done)
+        return
+    schedules = SHORT if kind == "short" else (EPOCHS,)
+    for configuration in range(WITH_SHORT if kind == "short" else CONFIGURATIONS):
+        for task in tasks:
+            for encoder in ("whole", "half"):
+                for epochs in schedules:
+                    yield Item(task, encoder, configuration, epochs)
+
+
+def _replicates(task: str, encoder: Half, done: dict[Item, Line]) -> Iterator[Item]:
+    curves = {
+        item.configuration: max(line.validation)
+        for item, line in done.items()
+        if item[:2] == (task, encoder) and item.epochs == EPOCHS and item.seed == 1
+    }
+    best = sorted(curves, key=lambda c: (-curves[c], c))[:WITH_SEEDS]
+    for configuration in best:
+        for seed in SEEDS:
+            yield Item(task, encoder, configuration, EPOCHS, seed)
+
+
+@dataclass(frozen=True)
+class Line:
+    """Line of the output."""
+
+    item: Item
+    validation: list[float]
+    test: list[float]
+    seconds: float
+
+
+def read_lines(file: Path) -> dict[Item, Line]:
+    """Read the trainings that are done."""
+    done = {}
+    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        line = Line(**json.loads(text))
+        item = Item(*line.item)
+        done[item] = Line(item, line.validation, line.test, line.seconds)
+    return done
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """Splits of a task. Both held-out splits are evaluated in one pass, hence in one corpus."""
+
+    train: Corpus
+    held_out: Corpus
+
+
+def read_task(file: Path) -> TaskData:
+    text = gzip.decompress(file.read_bytes()).decode()
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    labels = tuple(sorted({row["label"] for row in rows}))
+    parts: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
+    for i, row in enumerate(rows):
+        name = f"{row['split']} {i}"
+        parts[row["split"]].append(
+            Example(name, name, row["text"], label=labels.index(row["label"]))
+        )
+    kept = np.random.default_rng(0).permutation(len(parts["train"]))[:MOST_ROWS]
+    train = tuple(parts["train"][i] for i in sorted(kept))
+    name = file.name.split(".")[0]
+    return TaskData(
+        Corpus(name, labels, train),
+        Corpus(name, labels, tuple(parts["validation"] + parts["test"])),
+    )
+
+
+@dataclass
+class Curve:
+    """Scores of a training after each epoch."""
+
+    labels: dict[str, int]
+    validation: list[float]
+    test: list[float]
+
+    def add(self, evaluation: Evaluation) -> None:
+        for part, scores in (("validation", self.validation), ("test", self.test)):
+            ids = [name for name in self.labels if name.startswith(part)]
+            predicted = [int(np.argmax(evaluation.probabilities[name])) for name in ids]
+            truth = [self.labels[name] for name in ids]
+            scores.append(round(float(f1_score(truth, predicted, average="macro")), 5))
+
+
+class RecordedReporter(TrialReporter):
+    """Reporter that tells the study nothing."""
+
+    def report(self, value: float, epoch: int) -> None:
+        if self.stop_requested:
+            self.stop()
+
+    def should_prune(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Objective: the trial's number is that of the training in the list."""
+
+    todo: Sequence[Item]
+    data: dict[str, TaskData]
+    encoders: dict[Half, str]
+    cache: Path
+
+    def __call__(self, trial: RemoteTrial) -> float:
+        item = self.todo[trial.number]
+        data, values = self.data[item.task], configurations()[item.configuration]
+        config = nest({**values, "encoder.name": self.encoders[item.encoder]})
+        config["train"] |= {"epochs": item.epochs, "seed": item.seed}
+        config["text"] = {"max_length": 128}
+        prepared = prepare(
+            read_config({"agent": "criteria", **config}),
+            data.train,
+            data.held_out,
+            cache=self.cache,
+            execution=local_execution(Execution(device="auto", precision="auto", compiled=False)),
+        )
+        curve = Curve({e.id: e.label or 0 for e in data.held_out.classes}, [], [])
+        _watch(prepared, curve)
+        started = time.monotonic()
+        train(prepared, RecordedReporter(trial))
+        seconds = round(time.monotonic() - started, 3)
+        line = Line(item, curve.validation[: item.epochs], curve.test[: item.epochs], seconds)
+        trial.set_user_attr("line", asdict(line))
+        return max(curve.validation)
+
+
+def _watch(prepared: Prepared, curve: Curve) -> None:
+    """Add every evaluation of a training to its curve."""
+    evaluate = prepared.evaluate
+
+    def added() -> Evaluation:
+        evaluation = evaluate()
+        curve.add(evaluation)
+        return evaluation
+
+    prepared.evaluate = added  # type: ignore[method-assign]
+
+
+def halved(encoder: Path, into: Path) -> Path:
+    """Write an encoder with the first half of the layers."""
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((encoder / "config.json").read_text(encoding="utf-8"))
+    layers = config["num_hidden_layers"] // 2
+    shutil.copytree(encoder, into)
+    config["num_hidden_layers"] = layers
+    (into / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    weights = load_file(encoder / "model.safetensors")
+    dropped = tuple(f"layer.{i}." for i in range(layers, 2 * layers))
+    kept = {name: w for name, w in weights.items() if not any(d in name for d in dropped)}
+    save_file(kept, into / "model.safetensors", metadata={"format": "pt"})
+    return into
+
+
+def record(todo: Sequence[Item], data: dict[str, TaskData], options: argparse.Namespace) -> None:
+    """Train as many items as fit into the time, and append them to the output."""
+    with tempfile.TemporaryDirectory() as folder, options.into.open("a", encoding="utf-8") as out:
+        half = halved(options.encoder, Path(folder) / "half")
+        encoders: dict[Half, str] = {"whole": str(options.encoder.resolve()), "half": str(half)}
+        recorder = Recorder(todo, data, encoders, Path(folder) / "cache")
+
+        def write(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+            if "line" in trial.user_attrs:
+                out.write(json.dumps(trial.user_attrs["line"]) + "\n")
+                out.flush()
+
+        with mps.shared(print, share_of_each(options.workers, GpuBudget().whole)):
+            summary = supermax.optimize(
+                optuna.create_study(sampler=optuna.samplers.RandomSampler(0)),
+                recorder,
+                len(todo),
+                timeout=options.seconds,
+                workers=options.workers,
+                reuse_cells=True,
+                run_dir=Path(folder) / "run",
+                callbacks=[write],
+                progress=False,
+            )
+        print(summary)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("encoder", type=Path)
+    parser.add_argument("--into", type=Path, required=True)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--kinds", nargs="+", default=["long", "short", "seed"])
+    parser.add_argument("--configurations", type=int, default=CONFIGURATIONS)
+    options = parser.parse_args()
+    files = sorted(options.data.glob("tweeteval-*.csv.gz"))
+    data = {f.name.removeprefix("tweeteval-").split(".")[0]: read_task(f) for f in files}
+    done = read_lines(options.into)
+    wanted = [item for kind in options.kinds for item in items(kind, sorted(data), done)]
+    todo = [i for i in wanted if i not in done and i.configuration < options.configurations]
+    print(f"{len(wanted) - len(todo)} of {len(wanted)} trainings are done.", flush=True)
+    if todo:
+        record(todo, data, options)
+
+
+if __name__ == "__main__":
+    main()
