@@ -21,6 +21,7 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -40,7 +41,7 @@ from optuna.distributions import (
     CategoricalDistribution,
     FloatDistribution,
 )
-from scipy.stats import qmc
+from scipy.stats import qmc  # type: ignore[import-untyped]
 from sklearn.metrics import f1_score
 
 import supermax
@@ -94,14 +95,15 @@ DEFAULTS: dict[str, Any] = {
 """Defaults of the preset `standard`: configuration 0."""
 
 Kind = Literal["long", "short", "seed"]
-Half = Literal["whole", "half"]
+Encoder = Literal["whole", "half"]
+ENCODERS: tuple[Encoder, ...] = ("whole", "half")
 
 
 class Item(NamedTuple):
     """One training."""
 
     task: str
-    encoder: Half
+    encoder: Encoder
     configuration: int
     epochs: int = EPOCHS
     seed: int = 1
@@ -132,20 +134,20 @@ def items(kind: Kind, tasks: Sequence[str], done: dict[Item, Line]) -> Iterator[
     """Return the trainings of a kind, so that all tasks progress alike."""
     if kind == "seed":
         for task in tasks:
-            for encoder in ("whole", "half"):
+            for encoder in ENCODERS:
                 yield from _replicates(task, encoder, done)
         return
     schedules = SHORT if kind == "short" else (EPOCHS,)
     for configuration in range(WITH_SHORT if kind == "short" else CONFIGURATIONS):
         for task in tasks:
-            for encoder in ("whole", "half"):
+            for encoder in ENCODERS:
                 for epochs in schedules:
                     yield Item(task, encoder, configuration, epochs)
 
 
-def _replicates(task: str, encoder: Half, done: dict[Item, Line]) -> Iterator[Item]:
+def _replicates(task: str, encoder: Encoder, done: dict[Item, Line]) -> Iterator[Item]:
     curves = {
-        item.configuration: max(line.validation)
+        item.configuration: float(np.nan_to_num(line.validation).max())
         for item, line in done.items()
         if item[:2] == (task, encoder) and item.epochs == EPOCHS and item.seed == 1
     }
@@ -213,9 +215,10 @@ class Curve:
     def add(self, evaluation: Evaluation) -> None:
         for part, scores in (("validation", self.validation), ("test", self.test)):
             ids = [name for name in self.labels if name.startswith(part)]
-            predicted = [int(np.argmax(evaluation.probabilities[name])) for name in ids]
-            truth = [self.labels[name] for name in ids]
-            scores.append(round(float(f1_score(truth, predicted, average="macro")), 5))
+            probabilities = np.array([evaluation.probabilities[name] for name in ids])
+            truth, predicted = [self.labels[name] for name in ids], probabilities.argmax(1)
+            score = float(f1_score(truth, predicted, average="macro"))
+            scores.append(round(score, 5) if np.isfinite(probabilities).all() else math.nan)
 
 
 class RecordedReporter(TrialReporter):
@@ -235,7 +238,7 @@ class Recorder:
 
     todo: Sequence[Item]
     data: dict[str, TaskData]
-    encoders: dict[Half, str]
+    encoders: dict[Encoder, str]
     cache: Path
 
     def __call__(self, trial: RemoteTrial) -> float:
@@ -258,7 +261,7 @@ class Recorder:
         seconds = round(time.monotonic() - started, 3)
         line = Line(item, curve.validation[: item.epochs], curve.test[: item.epochs], seconds)
         trial.set_user_attr("line", asdict(line))
-        return max(curve.validation)
+        return float(np.nan_to_num(curve.validation).max())
 
 
 def _watch(prepared: Prepared, curve: Curve) -> None:
@@ -293,7 +296,7 @@ def record(todo: Sequence[Item], data: dict[str, TaskData], options: argparse.Na
     """Train as many items as fit into the time, and append them to the output."""
     with tempfile.TemporaryDirectory() as folder, options.into.open("a", encoding="utf-8") as out:
         half = halved(options.encoder, Path(folder) / "half")
-        encoders: dict[Half, str] = {"whole": str(options.encoder.resolve()), "half": str(half)}
+        encoders: dict[Encoder, str] = {"whole": str(options.encoder.resolve()), "half": str(half)}
         recorder = Recorder(todo, data, encoders, Path(folder) / "cache")
 
         def write(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -313,6 +316,10 @@ def record(todo: Sequence[Item], data: dict[str, TaskData], options: argparse.Na
                 callbacks=[write],
                 progress=False,
             )
+        lines = read_lines(options.into).values()
+        print(
+            f"{sum(math.isnan(line.validation[-1]) for line in lines)} of {len(lines)} diverged."
+        )
         print(summary)
 
 
