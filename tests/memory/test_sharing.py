@@ -24,3 +24,4 @@ def test_shares_grow_where_few_cells_fit() -> None:
     assert share_of_each(8, 24 << 30) == 100
     assert share_of_each(8, 48 << 30) == 50
     assert share_of_each(8, 0) == 100  # it cannot be seen
+    assert share_of_each(14, 200 << 30) == 25  # trainings fail with less

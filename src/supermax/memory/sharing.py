@@ -10,6 +10,9 @@ CELLS_PER_GPU = 8
 docs/memory.md."""
 _TRIAL_MEMORY = 12 << 30
 """Bytes assumed for a trial, as those of a large encoder need."""
+_LEAST_SHARE = 25
+"""Least share of a GPU's multiprocessors for a cell, in percent. With less, trainings of MiniLM
+became NaN on an H200 (docs/design.md)."""
 
 
 def resolve_workers(workers: int | Literal["auto"], *, gpus: int, cores: int) -> int:
@@ -25,4 +28,4 @@ def share_of_each(cells: int, memory: int) -> int:
     equal share. With 100 %, large kernels of one cell block the others (docs/speed.md). Only as
     many cells are counted as fit into `memory` bytes at once."""
     concurrent = max(1, min(cells, memory // _TRIAL_MEMORY))
-    return min(100, -(-200 // concurrent))
+    return max(_LEAST_SHARE, min(100, -(-200 // concurrent)))
