@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -31,7 +31,7 @@ from supermax.engine.storage.locations import find_location, key_of, locate, pre
 from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
-from supermax.space import Opened, Space, load, open_version
+from supermax.space import Opened, Space, find_versions, load, open_version, space_of
 from supermax.space.migration.versions import OpenOptions
 
 JOURNAL = "journal:///"
@@ -270,6 +270,21 @@ def check_storage(storage: str) -> None:
                 server.engine.dispose()
     elif not address.is_journal:
         refuse_sqlite_on_network_disk(address.file)
+
+
+def stored_parameter(storage: str, study: str, name: str) -> dict[str, Any] | None:
+    """Return a parameter of the space that the newest version of a study has stored; None: it has
+    no such parameter, or there is no such study."""
+    try:
+        backend = existing(storage)
+    except NothingStored:
+        return None
+    versions = find_versions(backend, study)
+    space = space_of(versions[-1]) if versions else None
+    if (server := rdb.server_of(backend)) is not None:
+        server.engine.dispose()
+    found: dict[str, dict[str, Any]] = space.data()["parameters"] if space is not None else {}
+    return found.get(name)
 
 
 def all_studies(storage: BaseStorage) -> list[Study]:

@@ -111,9 +111,9 @@ def test_models_are_narrowed_by_flag_and_environment() -> None:
     # A condition on encoders that are gone is no mistake.
     classic = preset("criteria", models="roberta-base", classic=True).space
     assert classic.active("train.batch_size", {"encoder.name": "roberta-base"}) == 1
-    fixed = preset("criteria", narrow={"optim.lr": {"high": 2e-5}, "train.seed": 1}).space
-    assert fixed.parameters["train.seed"].branches[0].contains(1)
-    assert not fixed.parameters["train.seed"].branches[0].contains(2)
+    fixed = preset("criteria", narrow={"optim.lr": {"high": 2e-5}, "train.clip": 1.0}).space
+    assert fixed.parameters["train.clip"].branches[0].contains(1.0)
+    assert not fixed.parameters["train.clip"].branches[0].contains(2.0)
 
 
 @pytest.mark.parametrize(

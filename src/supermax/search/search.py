@@ -43,12 +43,14 @@ from supermax.search.cluster import Cluster
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.search.shared_checkpoints import SharedCheckpoints
+from supermax.search.spaces import SEED, with_seed
 from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset
 from supermax.studies import (
     explain_write_errors,
     file_of,
     make_storage,
     open_locked,
+    stored_parameter,
     without_password,
 )
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
@@ -208,7 +210,9 @@ class Search:
 
     @cached_property
     def _machine_fit(self) -> Fitted:
-        return fitted(self.space or self._size.space, self.resources.device)
+        space = self.space or self._size.space
+        seed = stored_parameter(str(self.storage), self.name or self.agent, SEED)
+        return fitted(with_seed(space, seed) if seed else space, self.resources.device)
 
     @cached_property
     def fit(self) -> Fitted:

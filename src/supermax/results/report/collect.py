@@ -271,7 +271,7 @@ def _about(record: StudyRecord, place: str, best: list[TrialRecord]) -> list[tup
     experiment = record.experiment
     seed = experiment.get("seed")
     if seed is None and best:
-        seed = best[0].params.get("train.seed")
+        seed = best[0].params.get("train.seed", 1 if "agent" in experiment else None)
     rows = [
         ("study", record.name),
         ("storage", place),

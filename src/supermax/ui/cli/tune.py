@@ -30,7 +30,7 @@ from supermax.errors import UserError
 from supermax.search.settings import Resolved, resolve
 from supermax.search.settings.model import Pruner, Sampler, Settings
 from supermax.search.settings.resolving import Value
-from supermax.search.spaces import space_for
+from supermax.search.spaces import SEED, space_for
 from supermax.space.presets import presets
 from supermax.space.reading import load
 from supermax.studies import check_storage, file_of, without_password
@@ -295,10 +295,10 @@ def _describes(place: Path, path: Path) -> bool:
 
 
 def _parameters(agent: str | None) -> dict[str, Any]:
-    """Return the parameters that --set may narrow: those of the agent's space, or of all."""
-    if agent is not None:
-        return dict(load(agent).parameters)
-    return {name: p for each in AGENTS for name, p in load(each).parameters.items()}
+    """Return the parameters that --set may narrow: those of the agent's space, or of all, and the
+    seed."""
+    agents = AGENTS if agent is None else [agent]
+    return {name: p for each in agents for name, p in load(each).parameters.items()} | {SEED: None}
 
 
 def assigned(pairs: list[str]) -> dict[str, Value]:
