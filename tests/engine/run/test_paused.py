@@ -21,9 +21,11 @@ from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
 from supermax.engine.run.attempt_end import AttemptEnd
+from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job, time_spent
 from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.faults import Evidence, KilledFor, classify
 from tests import ROOT
@@ -185,21 +187,26 @@ def test_paused_trials_of_a_killed_run_continue_in_the_run_that_takes_them_over(
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_suspect_run_prunes_no_paused_trials(trusted: bool) -> None:
+def test_suspect_run_prunes_no_paused_trials(trusted: bool, tmp_path: Path) -> None:
     """It may start new ones later, and continue these."""
-    pruned: list[Any] = []
-    job = SimpleNamespace(trial=SimpleNamespace(_trial_id=1))
-    coordinator = SimpleNamespace(
-        attempts={},
-        stop_reason=None,
-        has_trials_left=lambda: False,
-        paused=SimpleNamespace(jobs=lambda: [job], take=lambda _: None),
-        others=SimpleNamespace(may_start_new=lambda: trusted),
-        progress=SimpleNamespace(left=lambda _: None),
-        attempt_end=SimpleNamespace(prune_paused=pruned.append),
+    trials = claimed(may_start_new=trusted)
+    trial = optuna.create_study().ask()
+    trial.report(1.0, 1)
+    job = Job(trial, TrialFolder(tmp_path))
+    trials.paused.add(job)
+    assert trials.to_prune() == ([job] if trusted else [])
+
+
+def claimed(*, may_start_new: bool = True) -> ClaimedTrials:
+    """Return the claimed trials of a run that has asked for all its trials."""
+    study = optuna.create_study(pruner=pausing())
+    progress: Any = SimpleNamespace(left=lambda _: None, has_room=lambda _: False)
+    elsewhere: Any = SimpleNamespace(
+        held=0, arriving=0, drop=lambda _: [], may_start_new=lambda: may_start_new
     )
-    Coordinator.prune_paused(cast(Any, coordinator))
-    assert pruned == ([job] if trusted else [])
+    return ClaimedTrials(
+        study, lambda: TrialHistory(study._study_id), progress, elsewhere, elsewhere
+    )
 
 
 def job_of(number: int, folder: Path) -> Job:
@@ -235,15 +242,14 @@ def test_machine_does_not_wait_for_trials_that_another_run_has_taken_over(tmp_pa
         job.machine = "one"
         end._machines.failed(job, fault)
     assert pool.suspects == {"one"}
-    others = SimpleNamespace(drop=lambda _: [], give_up=lambda _: None)
+    trials = claimed()
+    trials.waiting = jobs
     coordinator = SimpleNamespace(
-        attempts={},
-        waiting=jobs,
-        gpus=others,
-        paused=SimpleNamespace(take=lambda _: []),
-        others=others,
+        trials=trials,
+        others=SimpleNamespace(give_up=lambda _: None),
         attempt_end=end,
         progress=SimpleNamespace(recount_soon=lambda: None),
     )
     Coordinator.end_lost(cast(Any, coordinator), {job.trial._trial_id for job in jobs})
     assert pool.suspects == set()
+    assert trials.waiting == []
