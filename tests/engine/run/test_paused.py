@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import optuna
 import pytest
-import sqlalchemy
 from optuna.trial import TrialState, create_trial
 
 import supermax
@@ -31,23 +30,19 @@ from supermax.engine.trial.faults import Evidence, KilledFor, classify
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     created,
+    execute,
     opened,
-    proxy,  # noqa: F401
+    other_run,
 )
 from tests.engine.storage.postgres import Proxy
 
 pytestmark = pytest.mark.usefixtures("quick")
-OTHER = """
-    INSERT INTO supermax_runs (run, study_id, host, pid, run_dir, workers, version, protocol,
-        state, note, started_at, seen_at, expires_at)
-    SELECT 'other', study_id, 'far', 1, '/gone', 1, version, protocol, 'running', '', 0, 0,
-        expires_at + 600 FROM supermax_runs"""
-
+OTHER = other_run("other", "expires_at + 600")
 LEASE = """
     INSERT INTO supermax_leases (trial_id, study_id, run, token, takeovers, offer, attempts)
-    VALUES"""
+    VALUES ({}, {}, 'other', 1, 0, 0, 1)"""
 
 
 def pausing() -> supermax.Promotion:
@@ -100,7 +95,7 @@ def test_fewer_trials_than_before_are_met_exactly(study: optuna.Study) -> None:
 
 @pytest.mark.parametrize("promotion", [True, False])
 def test_fewer_trials_than_two_runs_have_claimed(
-    proxy: Proxy,  # noqa: F811
+    proxy: Proxy,
     tmp_path: Path,
     promotion: bool,
 ) -> None:
@@ -111,11 +106,8 @@ def test_fewer_trials_than_two_runs_have_claimed(
             study, nine_epochs, 12, run_dir=tmp_path, pruner=pausing(), progress=stop_after(2)
         )
         claimed = [study._storage.create_new_trial(study._study_id) for _ in range(2)]
-        with opened(proxy) as storage, storage.engine.begin() as connection:
-            connection.execute(sqlalchemy.text(OTHER))
-            for trial_id in claimed:
-                values = f"({trial_id}, {study._study_id}, 'other', 1, 0, 0, 1)"
-                connection.execute(sqlalchemy.text(f"{LEASE} {values}"))
+        leased = [LEASE.format(trial_id, study._study_id) for trial_id in claimed]
+        execute(proxy, OTHER, *leased)
         pruner = pausing() if promotion else optuna.pruners.NopPruner()
         limit.start()
         summary = supermax.optimize(
@@ -127,20 +119,17 @@ def test_fewer_trials_than_two_runs_have_claimed(
 
 
 def test_paused_trial_that_another_run_has_taken_over_is_awaited(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     take = "UPDATE supermax_leases SET run = 'other', token = token + 1"
     notices: list[str] = []
 
     def listen(event: events.Event) -> None:
-        with opened(proxy) as storage:
-            if isinstance(event, events.TrialPaused) and not notices:
-                with storage.engine.begin() as connection:
-                    for statement in (OTHER, take):
-                        connection.execute(sqlalchemy.text(statement))
-            if isinstance(event, events.Notice):
-                notices.append(event.text)
+        if isinstance(event, events.TrialPaused) and not notices:
+            execute(proxy, OTHER, take)
+        if isinstance(event, events.Notice):
+            notices.append(event.text)
+            with opened(proxy) as storage:
                 (trial,) = storage.get_all_trials(storage.get_study_id_from_name("shared"))
                 storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
 
@@ -154,8 +143,7 @@ def test_paused_trial_that_another_run_has_taken_over_is_awaited(
 
 @pytest.mark.slow
 def test_paused_trials_of_a_killed_run_continue_in_the_run_that_takes_them_over(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     env = {**os.environ, "MARKS": str(tmp_path / "marks"), "PACE": "0.05"}
     command = [sys.executable, "-m", "tests.engine.programs", "promotion", proxy.url, "12"]
