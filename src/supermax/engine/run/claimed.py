@@ -83,13 +83,13 @@ class ClaimedTrials:
         """Return the moments after `after` at which pauses before a retry end."""
         return [job.not_before for job in self.waiting if job.not_before > after]
 
-    def take(self, trial_ids: set[int]) -> list[Job]:
-        """Return those of these trials that have no cell. The run has them no longer."""
+    def drop(self, trial_ids: set[int]) -> list[Job]:
+        """Forget those of these trials that have no cell; return their jobs."""
         waiting = self.waiting
         self.waiting = [job for job in waiting if job.trial._trial_id not in trial_ids]
         return [
             *self._gpus.drop(trial_ids),
-            *self.paused.take(trial_ids),
+            *self.paused.drop(trial_ids),
             *self._others.drop(trial_ids),
             *(job for job in waiting if job.trial._trial_id in trial_ids),
         ]

@@ -33,6 +33,7 @@ from supermax.engine.processes.executor import (
     MessageReceived,
     ProcessEvent,
     exit_of_killed,
+    machine_of,
 )
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.prestart import TAG
@@ -184,7 +185,7 @@ class Coordinator:
 
     def end_lost(self, trial_ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
-        lost = self.trials.take(trial_ids)
+        lost = self.trials.drop(trial_ids)
         for attempt in list(self.trials.attempts.values()):
             if attempt.job.trial._trial_id in trial_ids:
                 self.kill(attempt, "another run has taken over its trial")
@@ -327,7 +328,7 @@ class Coordinator:
             return
         if outcome.state == INTERRUPTED:
             self.pool.dismiss(attempt.cell)
-            self.pause(job)
+            self.keep_for_next_run(job)
             return
         evidence = attempt.evidence(outcome, len(self.study.directions))
         fault = classify(evidence)
@@ -338,7 +339,7 @@ class Coordinator:
         self.end_attempt(attempt, evidence, fault)
 
     def handle_host_loss(self, host: str, cells: Sequence[Cell], why: str) -> None:
-        node = host.partition("#")[0]
+        node = machine_of(host)
         self.emit(events.Notice(f"The worker on {node} was lost: {why}."))
         self.pool.host_lost(host, cells)
         for cell in cells:
@@ -353,13 +354,13 @@ class Coordinator:
             return
         outcome = attempt.job.outcome()
         if outcome is None and attempt.killed_for is KilledFor.STOP:
-            self.pause(attempt.job)
+            self.keep_for_next_run(attempt.job)
             return
         evidence = attempt.evidence(outcome, len(self.study.directions), exit, lost_node)
         self.end_attempt(attempt, evidence, classify(evidence))
 
-    def pause(self, job: Job) -> None:
-        """Keep the trial claimed for the next run: this one is stopping."""
+    def keep_for_next_run(self, job: Job) -> None:
+        """Keep a trial claimed, whose attempt has ended because this run is stopping."""
         job.record_stop()
         self.trials.waiting.append(job)
         self.emit(events.TrialPaused(job.number))
@@ -374,7 +375,7 @@ class Coordinator:
         """End paused trials that no run will continue."""
         for job in self.trials.to_prune():
             self.attempt_end.prune_paused(job)
-            self.trials.paused.take({job.trial._trial_id})
+            self.trials.paused.drop({job.trial._trial_id})
 
     def settle(self, job: Job, evidence: Evidence, gpu_lost: str | None) -> None:
         evidence = replace(evidence, gpu_lost=gpu_lost)
