@@ -146,7 +146,7 @@ def test_paused_trial_that_another_run_has_finished_is_dropped() -> None:
     study.tell(trial, 1.0)
     history.update(study.get_trials())
     assert not paused.has_next(may_fill=False)
-    assert paused.take({trial._trial_id}) == []
+    assert paused.drop({trial._trial_id}) == []
     assert len(paused) == 0
 
 

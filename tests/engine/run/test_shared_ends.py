@@ -12,12 +12,11 @@ from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.storage.patience import Patience
 from tests.conftest import eventually
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     Run,
     check,
     finished,
     opened,
-    proxy,  # noqa: F401
     running,
     stored,
 )
@@ -42,24 +41,18 @@ def test_a_suspect_run_waits_for_its_offered_trials_until_the_target(
 
 
 @pytest.mark.slow
-def test_runs_end_at_their_own_numbers_of_trials(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_runs_end_at_their_own_numbers_of_trials(proxy: Proxy, tmp_path: Path) -> None:
     few = Run(proxy, tmp_path / "few", 4, pace=0.2)
     many = Run(proxy, tmp_path / "many", 60, pace=0.2)
     with running(few, many):
-        assert few.process.wait(60) == 0, few.output
+        few.finish()
         assert 4 <= finished(proxy) < 30
-        assert many.process.wait(60) == 0, many.output
+        many.finish()
     assert finished(proxy) == 60
 
 
 @pytest.mark.slow
-def test_a_deleted_study_ends_its_runs_with_one_sentence(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_deleted_study_ends_its_runs_with_one_sentence(proxy: Proxy, tmp_path: Path) -> None:
     runs = [
         Run(proxy, tmp_path / "busy", 1000, pace=0.1),
         Run(proxy, tmp_path / "silent", 1000, pace=60.0),
@@ -75,8 +68,7 @@ def test_a_deleted_study_ends_its_runs_with_one_sentence(
 
 @pytest.mark.slow
 def test_a_run_with_a_full_disk_ends_when_others_have_finished_the_study(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     full = Run(proxy, tmp_path / "full", 3, pace=1.0)
     other = Run(proxy, tmp_path / "other", 3)
@@ -88,13 +80,13 @@ def test_a_run_with_a_full_disk_ends_when_others_have_finished_the_study(
             assert eventually(lambda: len(stored(proxy)) == 2, within=30)
             fill(tmp_path / "small" / "ballast")
             with running(other):
-                assert other.process.wait(60) == 0, other.output
-                assert full.process.wait(30) == 0, full.output
+                other.finish()
+                full.finish(30)
     check(proxy, 3)
     assert "without waiting for its run folder" in full.output
 
 
-def deleted(proxy: Proxy) -> bool:  # noqa: F811
+def deleted(proxy: Proxy) -> bool:
     """Delete the study as `optuna delete-study` does; return whether it is gone. Optuna ignores
     that a trial was added meanwhile, and keeps the study then."""
     with opened(proxy) as storage:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any, cast
 
 import optuna
 import pytest
-import sqlalchemy
 
 import supermax
 from supermax.engine import events
@@ -23,10 +21,11 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.branch_names import Names
 from tests.conftest import eventually
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     created,
-    opened,
-    proxy,  # noqa: F401
+    execute,
+    leases_are_renewed,
+    other_run,
 )
 from tests.engine.storage.postgres import Proxy
 
@@ -70,9 +69,10 @@ def launches(job: Job) -> list[int]:
     return [line["launch"] for line in job.folder.records() if "launch" in line]
 
 
-def begun(machine: Machine, study: optuna.Study) -> Job:
+def begun(machine: Machine, study: optuna.Study, attempts: int = 1) -> Job:
     job = Job(optuna.trial.Trial(study, 0), machine.folder.trial(0))
-    machine.launch(job)
+    for _ in range(attempts):
+        machine.launch(job)
     return job
 
 
@@ -100,8 +100,7 @@ def test_a_trial_that_comes_back_keeps_its_history(
 ) -> None:
     """The other run could not read this one's folder; this one can read that of the other."""
     a, b, c = machines
-    first = begun(a, study)
-    a.launch(first)
+    begun(a, study, attempts=2)
     second = b.take(c, 2)
     b.launch(second)
     again = a.take(b, 3)
@@ -115,8 +114,7 @@ def test_a_trial_that_comes_back_from_a_folder_that_cannot_be_read(
     study: optuna.Study, machines: list[Machine]
 ) -> None:
     a, _, c = machines
-    first = begun(a, study)
-    a.launch(first)
+    begun(a, study, attempts=2)
     shutil.rmtree(c.folder.path)
     again = a.take(c, 5)
     assert launches(again) == [1, 2]
@@ -153,42 +151,23 @@ def test_shared_checkpoints_are_not_copied(study: optuna.Study, tmp_path: Path) 
 
 
 def test_leases_are_renewed_while_files_are_copied(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals = sqlalchemy.text("SELECT max(seen_at) FROM supermax_runs WHERE run <> 'gone'")
-    copying = threading.Event()
+    renewed: list[bool] = []
 
     def copy(*_: object) -> bool:
-        """Copy until the run has renewed its leases twice."""
-        copying.set()
-        seen = set()
-
-        def renewed() -> bool:
-            with opened(proxy) as storage, storage.engine.begin() as connection:
-                seen.add(connection.execute(renewals).scalar_one())
-            return len(seen) > 2
-
-        assert eventually(renewed)
+        renewed.append(leases_are_renewed(proxy))
         return False
 
     monkeypatch.setattr(takeover, "copy_files", copy)
-    lose = """
-        INSERT INTO supermax_runs (run, study_id, host, pid, run_dir, workers, version, protocol,
-            state, note, started_at, seen_at, expires_at)
-        SELECT 'gone', study_id, 'far', 1, '/gone', 1, version, protocol, 'running', '', 0, 0, 0
-        FROM supermax_runs;
-        UPDATE supermax_leases SET run = 'gone', token = token + 1"""
+    lose = "UPDATE supermax_leases SET run = 'gone', token = token + 1"
     attempts: list[int] = []
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.TrialStarted):
             attempts.append(event.attempt)
             if attempts == [1]:
-                with opened(proxy) as storage, storage.engine.begin() as connection:
-                    for statement in lose.split(";"):
-                        connection.execute(sqlalchemy.text(statement))
+                execute(proxy, other_run("gone", expires_at="0"), lose)
 
     def objective(trial: Any) -> float:
         if trial.attempt == 1:
@@ -200,7 +179,7 @@ def test_leases_are_renewed_while_files_are_copied(
             study, objective, 1, lease=1.0, run_dir=tmp_path / "run", progress=listen
         )
         assert [trial.value for trial in study.trials] == [1.0]
-    assert copying.is_set()
+    assert renewed == [True]
     assert attempts == [1, 2]
 
 

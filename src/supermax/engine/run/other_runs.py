@@ -80,7 +80,8 @@ class OtherRuns:
         their trials over."""
         if self._progress.reached:
             return False
-        return not self.may_start_new() or self._progress.others_may_finish()
+        leased = self._progress.elsewhere > 0 and self._progress.target is not None
+        return leased or not self.may_start_new()
 
     def _end_if_finished(self) -> None:
         """Raise StudyFinished if the study has its trials: other runs took over those of this one,

@@ -68,8 +68,8 @@ class PausedTrials:
     def jobs(self) -> list[Job]:
         return list(self._jobs.values())
 
-    def take(self, trial_ids: set[int]) -> list[Job]:
-        """Return those of these trials that are paused. They are not paused any more."""
+    def drop(self, trial_ids: set[int]) -> list[Job]:
+        """Forget those of these trials that are paused; return their jobs."""
         numbers = [n for n, job in self._jobs.items() if job.trial._trial_id in trial_ids]
         return [job for n in sorted(numbers) if (job := self._take(n)) is not None]
 

@@ -64,7 +64,3 @@ class StudyProgress:
     @property
     def reached(self) -> bool:
         return self.target is not None and self.finished >= self.target
-
-    def others_may_finish(self) -> bool:
-        """Return whether the study lacks trials that other runs have leased."""
-        return self.elsewhere > 0 and self.target is not None and not self.reached

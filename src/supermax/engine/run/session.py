@@ -211,12 +211,12 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
     try:
         yield
     except RunSuperseded:
-        coordinator.attempts.clear()  # their ledgers are another process's now
+        coordinator.trials.attempts.clear()  # their ledgers are another process's now
         raise
     finally:
         coordinator.processes.close()
         coordinator.pool.closed()
-        for attempt in coordinator.attempts.values():
+        for attempt in coordinator.trials.attempts.values():
             job = attempt.job
             job.folder = TrialFolder(
                 job.folder.path

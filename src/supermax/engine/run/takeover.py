@@ -61,7 +61,7 @@ class Takeover:
         if self._copied:
             move_files(TrialFolder(self._own.arriving), self.job.folder)
             self.job.source = StudyFolder(Path(self._lost.run_dir)).trial(self.job.number)
-        self.job.taken_over(self._lost.attempts, offered=self._lost.offered)
+        self.job.take_over(self._lost.attempts, offered=self._lost.offered)
         self.job.of_other_run = not self._is_own
         return takeover_notice(self._lost, self.job.number, self._copied or self._is_own)
 
