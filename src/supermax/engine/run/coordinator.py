@@ -117,7 +117,7 @@ class Coordinator:
         show_paused(study, self.paused)
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.stop_reason: str | None = None
-        self._first_cell: float | None = None  # when it was ready
+        self._timeout_from: float | None = None  # the first cell was ready
         self._recheck_now = False
         self._looked_at = 0.0  # when pauses of trials were last compared with the clock
         self.stop_requested: str | None = None  # and not handled yet
@@ -171,8 +171,8 @@ class Coordinator:
                 self.deadlines.schedule_stop(attempt)
 
     def pause_deadline(self) -> float:
-        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
-        return self.options.pauses_at(self._first_cell)
+        """Moment at which the run pauses; infinite without a limit, or before it has begun."""
+        return self.options.pauses_at(self._timeout_from)
 
     @property
     def held(self) -> int:
@@ -214,22 +214,22 @@ class Coordinator:
         self.others.judge()
 
     def awaits_others(self) -> bool:
+        self._timeout_from = self._timeout_from or time.monotonic()  # it may never need a cell
         return not self.stop_reason and self.others.are_awaited()
 
-    def end_lost(self, trial_ids: set[int]) -> None:
+    def end_lost(self, ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
-        lost = self.gpus.drop(trial_ids) + self.paused.take(trial_ids)
-        lost += self.others.drop(trial_ids)
+        lost = self.gpus.drop(ids) + self.paused.take(ids) + self.others.drop(ids)
         for attempt in list(self.attempts.values()):
-            if attempt.job.trial._trial_id in trial_ids:
+            if attempt.job.trial._trial_id in ids:
                 self.kill(attempt, "another run has taken over its trial")
                 lost.append(attempt.job)
-        lost += [job for job in self.waiting if job.trial._trial_id in trial_ids]
-        self.waiting = [job for job in self.waiting if job.trial._trial_id not in trial_ids]
+        lost += [job for job in self.waiting if job.trial._trial_id in ids]
+        self.waiting = [job for job in self.waiting if job.trial._trial_id not in ids]
         for job in lost:
             self.others.give_up(job)
             self.attempt_end.forget(job)
-        if trial_ids:
+        if ids:
             self.progress.recount_soon()
 
     def take_over_trials(self) -> None:
@@ -314,7 +314,7 @@ class Coordinator:
                 if (attempt := self.attempts.get(cell.number)) is not None:
                     self.handle_message(attempt, message)
             case CellReady(cell):
-                self._first_cell = self._first_cell or time.monotonic()
+                self._timeout_from = self._timeout_from or time.monotonic()
                 self.pool.cell_ready(cell)
             case CellDisconnected(cell):
                 if (attempt := self.attempts.get(cell.number)) is not None:
