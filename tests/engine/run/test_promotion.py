@@ -200,6 +200,15 @@ def test_rank_correlation_is_kendalls_tau(pairs: list[tuple[float, float]]) -> N
         {"run_through": 1.5},
         {"min_agreement": 2},
         {"min_trials": 1},
+        {"reduction_factor": 2.5},
+        {"reduction_factor": math.nan},
+        {"reduction_factor": "3"},
+        {"max_reports": math.inf},
+        {"max_reports": True},
+        {"min_reports": 1.5},
+        {"min_trials": None},
+        {"run_through": "x"},
+        {"min_agreement": math.nan},
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+import supermax
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.progress import StudyProgress
+from supermax.engine.storage.lease_tables import create_tables, session_of
+from supermax.engine.storage.leases import Leases
 from supermax.engine.storage.patience import Patience
 from tests.conftest import eventually
+from tests.engine.programs import short_trial
 from tests.engine.run.shared_runs import (
     Run,
     check,
+    created,
     finished,
     opened,
     running,
@@ -38,6 +46,28 @@ def test_a_suspect_run_waits_for_its_offered_trials_until_the_target(
         cast(Any, shared), nothing, cast(Any, storage), nothing, progress, nothing, nothing
     )
     assert others.are_awaited() == waits
+
+
+def test_timeout_ends_a_run_that_only_waits_for_others(
+    proxy: Proxy,
+    tmp_path: Path,
+) -> None:
+    """It has no trial of its own, and starts no cell."""
+    limit = threading.Timer(10, os.kill, (os.getpid(), signal.SIGINT))
+    with created(proxy) as study:
+        trial_id = study._storage.create_new_trial(study._study_id)
+        with opened(proxy) as storage:
+            create_tables(storage)
+            other = Leases(storage, study._study_id, "other", 600.0, None)
+            other.register(tmp_path / "other", 1, "")
+            with session_of(storage) as session:
+                other.add(session, trial_id)
+        limit.start()
+        summary = supermax.optimize(
+            study, short_trial, 1, run_dir=tmp_path / "own", timeout=0.5, progress=False
+        )
+        limit.cancel()
+    assert summary.stopped_by == "timeout"
 
 
 @pytest.mark.slow

@@ -119,6 +119,8 @@ def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> 
         ("postgresql+psycopg://me:hunter22@h:port/x", "the port as a number"),
         ("postgresql+psycopg://[::1/x", "is not the URL of a storage"),
         ("://", "is not the URL of a storage"),
+        ("postgresql+psycopg:/me:hunter22@h/x", "***@h/x is not the URL of a storage"),
+        ("mysql+pymysql//me:hunter22@h/x", "***@h/x is not the URL of a storage"),
     ],
 )
 def test_a_url_that_is_none_is_wrong_input(url: str, words: str) -> None:

@@ -113,6 +113,8 @@ def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     assert resolved(None, synthetic).settings.data.path == "synthetic"
     url = settings_file(tmp_path, "agent: criteria\nstorage: postgresql://u:p@h/d\n")
     assert resolved(None, url).settings.storage == "postgresql://u:p@h/d"
+    typo = settings_file(tmp_path, "agent: criteria\nstorage: postgresql:/u:p@h/d\n")
+    assert resolved(None, typo).settings.storage == "postgresql:/u:p@h/d"
 
 
 @pytest.mark.parametrize(

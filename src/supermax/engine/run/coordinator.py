@@ -112,7 +112,7 @@ class Coordinator:
         self.messages = MessageHandler(study, processes, requests, self.trials, emit)
         show_paused(study, self.trials.paused)
         self.stop_reason: str | None = None
-        self._first_cell: float | None = None  # when it was ready
+        self._timeout_from: float | None = None  # the first cell was ready
         self._recheck_now = False
         self._looked_at = 0.0  # when pauses of trials were last compared with the clock
         self.stop_requested: str | None = None  # and not handled yet
@@ -166,8 +166,8 @@ class Coordinator:
                 self.deadlines.schedule_stop(attempt)
 
     def pause_deadline(self) -> float:
-        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
-        return self.options.pauses_at(self._first_cell)
+        """Moment at which the run pauses; infinite without a limit, or before it has begun."""
+        return self.options.pauses_at(self._timeout_from)
 
     # Other runs on the same study.
 
@@ -181,19 +181,20 @@ class Coordinator:
         self.others.judge()
 
     def awaits_others(self) -> bool:
+        self._timeout_from = self._timeout_from or time.monotonic()  # it may never need a cell
         return not self.stop_reason and self.others.are_awaited()
 
-    def end_lost(self, trial_ids: set[int]) -> None:
+    def end_lost(self, ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
-        lost = self.trials.drop(trial_ids)
+        lost = self.trials.drop(ids)
         for attempt in list(self.trials.attempts.values()):
-            if attempt.job.trial._trial_id in trial_ids:
+            if attempt.job.trial._trial_id in ids:
                 self.kill(attempt, "another run has taken over its trial")
                 lost.append(attempt.job)
         for job in lost:
             self.others.give_up(job)
             self.attempt_end.forget(job)
-        if trial_ids:
+        if ids:
             self.progress.recount_soon()
 
     def take_over_trials(self) -> None:
@@ -272,7 +273,7 @@ class Coordinator:
                 if (attempt := self.trials.attempts.get(cell.number)) is not None:
                     self.handle_message(attempt, message)
             case CellReady(cell):
-                self._first_cell = self._first_cell or time.monotonic()
+                self._timeout_from = self._timeout_from or time.monotonic()
                 self.pool.cell_ready(cell)
             case CellDisconnected(cell):
                 if (attempt := self.trials.attempts.get(cell.number)) is not None:

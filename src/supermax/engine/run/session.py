@@ -181,7 +181,7 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     emit(_started(coordinator, trials, len(own)))
     if foreign:
         emit(events.Notice(foreign_notice(foreign)))
-    return own
+    return coordinator.others.split_arriving(own)
 
 
 def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> str | None:
