@@ -29,6 +29,7 @@ from tests.engine.run.shared_runs import (
     created,
     execute,
     leases_are_renewed,
+    opened,
     other_run,
 )
 from tests.engine.storage.postgres import Proxy
