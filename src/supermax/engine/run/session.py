@@ -201,7 +201,14 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
                 f"The folder {root} of checkpoints cannot be created ({error.strerror})."
             ) from error
     identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
-    return locations.checkpoint_folder(root, study.study_name, identity)
+    folder = locations.checkpoint_folder(root, study.study_name, identity)
+    there = folder if os.path.lexists(folder) else root
+    if not is_url(root) and not os.access(there, os.W_OK | os.X_OK):
+        raise EnvironmentFault(
+            f"The folder {there} of checkpoints cannot be written by this user. Make it writable, "
+            f"or name another one (checkpoints)."
+        )
+    return folder
 
 
 @contextlib.contextmanager
