@@ -43,12 +43,13 @@ class Run:
     n_trials: int
     checkpoints: Path | None = None
     pace: float = 0.01
+    lease: float = LEASE
     env: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self) -> Run:
         self.folder.mkdir(exist_ok=True)
-        arguments = [self.proxy.url, str(self.n_trials), str(self.folder / "run"), str(LEASE)]
+        arguments = [self.proxy.url, str(self.n_trials), str(self.folder / "run"), str(self.lease)]
         if self.checkpoints is not None:
             arguments.append(str(self.checkpoints))
         env = {**os.environ, "MARKS": str(self.folder.parent / "marks"), "PACE": str(self.pace)}

@@ -9,14 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import optuna
 import pytest
 
 import supermax
+from supermax.engine.run import session
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.storage.lease_tables import create_tables, session_of
 from supermax.engine.storage.leases import Leases
 from supermax.engine.storage.patience import Patience
+from supermax.engine.storage.patient import PatientStorage
+from supermax.engine.storage.run_folder import StudyFolder
 from tests.conftest import eventually
 from tests.engine.programs import short_trial
 from tests.engine.run.shared_runs import (
@@ -125,3 +129,28 @@ def deleted(proxy: Proxy) -> bool:
         except KeyError:
             return True
     return False
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_trial_that_another_run_ends_meanwhile_is_not_shown_as_left_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    study = optuna.create_study()
+    trial = study.ask()
+    trials = study.get_trials()
+    if ended:
+        study.tell(trial, 1.0)
+    said: list[Any] = []
+    storage = PatientStorage(study._storage, study, file=None, patience=Patience(said.append))
+    coordinator = SimpleNamespace(
+        storage=storage,
+        study=study,
+        folder=StudyFolder(tmp_path),
+        emit=said.append,
+        others=SimpleNamespace(split_arriving=list),
+    )
+    monkeypatch.setattr(session, "_started", lambda *_: "started")
+    assert session._leftovers(cast(Any, coordinator), trials) == []
+    assert ["Not touched" in getattr(event, "text", "") for event in said] == (
+        [False] if ended else [False, True]
+    )

@@ -9,6 +9,8 @@ import stat
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
@@ -16,6 +18,8 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax._util.attributes import CLAIM
+from supermax.engine.run import session
+from supermax.engine.run.options import RunOptions
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.outcome import Outcome, Raised
 from supermax.errors import EnvironmentFault, UserError
@@ -33,6 +37,7 @@ from tests.engine.run.shared_runs import (
     stored,
 )
 from tests.engine.storage.postgres import GivenServer, Proxy, Server
+from tests.users import as_somebody, common_folder, needs_root
 
 
 @pytest.mark.slow
@@ -186,6 +191,20 @@ def test_unusable_checkpoints_are_refused_before_the_run(proxy: Proxy, tmp_path:
         with pytest.raises(EnvironmentFault, match="of checkpoints cannot be created"):
             supermax.optimize(study, short_trial, 1, checkpoints=tmp_path / "file")
         assert study.trials == []
+
+
+@needs_root
+def test_checkpoints_of_another_user_are_refused_before_the_run() -> None:
+    study: Any = SimpleNamespace(_study_id=0, study_name="shared")
+    storage: Any = SimpleNamespace(get_study_system_attrs=lambda _: {session.IDENTITY: "1" * 32})
+    with common_folder() as place:
+        options = RunOptions(checkpoints=place)
+        folder = session._checkpoints(study, storage, options)
+        assert folder is not None
+        assert as_somebody(lambda: session._checkpoints(study, storage, options)) == folder
+        Path(folder).mkdir(0o700)
+        said = as_somebody(lambda: session._checkpoints(study, storage, options))
+    assert f"The folder {folder} of checkpoints cannot be written by this user" in said
 
 
 @pytest.mark.slow

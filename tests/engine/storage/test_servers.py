@@ -273,6 +273,24 @@ def test_a_user_who_may_only_read_is_told_so(stored: str, port: int) -> None:
     close(study._storage)
 
 
+def test_rights_are_granted_as_advised(empty: str, port: int) -> None:
+    name = make_url(empty).database
+    assert name is not None
+    with administration(port, name) as admin:
+        admin.execute(sqlalchemy.text("DROP ROLE IF EXISTS newcomer"))
+        admin.execute(sqlalchemy.text("CREATE ROLE newcomer LOGIN"))
+        url = empty.replace("postgres@", "newcomer@")
+        with pytest.raises(EnvironmentFault, match="permission denied for schema") as caught:
+            make_storage(url)
+        statements = str(caught.value).rpartition("tables: ")[2].removesuffix(".").split("; ")
+        assert all(statement.startswith("GRANT ALL ON ") for statement in statements)
+        for statement in statements:
+            admin.execute(sqlalchemy.text(statement))
+        close(make_storage(url))
+        admin.execute(sqlalchemy.text("DROP OWNED BY newcomer"))
+        admin.execute(sqlalchemy.text("DROP ROLE newcomer"))
+
+
 # Versions.
 
 
