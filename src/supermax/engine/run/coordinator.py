@@ -105,7 +105,7 @@ class Coordinator:
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
         self.admission = Admission(options.planner, self.pool, requests, emit)
-        self.progress = StudyProgress(storage, options.n_trials)
+        self.progress = StudyProgress(storage, options.n_trials, study.directions, emit)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
@@ -113,7 +113,7 @@ class Coordinator:
             shared, study, storage, folder, self.progress, emit, processes.wake
         )
         self.waiting: list[Job] = []
-        self.paused = PausedTrials(study, storage.history)
+        self.paused = PausedTrials(study, storage.history, emit)
         show_paused(study, self.paused)
         self.attempts: dict[int, Attempt] = {}  # by cell number
         self.stop_reason: str | None = None
@@ -368,7 +368,6 @@ class Coordinator:
             self.pool.release(attempt.cell, unclean is None, unclean)
             job.record_pause(time.monotonic() - attempt.started)
             self.paused.add(job)
-            self.emit(events.TrialPaused(job.number))
             self.end_attempt(attempt, Evidence(), fault=None)
             return
         if outcome.state == INTERRUPTED:
