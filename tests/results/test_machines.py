@@ -62,6 +62,7 @@ def test_more_unfinished_trials_than_workers_are_paused() -> None:
     assert head.split()[-2:] == ["unfinished", "paused"]
     assert left.rstrip().endswith("trial 1, 2, 4, 5, 6  3")
     assert right.rstrip().endswith("trial 7")
+    assert run("c", "left.x", ENDED).paused == 1
     html = page(record(paused, run("b", "right.x")))
     assert '<td>1, 2, 4, 5, 6</td><td class="n">3</td>' in html
     assert ">paused<" not in page(record(run("a", "left.x"), run("b", "right.x")))
@@ -72,6 +73,6 @@ def test_the_report_lists_the_machines_of_a_shared_study() -> None:
     table = html.partition('id="machines"')[2].partition("</section>")[0]
     assert "<td>left</td><td>ended</td>" in table
     assert "<td>&lt;right&gt;</td><td>lost</td>" in table
-    assert ">7</td><td>0</td>" in table
+    assert '>7</td><td class="n">1</td><td>0</td>' in table
     assert "<td>&lt;right&gt;, taken over from left, then unknown</td>" in html
     assert 'id="machines"' not in page(record(run("a", "left.x")))

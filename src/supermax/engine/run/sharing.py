@@ -187,9 +187,10 @@ class RunOfStudy:
 
     @property
     def paused(self) -> int:
-        """Trials without a process: it has leased more than it has workers. If a worker is idle,
-        there are more."""
-        return max(0, len(self.running) - self.info.workers)
+        """Trials without a process: it has leased more than it has workers, or has ended. If a
+        worker is idle, there are more."""
+        workers = self.info.workers if self.state == "running" else 0
+        return max(0, len(self.running) - workers)
 
     @property
     def state(self) -> str:
