@@ -84,6 +84,21 @@ def test_the_script_runs_an_array_and_holds_no_password(here: Path) -> None:
     assert stat.S_IMODE(job.stat().st_mode) == 0o700
 
 
+def test_the_file_of_a_service_is_found_from_every_shell(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be submitted again, and its status asked for, from a shell without the line
+    that `supermax database` has printed."""
+    monkeypatch.setenv("PGSERVICEFILE", "a b.conf")
+    said = sm(*ARRAY, "--storage", "postgresql+psycopg:///?service=mine")
+    export = f"PGSERVICEFILE={shlex.quote(str(here / 'a b.conf'))}"
+    script = (here / "slurm-criteria" / "job.sh").read_text()
+    assert script.splitlines()[-2] == f"export {export}"
+    assert f"See all runs: {export} SUPERMAX_STORAGE=" in said
+    assert "PGSERVICEFILE" not in sm(*ARRAY, "--storage", URL)
+    assert "PGSERVICEFILE" not in (here / "slurm-criteria" / "job.sh").read_text()
+
+
 def test_the_users_settings_come_first(here: Path) -> None:
     (here / "mine.yaml").write_text(
         f"agent: criteria\nname: my study\nstorage: {URL}\nworkers: 2\n"

@@ -24,6 +24,7 @@ from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job, time_spent
 from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.run.paused import PausedTrials
 from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.faults import Evidence, KilledFor, classify
@@ -193,9 +194,8 @@ def claimed(*, may_start_new: bool = True) -> ClaimedTrials:
     elsewhere: Any = SimpleNamespace(
         held=0, arriving=0, drop=lambda _: [], may_start_new=lambda: may_start_new
     )
-    return ClaimedTrials(
-        study, lambda: TrialHistory(study._study_id), progress, elsewhere, elsewhere
-    )
+    paused = PausedTrials(study, lambda: TrialHistory(study._study_id), lambda _: None)
+    return ClaimedTrials(study, paused, progress, elsewhere, elsewhere)
 
 
 def job_of(number: int, folder: Path) -> Job:

@@ -11,11 +11,14 @@ from typing import Any, cast
 
 import optuna
 import pytest
+from optuna.study import StudyDirection
 
 import supermax
+from supermax.engine import events
 from supermax.engine.run import session
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.progress import StudyProgress
+from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.lease_tables import create_tables, session_of
 from supermax.engine.storage.leases import Leases
 from supermax.engine.storage.patience import Patience
@@ -43,13 +46,36 @@ def test_a_suspect_run_waits_for_its_offered_trials_until_the_target(
 ) -> None:
     shared = SimpleNamespace(may_start_new=lambda: False)
     storage = SimpleNamespace(patience=Patience(lambda _: None))
-    progress = StudyProgress(cast(Any, storage), 3)
+    progress = StudyProgress(cast(Any, storage), 3, [StudyDirection.MINIMIZE], lambda _: None)
     progress.finished = finished
     nothing: Any = None
     others = OtherRuns(
         cast(Any, shared), nothing, cast(Any, storage), nothing, progress, nothing, nothing
     )
     assert others.are_awaited() == waits
+
+
+def test_trials_that_other_runs_finish_are_announced_with_the_best_one() -> None:
+    study = optuna.create_study(direction="maximize")
+    history = TrialHistory(study._study_id)
+    storage = SimpleNamespace(check_file=lambda: None, history=lambda now: history, leases=None)
+    emitted: list[events.Event] = []
+    progress = StudyProgress(cast(Any, storage), 3, study.directions, emitted.append)
+
+    def finish(value: float) -> None:
+        study.add_trial(optuna.create_trial(value=value))
+        history.update(study.get_trials())
+
+    finish(0.5)
+    progress.recount()  # the start of the run announces these
+    finish(0.25)
+    progress.add(success=True)  # its own
+    progress.recount()
+    assert emitted == []
+    for value, best in ((0.75, (2, 0.75)), (0.75, (2, 0.75)), (0.1, (2, 0.75))):
+        finish(value)
+        progress.recount()
+        assert emitted.pop() == events.StudyChanged(progress.finished, best)
 
 
 def test_timeout_ends_a_run_that_only_waits_for_others(

@@ -18,7 +18,6 @@ from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.progress import StudyProgress
-from supermax.engine.storage.history import TrialHistory
 
 
 class ClaimedTrials:
@@ -27,7 +26,7 @@ class ClaimedTrials:
     def __init__(
         self,
         study: Study,
-        history: Callable[[], TrialHistory],
+        paused: PausedTrials,
         progress: StudyProgress,
         gpus: GpuWatch,
         others: OtherRuns,
@@ -37,7 +36,7 @@ class ClaimedTrials:
         """Those without a cell, to be launched."""
         self.attempts: dict[int, Attempt] = {}
         """Those with a cell, by its number."""
-        self.paused = PausedTrials(study, history)
+        self.paused = paused
         self.stopping = False
         """True: the run launches nothing any more."""
 

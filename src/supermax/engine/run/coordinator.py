@@ -54,6 +54,7 @@ from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.messages import Ended, FinishedElsewhere, MessageHandler, Unusable
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
@@ -101,16 +102,17 @@ class Coordinator:
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
         self.admission = Admission(options.planner, self.pool, requests, emit)
-        self.progress = StudyProgress(storage, options.n_trials)
+        self.progress = StudyProgress(storage, options.n_trials, study.directions, emit)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
         self.others = OtherRuns(
             shared, study, storage, folder, self.progress, emit, processes.wake
         )
-        self.trials = ClaimedTrials(study, storage.history, self.progress, self.gpus, self.others)
+        paused = PausedTrials(study, storage.history, emit)
+        show_paused(study, paused)
+        self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
         self.messages = MessageHandler(study, processes, requests, self.trials, emit)
-        show_paused(study, self.trials.paused)
         self.stop_reason: str | None = None
         self._timeout_from: float | None = None  # the first cell was ready
         self._recheck_now = False
@@ -324,7 +326,6 @@ class Coordinator:
             self.pool.release(attempt.cell, unclean is None, unclean)
             job.record_pause(time.monotonic() - attempt.started)
             self.trials.paused.add(job)
-            self.emit(events.TrialPaused(job.number))
             self.end_attempt(attempt, Evidence(), fault=None)
             return
         if outcome.state == INTERRUPTED:
