@@ -88,7 +88,7 @@ def test_timeout_ends_a_run_that_only_waits_for_others(
         trial_id = study._storage.create_new_trial(study._study_id)
         with opened(proxy) as storage:
             create_tables(storage)
-            other = Leases(storage, study._study_id, "other", 600.0, None)
+            other = Leases(storage, study._study_id, "awaited", 600.0, None)
             other.register(tmp_path / "other", 1, "")
             with session_of(storage) as session:
                 other.add(session, trial_id)
