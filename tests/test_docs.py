@@ -17,7 +17,6 @@ from typing import Any
 
 import click
 import pytest
-import typer
 
 import supermax
 from supermax.engine.processes.supervisor import (
@@ -36,7 +35,7 @@ from supermax.space.presets import presets
 from supermax.space.reading import load
 from supermax.ui.cli import app
 from tests import ROOT
-from tests.ui.cli.helping import sm
+from tests.ui.cli.helping import command_of, sm
 
 SOURCE = ROOT / "src" / "supermax"
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -95,7 +94,7 @@ def test_every_command_of_every_page_is_one_that_exists(page: Path) -> None:
 
 
 def parses(words: list[str], line: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command: Any = command_of(app)
     context = click.Context(command, info_name="supermax")
     while getattr(command, "commands", None) and words:
         assert words[0] in command.commands, line

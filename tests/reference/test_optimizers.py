@@ -247,6 +247,7 @@ def moments(one: Made) -> tuple[list[Tensor], list[Tensor]]:
     return stored, grids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", named("adamw_8bit"))
 def test_8_bit_adamw_is_adamw_for_small_parameters(name: str) -> None:
     one, wanted = made(name), expected("adamw", UPDATES, 1e-2)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 import typer
@@ -35,13 +36,26 @@ def objective(trial):
 QUESTION = "Does the person sleep badly?"
 
 
+_get_command = typer.main.get_command
+
+
+@functools.cache
+def command_of(program: typer.Typer) -> click.Command:
+    """Return the command of a program. Typer builds it for each call, which takes a while."""
+    return _get_command(program)
+
+
 def sm(*args: str, code: int = 0) -> str:
     """Run `supermax ARGS` in this process; return its output and errors together."""
     out = io.StringIO()
     before = sys.argv
     sys.argv = ["supermax", *args]
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(out),
+            mock.patch.object(typer.main, "get_command", command_of),
+        ):
             main()
         found = 0
     except SystemExit as end:
@@ -123,7 +137,7 @@ def commands() -> dict[str, click.Command]:
         if not getattr(command, "commands", None):
             found[" ".join(words)] = command
 
-    walk(typer.main.get_command(app), ())
+    walk(command_of(app), ())
     return found
 
 
