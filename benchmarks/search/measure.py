@@ -127,7 +127,8 @@ def ratio(runs: Sequence[Run], baseline: Sequence[Run], level: float) -> Ratio:
     low, high = np.quantile(draws, [0.025, 0.975])
     both = [[run for run in side if run.task in tasks] for side in (runs, baseline)]
     misses = [sum(run.epochs_until(level) is None for run in side) for side in both]
-    return Ratio(*(float(np.exp(x)) for x in (mean, low, high)), *misses, len(both[0]))
+    middle, lower, upper = (float(np.exp(x)) for x in (mean, low, high))
+    return Ratio(middle, lower, upper, misses[0], misses[1], len(both[0]))
 
 
 def _log_costs(runs: Iterable[Run], level: float) -> dict[str, list[float]]:

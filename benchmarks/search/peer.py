@@ -33,13 +33,13 @@ class Project(NamedTuple):
     variant: str = ""
 
 
-_SYNE_TUNE = "syne-tune[gpsearchers]==0.13.0 setuptools<81"
+_SYNE_TUNE = "syne-tune[gpsearchers]==0.13.0 setuptools==65.5.0"
 """Last version with promotion and MOBSTER: from 0.14 on, ASHA only stops trials."""
 PEERS: dict[str, Project] = {
     "syne-tune-asha": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "asha"),
     "syne-tune-mobster": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "mobster"),
     "syne-tune-cqr": Project("syne-tune-new", "syne-tune==0.16.0", "syne_tune_stopping.py"),
-    "neps-priorband": Project("neps", "neural-pipeline-search", "neps_priorband.py"),
+    "neps-priorband": Project("neps", "neural-pipeline-search==0.17.0", "neps_priorband.py"),
     "smac-hyperband": Project("smac", "smac==2.4.1", "smac_hyperband.py"),
     "auto-sampler": Project("optunahub", "optunahub optuna==5.0.0", "auto_sampler.py"),
 }
@@ -54,14 +54,19 @@ class Peer:
         project = PEERS[name]
         program = Path(__file__).parent / "peers" / project.program
         self.name = name
+        read, write = os.pipe()  # not stdout, to which projects print
+        output = None if os.environ.get("PEER_OUTPUT") else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            [str(python), str(program)],
+            [str(python), str(program), str(write)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=None if os.environ.get("PEER_ERRORS") else subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[write],
             text=True,
             env=_environment(),
         )
+        os.close(write)
+        self._replies = os.fdopen(read, encoding="utf-8")
         spec = {
             "variant": project.variant,
             "space": {name: _domain(d) for name, d in table.space.items()},
@@ -82,15 +87,14 @@ class Peer:
 
     def _call(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            line = self._replies.readline()
         except BrokenPipeError:
             line = ""
         if not line:
-            raise RuntimeError(f"{self.name} has failed. PEER_ERRORS=1 shows its output.")
+            raise RuntimeError(f"{self.name} has failed. PEER_OUTPUT=1 shows its output.")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
@@ -105,6 +109,7 @@ class Peer:
     ) -> None:
         self._process.kill()
         self._process.communicate()
+        self._replies.close()
 
 
 def _domain(distribution: object) -> dict[str, Any]:

@@ -155,7 +155,7 @@ class ReplayExecutor:
 
 
 def _finished(task: Task, state: str, *values: float) -> Finished:
-    outcome = Outcome(task.attempt, state, values=list(values) or None)
+    outcome = Outcome(task.attempt, state, values=values or None)
     return Finished(outcome.to_json(), None)
 
 

@@ -100,7 +100,8 @@ def _taskset_table(file: Path) -> Table:
 
     def curve(params: Params) -> np.ndarray:
         point = (np.array([params[name] for name in _TASKSET], float) - low) / (high - low)
-        return curves[np.argmin(((scaled - point) ** 2).sum(1))]
+        nearest: np.ndarray = curves[np.argmin(((scaled - point) ** 2).sum(1))]
+        return nearest
 
     lowest = curves.min(1)
     name = f"taskset-{file.stem.removeprefix(_TASKSET_PREFIX)}"
@@ -170,7 +171,7 @@ def _lcbench_table(folder: Path, task: str) -> Table:
         ]
         inputs = {"x_cat": np.full((len(rows), 1), code, np.int32)}
         (found,) = model.run(None, {**inputs, "x_cont": np.array(rows, np.float32)})
-        accuracy = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
+        accuracy: np.ndarray = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
         return 1 - np.clip(accuracy, 0, 100) / 100
 
     rng = np.random.default_rng(0)

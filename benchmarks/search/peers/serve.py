@@ -35,8 +35,7 @@ class Method(Protocol):
 
 def serve(start: Callable[[Spec], tuple[str, Method]]) -> None:
     """Answer requests until the input ends. `start` returns the version and the method."""
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the project prints goes to stderr
+    replies = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8")
 
     def reply(message: dict[str, Any]) -> None:
         replies.write(json.dumps(message) + "\n")
