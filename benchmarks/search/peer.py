@@ -3,8 +3,8 @@
     Peer ──{"ask": null}──▶ peers/NAME.py ──▶ {"trial": 3, "params": {…}}
          ──{"report": [3, 1, 0.42]}──▶      ──▶ {"goes_on": true}
 
-Messages are lines of JSON over pipes. The first one describes the search; the reply to it names
-the version of the project. The simulator keeps the clock and the workers (simulate.py).
+Messages are lines of JSON over pipes. The first one describes the search; the reply to it is the
+version of the project. The simulator keeps the clock and the workers (simulate.py).
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ class Project(NamedTuple):
 
 _SYNE_TUNE = "syne-tune[gpsearchers]==0.13.0 setuptools==65.5.0"
 """Last version with promotion and MOBSTER: from 0.14 on, ASHA only stops trials."""
+_SYNE_TUNE_NEW = "syne-tune[blackbox-repository]==0.16.0"
+_OPTUNAHUB = "optunahub==0.5.0 optuna==5.0.0 torch==2.14.1 cmaes==0.13.0 scipy"
 PEERS: dict[str, Project] = {
     "syne-tune-asha": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "asha"),
     "syne-tune-mobster": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "mobster"),
-    "syne-tune-cqr": Project("syne-tune-new", "syne-tune==0.16.0", "syne_tune_stopping.py"),
+    "syne-tune-cqr": Project("syne-tune-new", _SYNE_TUNE_NEW, "syne_tune_stopping.py"),
     "neps-priorband": Project("neps", "neural-pipeline-search==0.17.0", "neps_priorband.py"),
     "smac-hyperband": Project("smac", "smac==2.4.1", "smac_hyperband.py"),
-    "auto-sampler": Project("optunahub", "optunahub optuna==5.0.0", "auto_sampler.py"),
+    "auto-sampler": Project("optunahub", _OPTUNAHUB, "auto_sampler.py"),
 }
 
 
@@ -76,7 +78,13 @@ class Peer:
             "budget": budget,
             "workers": workers,
         }
-        self.version: str = self._call(spec)["version"]
+        try:
+            version: str = self._call(spec)["version"]
+            if f"=={version}" not in project.requirements:
+                raise RuntimeError(f"{name} needs {project.requirements}, not {version}.")
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self) -> tuple[int, Params] | None:
         reply = self._call({"ask": None})
@@ -98,6 +106,11 @@ class Peer:
         reply: dict[str, Any] = json.loads(line)
         return reply
 
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._replies.close()
+
     def __enter__(self) -> Peer:
         return self
 
@@ -107,9 +120,7 @@ class Peer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
-        self._replies.close()
+        self.close()
 
 
 def _domain(distribution: object) -> dict[str, Any]:

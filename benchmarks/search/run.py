@@ -60,10 +60,14 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
 
 
 def read_runs(file: Path) -> list[Run]:
+    """Read the searches that are done. A last line that was cut off is removed."""
     if not file.exists():
         return []
-    runs = [Run(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
-    return [run for run in runs if run.contender in CONTENDERS]
+    text = file.read_text(encoding="utf-8")
+    if not text.endswith("\n"):
+        text = text[: text.rfind("\n") + 1]
+        file.write_text(text, encoding="utf-8")
+    return [Run(**json.loads(line)) for line in text.splitlines()]
 
 
 def items(options: argparse.Namespace) -> list[Item]:
@@ -86,9 +90,12 @@ def _results(todo: list[Item], options: argparse.Namespace) -> Iterator[Run]:
     if options.jobs == 1:
         yield from (run_item(item, options) for item in todo)
         return
-    with ProcessPoolExecutor(options.jobs) as pool:
+    pool = ProcessPoolExecutor(options.jobs)
+    try:
         for done in as_completed([pool.submit(run_item, item, options) for item in todo]):
             yield done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ def start(spec: Spec) -> tuple[str, OptunaMethod]:
     registry = os.environ["OPTUNAHUB_REGISTRY"]
     module = optunahub.load_local_module("samplers/auto_sampler", registry_root=registry)
     sampler = module.AutoSampler(seed=spec.seed)
-    return f"optuna {version('optuna')}", OptunaMethod(table, sampler, MedianPruner())
+    return version("optuna"), OptunaMethod(table, sampler, MedianPruner())
 
 
 if __name__ == "__main__":

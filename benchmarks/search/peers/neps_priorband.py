@@ -61,5 +61,4 @@ class PriorBand:
 
 
 if __name__ == "__main__":
-    name = "neural-pipeline-search"
-    serve(lambda spec: (f"{name} {version(name)}", PriorBand(spec)))
+    serve(lambda spec: (version("neural-pipeline-search"), PriorBand(spec)))

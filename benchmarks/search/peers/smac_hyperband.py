@@ -69,4 +69,4 @@ class Smac:
 
 
 if __name__ == "__main__":
-    serve(lambda spec: (f"smac {version('smac')}", Smac(spec)))
+    serve(lambda spec: (version("smac"), Smac(spec)))

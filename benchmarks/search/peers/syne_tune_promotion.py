@@ -69,4 +69,4 @@ class Promotion:
 
 
 if __name__ == "__main__":
-    serve(lambda spec: (f"syne-tune {version('syne-tune')}", Promotion(spec)))
+    serve(lambda spec: (version("syne-tune"), Promotion(spec)))

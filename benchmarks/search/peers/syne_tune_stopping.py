@@ -55,4 +55,4 @@ class SyneTune:
 
 
 if __name__ == "__main__":
-    serve(lambda spec: (f"syne-tune {version('syne-tune')}", SyneTune(spec)))
+    serve(lambda spec: (version("syne-tune"), SyneTune(spec)))
