@@ -34,8 +34,8 @@ class Project(NamedTuple):
 
 
 _SYNE_TUNE = "syne-tune[gpsearchers]==0.13.0 setuptools==65.5.0"
-"""Last version with promotion and MOBSTER: from 0.14 on, ASHA only stops trials."""
-_SYNE_TUNE_NEW = "syne-tune[blackbox-repository]==0.16.0"
+"""Has promotion and MOBSTER, which 0.16 does not: there, ASHA only stops trials."""
+_SYNE_TUNE_NEW = "syne-tune[blackbox-repository]==0.16.0 huggingface_hub==2.4.0"
 _OPTUNAHUB = "optunahub==0.5.0 optuna==5.0.0 torch==2.14.1 cmaes==0.13.0 scipy"
 PEERS: dict[str, Project] = {
     "syne-tune-asha": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "asha"),

@@ -19,7 +19,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession  # type: ignore[import-not-found]
 
 Params = Mapping[str, object]
 _VAL_ACCURACY = 1  # column of the surrogate's output
@@ -171,8 +171,9 @@ def _lcbench_table(folder: Path, task: str) -> Table:
         ]
         inputs = {"x_cat": np.full((len(rows), 1), code, np.int32)}
         (found,) = model.run(None, {**inputs, "x_cont": np.array(rows, np.float32)})
-        accuracy: np.ndarray = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
-        return 1 - np.clip(accuracy, 0, 100) / 100
+        accuracy = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
+        losses: np.ndarray = 1 - np.clip(accuracy, 0, 100) / 100
+        return losses
 
     rng = np.random.default_rng(0)
     lowest = curves([_drawn(rng, space) for _ in range(_REFERENCE)]).min(1)

@@ -85,3 +85,9 @@ def test_the_reporting_half_stays_closed(
     assert log.read_text(encoding="utf-8").endswith(" a test\n")
     tasks = {r.task.removeprefix("taskset-") for r in run.read_runs(into)}
     assert tasks == set(TASKS) - set(TUNING) != set()
+
+
+def test_tasks_begin_with_different_configurations() -> None:
+    items = [run.Item("random", task, seed, 1, 1) for task in TASKS for seed in range(3)]
+    assert len({run._seed_of(item) for item in items}) == len(items)
+    assert run._seed_of(items[0]) == run._seed_of(items[0]._replace(contender="optuna"))

@@ -1,4 +1,4 @@
-"""Syne Tune from 0.14 on: ASHA that stops trials, with conformal quantile regression."""
+"""Syne Tune 0.16: ASHA that stops trials, with conformal quantile regression."""
 
 from __future__ import annotations
 
