@@ -72,6 +72,7 @@ class ReplayExecutor:
         self._reached: dict[int, int] = {}  # epochs in the checkpoint of each trial
         self._due: list[tuple[float, int, Cell]] = []
         self._order = itertools.count()
+        self._cell: Cell | None = None  # of the last events
 
     def start(self, patience: object = None) -> None:
         self._events.append(ObjectiveLoaded(None))
@@ -134,8 +135,17 @@ class ReplayExecutor:
         if not self._events and self._due:
             self._now, _, cell = heapq.heappop(self._due)
             self._go_on(cell, None)
-        events, self._events = self._events, []
-        return events
+        return self._of_one_cell()
+
+    def _of_one_cell(self) -> list[ProcessEvent]:
+        """Return events of the same cell as before, while it has any. So a trial gets all its
+        parameters before the next one starts, and a seed draws the same configurations with any
+        number of workers, as in simulate.py."""
+        if self._events and all(_cell_of(event) is not self._cell for event in self._events):
+            self._cell = _cell_of(self._events[0])
+        found = [event for event in self._events if _cell_of(event) is self._cell]
+        self._events = [event for event in self._events if _cell_of(event) is not self._cell]
+        return found
 
     def close_sending_side(self, cell: Cell) -> None:
         del self.cells[cell.number]
@@ -152,6 +162,11 @@ class ReplayExecutor:
     def close(self) -> None: ...
 
     def close_in_child(self) -> None: ...
+
+
+def _cell_of(event: ProcessEvent) -> Cell | None:
+    cell = getattr(event, "cell", None)
+    return cell if isinstance(cell, Cell) else None
 
 
 def _finished(task: Task, state: str, *values: float) -> Finished:

@@ -74,7 +74,7 @@ def names(taskset: Path | None, lcbench: Path | None) -> list[str]:
     return found
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def read(name: str, taskset: Path | None, lcbench: Path | None) -> Table:
     """Return the table of a task."""
     family, task = name.split("-", 1)

@@ -117,8 +117,9 @@ def test_contenders_respect_budget_workers_and_seed(contender: str) -> None:
         ("random", "replayed-random"),
     ],
 )
-def test_the_coordinator_searches_as_plain_optuna(plain: str, replayed: str) -> None:
-    setting = Setting(seed=3, budget=25 * EPOCHS, workers=1)
+@pytest.mark.parametrize("workers", [1, 4])
+def test_the_coordinator_searches_as_plain_optuna(plain: str, replayed: str, workers: int) -> None:
+    setting = Setting(seed=3, budget=25 * EPOCHS, workers=workers)
     one, other = (search(name, toy_table(), setting) for name in (plain, replayed))
     assert one.epochs == other.epochs
 
