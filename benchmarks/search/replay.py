@@ -14,15 +14,16 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Generator
-from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import optuna
 from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from tables import Table
+from simulate import Epoch, Replay
+from tables import Params, Table
 
 from supermax.engine.processes.executor import (
     Cell,
@@ -48,28 +49,6 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.trial.outcome import COMPLETE, INTERRUPTED, PRUNED, Outcome
 
 
-@dataclass(frozen=True)
-class Epoch:
-    """One epoch of a trial that was trained."""
-
-    end: float
-    """Simulated seconds."""
-    trial: int
-    loss: float
-
-
-@dataclass
-class Replay:
-    """Result of a search: all epochs in the order in which they ended."""
-
-    epochs: list[Epoch] = field(default_factory=list)
-    trials: int = 0
-
-    def incumbent(self) -> list[float]:
-        """Return the lowest loss after each epoch that was trained, on any worker."""
-        return list(itertools.accumulate((epoch.loss for epoch in self.epochs), min))
-
-
 class BudgetSpent(Exception):
     """Ends a replay."""
 
@@ -88,9 +67,12 @@ class ReplayExecutor:
         self._now = 0.0
         self._events: list[ProcessEvent] = []
         self._trials: dict[int, Generator[Message | float, object, None]] = {}
+        self._space = {name: distribution_to_json(d) for name, d in table.space.items()}
+        self._curves: dict[int, np.ndarray] = {}  # by trial
         self._reached: dict[int, int] = {}  # epochs in the checkpoint of each trial
         self._due: list[tuple[float, int, Cell]] = []
         self._order = itertools.count()
+        self._cell: Cell | None = None  # of the last events
 
     def start(self, patience: object = None) -> None:
         self._events.append(ObjectiveLoaded(None))
@@ -126,12 +108,15 @@ class ReplayExecutor:
             self._events.append(MessageReceived(cell, step))
 
     def _program(self, task: Task) -> Generator[Message | float, object, None]:
-        number, params = task.trial.number, {}
-        for name, distribution in self.table.space.items():
-            value = yield Suggest(name, distribution_to_json(distribution))
-            assert isinstance(value, float)
-            params[name] = distribution.to_external_repr(value)
-        curve = self.table.curve(params)
+        number = task.trial.number
+        if number not in self._curves:
+            params = {}
+            for name, distribution in self._space.items():
+                value = yield Suggest(name, distribution)
+                assert isinstance(value, float)
+                params[name] = self.table.space[name].to_external_repr(value)
+            self._curves[number] = self.table.curve(params)
+        curve = self._curves[number]
         for epoch in range(self._reached.get(number, 0), self.table.epochs):
             yield 1.0
             self.replay.epochs.append(Epoch(self._now, number, float(curve[epoch])))
@@ -150,8 +135,17 @@ class ReplayExecutor:
         if not self._events and self._due:
             self._now, _, cell = heapq.heappop(self._due)
             self._go_on(cell, None)
-        events, self._events = self._events, []
-        return events
+        return self._of_one_cell()
+
+    def _of_one_cell(self) -> list[ProcessEvent]:
+        """Return events of the same cell as before, while it has any. So a trial gets all its
+        parameters before the next one starts, and a seed draws the same configurations with any
+        number of workers, as in simulate.py."""
+        if self._events and all(_cell_of(event) is not self._cell for event in self._events):
+            self._cell = _cell_of(self._events[0])
+        found = [event for event in self._events if _cell_of(event) is self._cell]
+        self._events = [event for event in self._events if _cell_of(event) is not self._cell]
+        return found
 
     def close_sending_side(self, cell: Cell) -> None:
         del self.cells[cell.number]
@@ -170,16 +164,31 @@ class ReplayExecutor:
     def close_in_child(self) -> None: ...
 
 
+def _cell_of(event: ProcessEvent) -> Cell | None:
+    cell = getattr(event, "cell", None)
+    return cell if isinstance(cell, Cell) else None
+
+
 def _finished(task: Task, state: str, *values: float) -> Finished:
-    outcome = Outcome(task.attempt, state, values=list(values) or None)
+    outcome = Outcome(task.attempt, state, values=values or None)
     return Finished(outcome.to_json(), None)
 
 
 def replay(
-    table: Table, sampler: BaseSampler, pruner: BasePruner, *, budget: int, workers: int
+    table: Table,
+    sampler: BaseSampler,
+    pruner: BasePruner,
+    *,
+    budget: int,
+    workers: int,
+    first: Params | None = None,
+    name: str = "replay",
 ) -> Replay:
-    """Search on a table until `budget` epochs are spent."""
-    study = optuna.create_study(sampler=sampler, pruner=pruner)
+    """Search on a table until `budget` epochs are spent. `first`: configuration of trial 0.
+    `name`: of the study. HyperbandPruner draws brackets from it."""
+    study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
+    if first is not None:
+        study.enqueue_trial(dict(first))
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
     options = RunOptions(workers=workers, reuse_cells=True, run_dir=folder)

@@ -8,8 +8,9 @@ parameters on 34 tables, 52 epochs; needs onnxruntime.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
+    from onnxruntime import InferenceSession  # type: ignore[import-not-found]
 
 Params = Mapping[str, object]
 _VAL_ACCURACY = 1  # column of the surrogate's output
@@ -38,6 +39,8 @@ class Table:
     """Lowest loss that half of the configurations reach."""
     curve: Callable[[Params], np.ndarray]
     """Loss after each epoch."""
+    defaults: Params
+    """Configuration that somebody with experience would begin with."""
 
     def regret(self, loss: float) -> float:
         """Return the normalised regret: 0 for the best configuration, 1 for the median one."""
@@ -54,12 +57,32 @@ _TASKSET = {
     "linear_decay": "log",
     "exponential_decay": "log",
 }
+"""Scales on which the parameters were drawn evenly."""
+_TASKSET_DEFAULTS = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+"""Those of Adam. The other parameters have their lowest values."""
 
 
-def taskset(folder: Path) -> Iterator[Table]:
-    """Read the tables of TaskSet in a folder."""
-    for file in sorted(folder.glob("*.json")):
-        yield _taskset_table(file)
+_TASKSET_PREFIX = "FixedTextRNNClassification_imdb_"
+
+
+def names(taskset: Path | None, lcbench: Path | None) -> list[str]:
+    """Return the names of all tasks in these folders, without reading their curves."""
+    files = sorted(taskset.glob(f"{_TASKSET_PREFIX}*.json")) if taskset else []
+    found = [f"taskset-{file.stem.removeprefix(_TASKSET_PREFIX)}" for file in files]
+    if lcbench:
+        found += [f"lcbench-{task}" for task in _lcbench_fields(lcbench)[0]]
+    return found
+
+
+@functools.cache
+def read(name: str, taskset: Path | None, lcbench: Path | None) -> Table:
+    """Return the table of a task."""
+    family, task = name.split("-", 1)
+    if family == "taskset" and taskset:
+        return _taskset_table(taskset / f"{_TASKSET_PREFIX}{task}.json")
+    if family == "lcbench" and lcbench:
+        return _lcbench_table(lcbench, task)
+    raise ValueError(f"There is no folder for the task {name}.")
 
 
 def _taskset_table(file: Path) -> Table:
@@ -77,12 +100,15 @@ def _taskset_table(file: Path) -> Table:
 
     def curve(params: Params) -> np.ndarray:
         point = (np.array([params[name] for name in _TASKSET], float) - low) / (high - low)
-        return curves[np.argmin(((scaled - point) ** 2).sum(1))]
+        nearest: np.ndarray = curves[np.argmin(((scaled - point) ** 2).sum(1))]
+        return nearest
 
     lowest = curves.min(1)
-    name = file.stem.removeprefix("FixedTextRNNClassification_imdb_")
+    name = f"taskset-{file.stem.removeprefix(_TASKSET_PREFIX)}"
     best, median = float(lowest.min()), float(np.median(lowest))
-    return Table(f"taskset-{name}", space, curves.shape[1], best, median, curve)
+    defaults = dict(zip(_TASKSET, map(float, low), strict=True))
+    defaults |= {n: _warped(value, _TASKSET[n]) for n, value in _TASKSET_DEFAULTS.items()}
+    return Table(name, space, curves.shape[1], best, median, curve, defaults)
 
 
 def _warped(value: float, scale: str) -> float:
@@ -102,23 +128,39 @@ _LCBENCH = (
 """Inputs of the surrogate after the epoch, in its order."""
 
 
-def lcbench(folder: Path, part: slice = slice(None)) -> Iterator[Table]:
-    """Read the surrogate of LCBench in a folder: a table per task, of those in `part`."""
+_LCBENCH_DEFAULTS: Params = {
+    "batch_size": 128,
+    "learning_rate": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 1e-4,
+    "num_layers": 3,
+    "max_units": 256,
+    "max_dropout": 0.2,
+}
+
+
+def _lcbench_fields(folder: Path) -> tuple[list[str], int, dict[str, dict[str, Any]]]:
+    """Return the tasks, the number of epochs, and the hyperparameters by name."""
+    config = json.loads((folder / "config_space.json").read_text(encoding="utf-8"))
+    fields = {field["name"]: field for field in config["hyperparameters"]}
+    epochs, tasks = fields.pop("epoch")["upper"], fields.pop("OpenML_task_id")["choices"]
+    return list(tasks), int(epochs), fields
+
+
+@functools.cache
+def _surrogate(folder: Path) -> InferenceSession:
     import onnxruntime
 
-    model = onnxruntime.InferenceSession(str(folder / "model.onnx"))
-    config = json.loads((folder / "config_space.json").read_text(encoding="utf-8"))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(str(folder / "model.onnx"), options)
+
+
+def _lcbench_table(folder: Path, task: str) -> Table:
+    model = _surrogate(folder)
+    _, epochs, fields = _lcbench_fields(folder)
     codes = json.loads((folder / "encoding.json").read_text(encoding="utf-8"))
-    fields = {field["name"]: field for field in config["hyperparameters"]}
-    epochs = fields.pop("epoch")["upper"]
-    tasks = fields.pop("OpenML_task_id")["choices"]
-    for task in tasks[part]:
-        yield _lcbench_table(model, task, codes["OpenML_task_id"][task], fields, epochs)
-
-
-def _lcbench_table(
-    model: InferenceSession, task: str, code: int, fields: dict[str, dict[str, Any]], epochs: int
-) -> Table:
+    code = codes["OpenML_task_id"][task]
     space = {name: _distribution(field) for name, field in fields.items()}
 
     def curves(points: Sequence[Params]) -> np.ndarray:
@@ -130,12 +172,20 @@ def _lcbench_table(
         inputs = {"x_cat": np.full((len(rows), 1), code, np.int32)}
         (found,) = model.run(None, {**inputs, "x_cont": np.array(rows, np.float32)})
         accuracy = found[:, _VAL_ACCURACY].reshape(len(points), epochs)
-        return 1 - np.clip(accuracy, 0, 100) / 100
+        losses: np.ndarray = 1 - np.clip(accuracy, 0, 100) / 100
+        return losses
 
     rng = np.random.default_rng(0)
     lowest = curves([_drawn(rng, space) for _ in range(_REFERENCE)]).min(1)
     best, median = float(lowest.min()), float(np.median(lowest))
-    return Table(f"lcbench-{task}", space, epochs, best, median, lambda p: curves([p])[0])
+    name, of_one = f"lcbench-{task}", functools.partial(_only, curves)
+    return Table(name, space, epochs, best, median, of_one, _LCBENCH_DEFAULTS)
+
+
+def _only(curves: Callable[[Sequence[Params]], np.ndarray], params: Params) -> np.ndarray:
+    """Return the curve of one configuration."""
+    curve: np.ndarray = curves([params])[0]
+    return curve
 
 
 def _distribution(field: dict[str, Any]) -> BaseDistribution:
