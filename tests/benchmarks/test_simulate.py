@@ -10,6 +10,7 @@ import pytest
 
 from tests import ROOT
 from tests.benchmarks.toy import EPOCHS, toy_table
+from tests.few import quick_are
 
 from contenders import CONTENDERS, Setting, search  # isort: skip
 from peer import PEERS, Peer, Project  # isort: skip
@@ -98,7 +99,7 @@ def _most_at_once(result: Replay) -> int:
     return max(Counter(epoch.end for epoch in result.epochs).values())
 
 
-@pytest.mark.parametrize("contender", IN_PROCESS)
+@pytest.mark.parametrize("contender", quick_are(["supermax", "optuna", "top-k"], IN_PROCESS))
 def test_contenders_respect_budget_workers_and_seed(contender: str) -> None:
     first, again, other = (
         search(contender, toy_table(), Setting(seed, 15 * EPOCHS, workers=4)) for seed in (1, 1, 2)
@@ -117,7 +118,7 @@ def test_contenders_respect_budget_workers_and_seed(contender: str) -> None:
         ("random", "replayed-random"),
     ],
 )
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", quick_are([4], [1, 4]))
 def test_the_coordinator_searches_as_plain_optuna(plain: str, replayed: str, workers: int) -> None:
     setting = Setting(seed=3, budget=25 * EPOCHS, workers=workers)
     one, other = (search(name, toy_table(), setting) for name in (plain, replayed))
