@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +35,7 @@ from supermax.studies import all_studies
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.replicates import ReplicateObjective
 from supermax.training.data.splits import split
+from tests.conftest import eventually
 from tests.search.test_search import LIMITS, search_in, small
 from tests.training.corpora import corpus
 
@@ -312,3 +316,33 @@ def test_scores_of_failed_trainings_and_of_trials_without_a_schedule() -> None:
     assert scores[8, 3] == 0.5
     assert math.isnan(scores.pop((8, 2)))
     assert set(scores) == {(8, 3)}
+
+
+@pytest.mark.slow
+def test_a_race_that_was_killed_goes_on_with_the_same_command(tmp_path: Path) -> None:
+    command = [
+        *(sys.executable, "-m", "supermax", "tune", "criteria", "--race", "2", "--trials", "2"),
+        *("--epochs", "1", "--set", "data.posts=60", "--no-supervisor"),
+        *("--set", f"outdir={tmp_path}", "--workers", "2"),
+    ]
+    where = f"sqlite:///{tmp_path / 'supermax.db'}"
+
+    def replicates() -> list[optuna.trial.FrozenTrial]:
+        with contextlib.suppress(Exception):  # not there yet
+            return optuna.load_study(study_name="criteria@race", storage=where).trials
+        return []
+
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert eventually(lambda: any(trial.state.is_finished() for trial in replicates()), 120)
+    first.kill()
+    first.wait()
+    ended = {trial.number: trial.value for trial in replicates() if trial.state.is_finished()}
+    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    assert "Winner of the race: trial" in again.stdout
+    assert " in the search, " in again.stdout
+    trials = replicates()
+    pairs = [tuple(trial.user_attrs[REPLICATE]) for trial in trials]
+    assert len(pairs) == len(set(pairs)) >= 6
+    assert {number: trials[number].value for number in ended} == ended
+    study = optuna.load_study(study_name="criteria", storage=where)
+    assert len(study.trials) == 2
