@@ -12,6 +12,7 @@ import optuna
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.processes.ray_cluster import RayExecutor
+from supermax.engine.run.checks import check_pruner
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
@@ -115,9 +116,10 @@ def optimize(
         progress=progress,
         planner=planner,
     )
-    if pruner is not None:
-        study.pruner = pruner
     try:
+        if pruner is not None:
+            check_pruner(study, pruner)
+            study.pruner = pruner
         return run_study(study, objective, options)
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone

@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from supermax._util.attributes import EVALUATED, is_race, metric_names, race_name
-from supermax._util.text import in_short, masked, masked_query, masked_url
+from supermax._util.text import in_short, is_url, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.sharing import runs_of
 from supermax.engine.storage import journal, locks, rdb, servers, sqlite
@@ -229,15 +229,19 @@ def _server_url(address: _Address) -> URL | None:
     try:
         url = make_url(address.where)
     except (ArgumentError, ValueError):  # their messages quote parts of the password
-        raise UserError(
-            f"{masked_url(address.where)} is not the URL of a storage. Write {servers.SUPPORTED}, "
-            f"the port as a number, and in a password %40 for @, %3A for : and %2F for /."
-        ) from None
+        raise _not_a_url(address.where) from None
     if "@" in (url.host or ""):
         raise UserError(
             f"{masked_url(address.where)} has several @. In a password, write %40 for @."
         )
     return None if url.get_backend_name() == "sqlite" else url
+
+
+def _not_a_url(text: str) -> UserError:
+    return UserError(
+        f"{masked_url(text)} is not the URL of a storage. Write {servers.SUPPORTED}, "
+        f"the port as a number, and in a password %40 for @, %3A for : and %2F for /."
+    )
 
 
 @contextlib.contextmanager
@@ -402,6 +406,8 @@ class _Address:
 
 def _parse(storage: Storage) -> _Address:
     """Return the address of a storage; raise UserError for a path that no URL can express."""
+    if isinstance(storage, str) and is_url(storage) and "://" not in storage:
+        raise _not_a_url(storage)
     if isinstance(storage, os.PathLike) or (isinstance(storage, str) and "://" not in storage):
         path = Path(storage).expanduser().absolute()
         if journal.is_journal(path):

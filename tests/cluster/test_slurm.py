@@ -15,7 +15,7 @@ import pytest
 from supermax.cluster import slurm_task
 from supermax.cluster.database import DatabaseFolder
 from supermax.cluster.slurm import JobFolder, parse_time
-from supermax.cluster.slurm_task import ArrayTask, Next, decide
+from supermax.cluster.slurm_task import ArrayTask, is_requeued
 from supermax.engine.storage.locks import Lock
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.errors import UserError
@@ -82,6 +82,21 @@ def test_the_script_runs_an_array_and_holds_no_password(here: Path) -> None:
     assert (job / "storage").read_text() == URL
     assert stat.S_IMODE((job / "storage").stat().st_mode) == 0o600
     assert stat.S_IMODE(job.stat().st_mode) == 0o700
+
+
+def test_the_file_of_a_service_is_found_from_every_shell(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job may be submitted again, and its status asked for, from a shell without the line
+    that `supermax database` has printed."""
+    monkeypatch.setenv("PGSERVICEFILE", "a b.conf")
+    said = sm(*ARRAY, "--storage", "postgresql+psycopg:///?service=mine")
+    export = f"PGSERVICEFILE={shlex.quote(str(here / 'a b.conf'))}"
+    script = (here / "slurm-criteria" / "job.sh").read_text()
+    assert script.splitlines()[-2] == f"export {export}"
+    assert f"See all runs: {export} SUPERMAX_STORAGE=" in said
+    assert "PGSERVICEFILE" not in sm(*ARRAY, "--storage", URL)
+    assert "PGSERVICEFILE" not in (here / "slurm-criteria" / "job.sh").read_text()
 
 
 def test_the_users_settings_come_first(here: Path) -> None:
@@ -200,21 +215,21 @@ def test_a_job_without_an_id_was_not_submitted(
 @pytest.mark.parametrize(
     ("code", "state", "database_lost", "expected"),
     [
-        (0, "RUNNING", False, Next.END),
-        (130, "RUNNING", False, Next.REQUEUE),
-        (143, "RUNNING", False, Next.REQUEUE),
-        (143, "COMPLETING", False, Next.END),  # cancelled, or requeued by Slurm
-        (143, "unknown", False, Next.END),
-        (5, "RUNNING", False, Next.END),  # the user's own --timeout
-        (3, "RUNNING", False, Next.END),
-        (3, "RUNNING", True, Next.REQUEUE),
-        (4, "RUNNING", True, Next.END),
+        (0, "RUNNING", False, False),
+        (130, "RUNNING", False, True),
+        (143, "RUNNING", False, True),
+        (143, "COMPLETING", False, False),  # cancelled, or requeued by Slurm
+        (143, "unknown", False, False),
+        (5, "RUNNING", False, False),  # the user's own --timeout
+        (3, "RUNNING", False, False),
+        (3, "RUNNING", True, True),
+        (4, "RUNNING", True, False),
     ],
 )
 def test_a_task_is_requeued_if_it_was_interrupted(
-    code: int, state: str, database_lost: bool, expected: Next
+    code: int, state: str, database_lost: bool, expected: bool
 ) -> None:
-    assert decide(code, state, database_lost=database_lost) is expected
+    assert is_requeued(code, state, database_lost=database_lost) is expected
 
 
 @pytest.mark.parametrize(

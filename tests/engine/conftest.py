@@ -12,6 +12,7 @@ import pytest
 from tests.engine.executors import EXECUTOR, cluster, elsewhere
 from tests.engine.storage.postgres import GivenServer, Server, restartable_server
 
+pytest.register_assert_rewrite("tests.engine.run.shared_runs")
 _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
 
 

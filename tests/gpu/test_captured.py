@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 COMPILES = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-"""Of torch's own code."""
+"""Ignores warnings of torch's own code."""
 HALF = Execution(device="cuda", precision="bf16")
 
 

@@ -130,7 +130,7 @@ def test_the_device_is_found() -> None:
 
 
 def test_a_budget_of_memory_is_kept_and_lifted() -> None:
-    """What needs more than a smaller card has fails as there, though this one has room."""
+    """Allocations beyond the budget fail, as on a smaller GPU."""
     budget = 1 << 30
     limit_memory(replace(GPU, memory=budget))
     try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
 from optuna.trial import TrialState
+from rich.console import Console
 
 from supermax._util.attributes import CLAIM, TAKEN_FROM
 from supermax.engine.run.sharing import RunOfStudy
@@ -14,6 +17,7 @@ from supermax.engine.storage.run_folder import TrialFolder
 from supermax.results.machines import machine_text, run_names, short_hosts
 from supermax.results.records import StudyRecord, TrialRecord
 from supermax.results.report.page import page
+from supermax.ui.cli.status import _runs_table
 
 
 def run(name: str, host: str, state: str = RUNNING, expires: float = 200.0) -> RunOfStudy:
@@ -39,6 +43,7 @@ def test_machines_are_named_so_that_they_differ() -> None:
     assert short_hosts(["a.x", "a.y"]) == {"a.x": "a.x", "a.y": "a.y"}
     runs = [run("one", "a.x"), run("two", "a.x"), run("three", "b.x")]
     assert run_names(runs) == {"one": "a (one)", "two": "a (two)", "three": "b"}
+    assert run_names([run("a", "a.x"), run("two", "a.x")]) == {"a": "a", "two": "a (two)"}
 
 
 def test_a_trial_names_its_machine_and_the_former_ones() -> None:
@@ -49,11 +54,25 @@ def test_a_trial_names_its_machine_and_the_former_ones() -> None:
     assert [machine_text(alone, trial) for trial in alone.trials] == [None] * 3
 
 
+def test_more_unfinished_trials_than_workers_are_paused() -> None:
+    paused = replace(run("a", "left.x"), running=(1, 2, 4, 5, 6))
+    shown = Console(width=80, file=io.StringIO(), record=True)
+    shown.print(_runs_table([paused, run("b", "right.x")]))
+    head, left, right = shown.export_text().splitlines()
+    assert head.split()[-2:] == ["unfinished", "paused"]
+    assert left.rstrip().endswith("trial 1, 2, 4, 5, 6  3")
+    assert right.rstrip().endswith("trial 7")
+    assert run("c", "left.x", ENDED).paused == 1
+    html = page(record(paused, run("b", "right.x")))
+    assert '<td>1, 2, 4, 5, 6</td><td class="n">3</td>' in html
+    assert ">paused<" not in page(record(run("a", "left.x"), run("b", "right.x")))
+
+
 def test_the_report_lists_the_machines_of_a_shared_study() -> None:
     html = page(record(run("a", "left.x", ENDED), run("b", "<right>.x", expires=95.0)))
     table = html.partition('id="machines"')[2].partition("</section>")[0]
     assert "<td>left</td><td>ended</td>" in table
     assert "<td>&lt;right&gt;</td><td>lost</td>" in table
-    assert ">7</td><td>0</td>" in table
+    assert '>7</td><td class="n">1</td><td>0</td>' in table
     assert "<td>&lt;right&gt;, taken over from left, then unknown</td>" in html
     assert 'id="machines"' not in page(record(run("a", "left.x")))

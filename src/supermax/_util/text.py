@@ -14,6 +14,7 @@ SERVICE_PREFIX = "supermax-"
 # No more than these: a pattern that removes a letter of "password" would unmask its value.
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
+_STORAGE_URL = re.compile(r"(postgres(ql)?|mysql|mariadb|sqlite|journal)(\+\w+)?(:|//)", re.I)
 _LOGIN = re.compile(r"(?<=://)[^\s/]+@")
 # bob:secret@host/ without a scheme.
 _BARE = re.compile(r"(?<![^\s/:@'\"])([^\s/:@'\"]+):(?!//)[^\s/'\"]+@(?=[\w.-]+[/:])")
@@ -89,9 +90,15 @@ def masked(text: str, *, users: bool = True) -> str:
     return _SECRET.sub(r"\1***", _BARE.sub(login, _PASSWORD.sub(login, text)))
 
 
+def is_url(text: str) -> bool:
+    """Return whether a storage is meant as a URL, also one whose `://` is mistyped: as the name
+    of a file, its password would be shown."""
+    return "://" in text or _STORAGE_URL.match(text) is not None
+
+
 def masked_url(url: str) -> str:
     """Mask the login and the secrets in the query of a URL, valid or not."""
-    return masked_query(re.sub(r"(?<=://).*@|^[^/:]+:(?!//).*@", "***@", url))
+    return masked_query(re.sub(r"(?<=://).*@|^[^/:]+:(?!//).*@|^(?!.*://).*@", "***@", url))
 
 
 def masked_query(url: str) -> str:

@@ -96,6 +96,8 @@ class SlurmJob:
     """Folder of a PostgreSQL server that the first task runs; None: there is a server."""
     sbatch: tuple[str, ...] = ()
     """Further options of sbatch, without the leading dashes."""
+    service_file: Path | None = None
+    """File that defines the service in the URL of the storage; None: the default one, or none."""
 
 
 def script(job: SlurmJob) -> str:
@@ -124,6 +126,7 @@ def script(job: SlurmJob) -> str:
         "# Each task of the array runs this, again after it was preempted or requeued.",
         "# Commands that prepare a node go here, such as: module load cuda",
         "",
+        *([f"export PGSERVICEFILE={shlex.quote(str(job.service_file))}"] * bool(job.service_file)),
         f"exec {shlex.join(runner)} -- {shlex.join(job.tune)}",
         "",
     ]

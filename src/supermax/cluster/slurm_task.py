@@ -1,6 +1,6 @@
 """One task of a job array: runs `supermax tune`, and requeues itself when it is interrupted.
 
-    Slurm ──TERM──▶ run pauses with a checkpoint ──▶ exit code ──decide()──▶ END, or REQUEUE
+    Slurm ──TERM──▶ run pauses with a checkpoint ──▶ exit code ──is_requeued()──▶ end, or requeue
 
 Called by the job script: python -m supermax.cluster.slurm_task FOLDER [OPTIONS] -- ARGUMENTS of
 `supermax tune`. Slurm announces two things in two ways, and both pause the run. Before the time
@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from supermax._util.files import make_folder
@@ -48,22 +47,14 @@ _POLL_INTERVAL = 10.0
 _STOP_TIMEOUT = 20.0
 
 
-class Next(Enum):
-    END = "end"
-    REQUEUE = "requeue"
-
-
-def decide(code: int, state: str, *, database_lost: bool) -> Next:
-    """Decide whether the task is requeued after its run has ended with `code`.
+def is_requeued(code: int, state: str, *, database_lost: bool) -> bool:
+    """Return whether the task is requeued after its run has ended with `code`.
 
     `state` is the state of the task in Slurm. If it is not RUNNING, the user has cancelled it, or
     Slurm requeues it itself. `database_lost`: the database is away, but will be back.
     """
-    if state == _RUNNING and (
-        code in (INTERRUPTED, _TERMINATED) or (code == ENVIRONMENT and database_lost)
-    ):
-        return Next.REQUEUE
-    return Next.END
+    interrupted = code in (INTERRUPTED, _TERMINATED)
+    return state == _RUNNING and (interrupted or (code == ENVIRONMENT and database_lost))
 
 
 @dataclass(frozen=True)
@@ -221,7 +212,7 @@ class Runner:
                 host.stop()
             notice.close()
         state = self._own_state()
-        if decide(code, state, database_lost=lost) is Next.REQUEUE:
+        if is_requeued(code, state, database_lost=lost):
             self._task.requeue()
         return code
 

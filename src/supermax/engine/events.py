@@ -72,9 +72,19 @@ class TrialFinished(Event):
 
 @dataclass(frozen=True)
 class TrialPaused(Event):
-    """Pause of a trial because the run is stopping: the next run resumes it."""
+    """End of an attempt without an end of its trial, which this run or another one continues."""
 
     number: int
+    at_rung: bool = False
+    """It waits in this run to be among the best. False: the run is stopping, or has lost it."""
+
+
+@dataclass(frozen=True)
+class StudyChanged(Event):
+    """Trials that other runs have finished."""
+
+    finished: int  # finished trials in the study
+    best: tuple[int, float] | None  # trial number and value; None for several objectives
 
 
 @dataclass(frozen=True)

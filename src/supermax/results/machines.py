@@ -13,13 +13,15 @@ from supermax.results.records import StudyRecord, TrialRecord
 
 
 def run_names(runs: Sequence[RunOfStudy]) -> dict[str, str]:
-    """Return run → the name of its machine, with its run folder where a machine has several."""
+    """Return run → the name of its machine, with its run folder where a machine has several. The
+    default folder bears the name of the machine."""
     count = Counter(run.info.host for run in runs)
     hosts = short_hosts(count)
     names = {}
     for run in runs:
         host, folder = hosts[run.info.host], Path(run.info.run_dir).name
-        name = host if count[run.info.host] == 1 else f"{host} ({folder})"
+        alone = count[run.info.host] == 1 or folder in {host, run.info.host}
+        name = host if alone else f"{host} ({folder})"
         names[run.info.run] = one_line(name, 80)
     return names
 

@@ -307,9 +307,9 @@ def test_lines_that_arrive_with_the_hello_are_read(tmp_path: Path) -> None:
     processes = HostProcesses(
         launcher, b"", fresh=True, run_dir=tmp_path, share=False, emit=lambda _: None
     )
-    hello = Hello(1, processes._secret, "node", "/tmp", shares_run_dir=True)
+    hello = Hello(1, processes._listener.secret, "node", "/tmp", shares_run_dir=True)
     loaded = b"0 " + encode_message(ObjectiveLoaded(None))
-    with socket.create_connection(processes._listener.getsockname()) as host:
+    with socket.create_connection(processes._listener.address) as host:
         host.sendall(hello.line() + loaded)
         found = [event for _ in range(4) for event in processes.wait(0.5)]
     assert [type(event) for event in found][:1] == [HostReady]

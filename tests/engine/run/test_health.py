@@ -1,4 +1,4 @@
-"""When a GPU or a machine is condemned: a pure decision."""
+"""Decision that a GPU or a machine is bad."""
 
 from __future__ import annotations
 

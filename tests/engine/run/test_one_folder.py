@@ -18,11 +18,10 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.errors import UserError
 from tests.conftest import eventually
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     Run,
     check,
     finished,
-    proxy,  # noqa: F401
     running,
 )
 from tests.engine.storage.postgres import Proxy
@@ -93,11 +92,18 @@ def test_a_folder_is_free_once_the_lease_of_the_other_machine_has_expired(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    opened("one", seconds=1.0)
+    opened("one")
     monkeypatch.setattr("platform.node", lambda: "far")
     other = opened("other")
     notices: list[str] = []
-    other.patience.notify = notices.append
+
+    def notify(text: str) -> None:
+        notices.append(text)
+        with backend(other).engine.begin() as connection:
+            expire = "UPDATE supermax_runs SET expires_at = 0 WHERE run = 'one'"
+            connection.execute(sqlalchemy.text(expire))
+
+    other.patience.notify = notify
     leases(other).run = "one"
     with pytest.raises(FolderInUse):
         leases(other).register(tmp_path / "one", 1, "0.1")
@@ -147,10 +153,7 @@ def test_tables_of_an_earlier_version_get_the_column(opened: Opener) -> None:  #
 
 
 @pytest.mark.slow
-def test_one_of_two_processes_in_a_folder_ends(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_one_of_two_processes_in_a_folder_ends(proxy: Proxy, tmp_path: Path) -> None:
     one = Run(proxy, tmp_path / "one", 12, pace=0.3, env=NEAR)
     refused = Run(proxy, tmp_path / "refused", 12, env=FAR)
     far = Run(proxy, tmp_path / "far", 12, env=FAR)
@@ -169,7 +172,7 @@ def test_one_of_two_processes_in_a_folder_ends(
             assert eventually(lambda: finished(proxy) == 12, within=60)
             one.process.send_signal(signal.SIGCONT)
             assert one.process.wait(30) != 0
-            assert far.process.wait(30) == 0, far.output
+            far.finish(30)
     assert one.output.count("has continued this run in the same run folder") == 1
     assert "taken over" not in one.output
     check(proxy, 12)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import optuna
 import pytest
-import sqlalchemy
 from optuna.trial import TrialState, create_trial
 
 import supermax
@@ -21,31 +20,30 @@ from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
 from supermax.engine.run.attempt_end import AttemptEnd
+from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.coordinator import Coordinator
 from supermax.engine.run.job import Job, time_spent
 from supermax.engine.run.other_runs import OtherRuns
+from supermax.engine.run.paused import PausedTrials
+from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.faults import Evidence, KilledFor, classify
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     created,
+    execute,
     opened,
-    proxy,  # noqa: F401
+    other_run,
 )
 from tests.engine.storage.postgres import Proxy
 
 pytestmark = pytest.mark.usefixtures("quick")
-OTHER = """
-    INSERT INTO supermax_runs (run, study_id, host, pid, run_dir, workers, version, protocol,
-        state, note, started_at, seen_at, expires_at)
-    SELECT 'other', study_id, 'far', 1, '/gone', 1, version, protocol, 'running', '', 0, 0,
-        expires_at + 600 FROM supermax_runs"""
-
+OTHER = other_run("other", "expires_at + 600")
 LEASE = """
     INSERT INTO supermax_leases (trial_id, study_id, run, token, takeovers, offer, attempts)
-    VALUES"""
+    VALUES ({}, {}, 'other', 1, 0, 0, 1)"""
 
 
 def pausing() -> supermax.Promotion:
@@ -98,7 +96,7 @@ def test_fewer_trials_than_before_are_met_exactly(study: optuna.Study) -> None:
 
 @pytest.mark.parametrize("promotion", [True, False])
 def test_fewer_trials_than_two_runs_have_claimed(
-    proxy: Proxy,  # noqa: F811
+    proxy: Proxy,
     tmp_path: Path,
     promotion: bool,
 ) -> None:
@@ -109,11 +107,8 @@ def test_fewer_trials_than_two_runs_have_claimed(
             study, nine_epochs, 12, run_dir=tmp_path, pruner=pausing(), progress=stop_after(2)
         )
         claimed = [study._storage.create_new_trial(study._study_id) for _ in range(2)]
-        with opened(proxy) as storage, storage.engine.begin() as connection:
-            connection.execute(sqlalchemy.text(OTHER))
-            for trial_id in claimed:
-                values = f"({trial_id}, {study._study_id}, 'other', 1, 0, 0, 1)"
-                connection.execute(sqlalchemy.text(f"{LEASE} {values}"))
+        leased = [LEASE.format(trial_id, study._study_id) for trial_id in claimed]
+        execute(proxy, OTHER, *leased)
         pruner = pausing() if promotion else optuna.pruners.NopPruner()
         limit.start()
         summary = supermax.optimize(
@@ -125,20 +120,17 @@ def test_fewer_trials_than_two_runs_have_claimed(
 
 
 def test_paused_trial_that_another_run_has_taken_over_is_awaited(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     take = "UPDATE supermax_leases SET run = 'other', token = token + 1"
     notices: list[str] = []
 
     def listen(event: events.Event) -> None:
-        with opened(proxy) as storage:
-            if isinstance(event, events.TrialPaused) and not notices:
-                with storage.engine.begin() as connection:
-                    for statement in (OTHER, take):
-                        connection.execute(sqlalchemy.text(statement))
-            if isinstance(event, events.Notice):
-                notices.append(event.text)
+        if isinstance(event, events.TrialPaused) and not notices:
+            execute(proxy, OTHER, take)
+        if isinstance(event, events.Notice):
+            notices.append(event.text)
+            with opened(proxy) as storage:
                 (trial,) = storage.get_all_trials(storage.get_study_id_from_name("shared"))
                 storage.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, [1.0])
 
@@ -152,8 +144,7 @@ def test_paused_trial_that_another_run_has_taken_over_is_awaited(
 
 @pytest.mark.slow
 def test_paused_trials_of_a_killed_run_continue_in_the_run_that_takes_them_over(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     env = {**os.environ, "MARKS": str(tmp_path / "marks"), "PACE": "0.05"}
     command = [sys.executable, "-m", "tests.engine.programs", "promotion", proxy.url, "12"]
@@ -180,26 +171,31 @@ def test_paused_trials_of_a_killed_run_continue_in_the_run_that_takes_them_over(
     trained = [tuple(map(int, line.split())) for line in lines]
     for trial in trials:
         epochs = [epoch for number, epoch in trained if number == trial.number]
-        assert list(trial.intermediate_values) == sorted(set(epochs))
+        # Reports that arrive late are stored last.
+        assert sorted(trial.intermediate_values) == sorted(set(epochs))
         assert trial.number not in waiting or len(epochs) == len(set(epochs))
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-def test_suspect_run_prunes_no_paused_trials(trusted: bool) -> None:
+def test_suspect_run_prunes_no_paused_trials(trusted: bool, tmp_path: Path) -> None:
     """It may start new ones later, and continue these."""
-    pruned: list[Any] = []
-    job = SimpleNamespace(trial=SimpleNamespace(_trial_id=1))
-    coordinator = SimpleNamespace(
-        attempts={},
-        stop_reason=None,
-        has_trials_left=lambda: False,
-        paused=SimpleNamespace(jobs=lambda: [job], take=lambda _: None),
-        others=SimpleNamespace(may_start_new=lambda: trusted),
-        progress=SimpleNamespace(left=lambda _: None),
-        attempt_end=SimpleNamespace(prune_paused=pruned.append),
+    trials = claimed(may_start_new=trusted)
+    trial = optuna.create_study().ask()
+    trial.report(1.0, 1)
+    job = Job(trial, TrialFolder(tmp_path))
+    trials.paused.add(job)
+    assert trials.to_prune() == ([job] if trusted else [])
+
+
+def claimed(*, may_start_new: bool = True) -> ClaimedTrials:
+    """Return the claimed trials of a run that has asked for all its trials."""
+    study = optuna.create_study(pruner=pausing())
+    progress: Any = SimpleNamespace(left=lambda _: None, has_room=lambda _: False)
+    elsewhere: Any = SimpleNamespace(
+        held=0, arriving=0, drop=lambda _: [], may_start_new=lambda: may_start_new
     )
-    Coordinator.prune_paused(cast(Any, coordinator))
-    assert pruned == ([job] if trusted else [])
+    paused = PausedTrials(study, lambda: TrialHistory(study._study_id), lambda _: None)
+    return ClaimedTrials(study, paused, progress, elsewhere, elsewhere)
 
 
 def job_of(number: int, folder: Path) -> Job:
@@ -235,15 +231,14 @@ def test_machine_does_not_wait_for_trials_that_another_run_has_taken_over(tmp_pa
         job.machine = "one"
         end._machines.failed(job, fault)
     assert pool.suspects == {"one"}
-    others = SimpleNamespace(drop=lambda _: [], give_up=lambda _: None)
+    trials = claimed()
+    trials.waiting = jobs
     coordinator = SimpleNamespace(
-        attempts={},
-        waiting=jobs,
-        gpus=others,
-        paused=SimpleNamespace(take=lambda _: []),
-        others=others,
+        trials=trials,
+        others=SimpleNamespace(give_up=lambda _: None),
         attempt_end=end,
         progress=SimpleNamespace(recount_soon=lambda: None),
     )
     Coordinator.end_lost(cast(Any, coordinator), {job.trial._trial_id for job in jobs})
     assert pool.suspects == set()
+    assert trials.waiting == []

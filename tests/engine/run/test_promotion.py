@@ -137,7 +137,8 @@ def test_trial_that_has_continued_past_a_rung_hides_no_better_one() -> None:
 def test_paused_trial_that_another_run_has_finished_is_dropped() -> None:
     study = optuna.create_study(pruner=always())
     history = TrialHistory(study._study_id)
-    paused = PausedTrials(study, lambda: history)
+    emitted: list[events.Event] = []
+    paused = PausedTrials(study, lambda: history, emitted.append)
     trial = study.ask()
     trial.report(1.0, 1)
     paused.add(Job(trial, TrialFolder(Path("unused"))))
@@ -146,8 +147,9 @@ def test_paused_trial_that_another_run_has_finished_is_dropped() -> None:
     study.tell(trial, 1.0)
     history.update(study.get_trials())
     assert not paused.has_next(may_fill=False)
-    assert paused.take({trial._trial_id}) == []
+    assert paused.drop({trial._trial_id}) == []
     assert len(paused) == 0
+    assert emitted == [events.TrialPaused(0, at_rung=True), events.TrialPaused(0)]
 
 
 def test_without_max_reports_it_is_taken_from_complete_trials() -> None:
@@ -200,6 +202,15 @@ def test_rank_correlation_is_kendalls_tau(pairs: list[tuple[float, float]]) -> N
         {"run_through": 1.5},
         {"min_agreement": 2},
         {"min_trials": 1},
+        {"reduction_factor": 2.5},
+        {"reduction_factor": math.nan},
+        {"reduction_factor": "3"},
+        {"max_reports": math.inf},
+        {"max_reports": True},
+        {"min_reports": 1.5},
+        {"min_trials": None},
+        {"run_through": "x"},
+        {"min_agreement": math.nan},
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, Any]) -> None:
@@ -304,7 +315,7 @@ class Recording(optuna.samplers.TPESampler):
 
 def test_filler_that_has_made_its_last_report_completes() -> None:
     study = optuna.create_study(pruner=always(max_reports=2))
-    paused = PausedTrials(study, lambda: TrialHistory(study._study_id))
+    paused = PausedTrials(study, lambda: TrialHistory(study._study_id), lambda _: None)
     job = Job(study.ask(), TrialFolder(Path()), filler=True)
     job.trial._cached_frozen_trial.intermediate_values = {1: 1.0, 2: 1.0}
     assert not paused.pauses(job, may_fill=False)

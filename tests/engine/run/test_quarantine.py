@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
 from optuna.trial import TrialState
 
 import supermax
@@ -22,12 +21,13 @@ from supermax.engine.run.sharing import RunOfStudy
 from supermax.engine.storage.lease_tables import read_owners, read_runs
 from tests import ROOT
 from tests.conftest import eventually
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     Run,
     check,
     created,
+    execute,
+    leases_are_renewed,
     opened,
-    proxy,  # noqa: F401
     running,
     stored,
 )
@@ -36,19 +36,19 @@ from tests.engine.storage.postgres import Proxy
 CRASH = {"CRASH": "yes"}
 
 
-def states_of_runs(proxy: Proxy) -> dict[str, str]:  # noqa: F811
+def states_of_runs(proxy: Proxy) -> dict[str, str]:
     """Return run folder → state."""
     with opened(proxy) as storage:
         rows = read_runs(storage, storage.get_study_id_from_name("shared"))
     return {Path(row.run_dir).parent.name: RunOfStudy(row, ()).state for row in rows}
 
 
-def no_lease_is_left(proxy: Proxy) -> bool:  # noqa: F811
+def no_lease_is_left(proxy: Proxy) -> bool:
     with opened(proxy) as storage:
         return read_owners(storage, storage.get_study_id_from_name("shared")) == {}
 
 
-def status(proxy: Proxy, *more: str) -> str:  # noqa: F811
+def status(proxy: Proxy, *more: str) -> str:
     command = [sys.executable, "-m", "supermax", "status", "shared", "--storage", proxy.url, *more]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -57,15 +57,12 @@ def status(proxy: Proxy, *more: str) -> str:  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_run_whose_trials_succeed_elsewhere_is_quarantined(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_run_whose_trials_succeed_elsewhere_is_quarantined(proxy: Proxy, tmp_path: Path) -> None:
     good = Run(proxy, tmp_path / "good", 16, pace=0.2)
     bad = Run(proxy, tmp_path / "bad", 16, env=CRASH)
     with running(good, bad):
         assert bad.process.wait(60) != 0
-        assert good.process.wait(60) == 0, good.output
+        good.finish()
     check(proxy, 16)  # all complete: no trial was lost to the bad run
     assert len((tmp_path / "marks").read_text().splitlines()) == 16
     assert "is quarantined: trials " in bad.output
@@ -81,17 +78,15 @@ def test_a_run_whose_trials_succeed_elsewhere_is_quarantined(
 
 
 @pytest.mark.slow
-def test_after_a_repair_the_same_command_continues(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_after_a_repair_the_same_command_continues(proxy: Proxy, tmp_path: Path) -> None:
     good = Run(proxy, tmp_path / "good", 24, pace=0.2)
     bad = Run(proxy, tmp_path / "bad", 24, env=CRASH)
     with running(good, bad):
         assert bad.process.wait(60) != 0
         bad.env = {}
         bad.start()
-        assert good.process.wait(60) == bad.process.wait(60) == 0, good.output + bad.output
+        good.finish()
+        bad.finish()
     check(proxy, 24)
     assert states_of_runs(proxy) == {"good": "ended", "bad": "ended"}
 
@@ -103,7 +98,7 @@ def test_after_a_repair_the_same_command_continues(
     ids=["all trials", "some parameters"],
 )
 def test_failures_that_do_not_depend_on_the_run_quarantine_none(
-    proxy: Proxy,  # noqa: F811
+    proxy: Proxy,
     tmp_path: Path,
     env: dict[str, str],
     count: int,
@@ -113,7 +108,7 @@ def test_failures_that_do_not_depend_on_the_run_quarantine_none(
     runs = [Run(proxy, tmp_path / name, count, pace=0.02, env=env) for name in ("one", "other")]
     with running(*runs):
         for run in runs:
-            assert run.process.wait(120) == 0, run.output
+            run.finish(120)
     trials = stored(proxy)
     assert [trial.number for trial in trials] == list(range(count))
     for trial in trials:
@@ -125,10 +120,7 @@ def test_failures_that_do_not_depend_on_the_run_quarantine_none(
 
 
 @pytest.mark.slow
-def test_a_bug_of_the_objective_halts_all_runs_soon(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_bug_of_the_objective_halts_all_runs_soon(proxy: Proxy, tmp_path: Path) -> None:
     runs = [Run(proxy, tmp_path / name, 500, env={"LIMIT": "-20"}) for name in ("one", "other")]
     with running(*runs):
         for run in runs:
@@ -139,18 +131,17 @@ def test_a_bug_of_the_objective_halts_all_runs_soon(
 
 
 @pytest.mark.slow
-def test_a_run_alone_offers_nothing(proxy: Proxy, tmp_path: Path) -> None:  # noqa: F811
+def test_a_run_alone_offers_nothing(proxy: Proxy, tmp_path: Path) -> None:
     alone = Run(proxy, tmp_path / "alone", 4, env=CRASH)
     with running(alone):
-        assert alone.process.wait(60) == 0, alone.output
+        alone.finish()
     assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 4
     assert "offered" not in alone.output
 
 
 @pytest.mark.slow
 def test_offered_trials_are_taken_back_if_no_other_run_is_left(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
+    proxy: Proxy, tmp_path: Path
 ) -> None:
     busy = Run(proxy, tmp_path / "busy", 12, pace=60)
     bad = Run(proxy, tmp_path / "bad", 12, env=CRASH)
@@ -162,7 +153,7 @@ def test_offered_trials_are_taken_back_if_no_other_run_is_left(
             )
             assert bad.process.poll() is None
             busy.end()
-            assert bad.process.wait(120) == 0, bad.output
+            bad.finish(120)
     assert [t.state for t in stored(proxy)] == [TrialState.FAIL] * 12
     assert no_lease_is_left(proxy)
     assert states_of_runs(proxy) == {"bad": "ended", "busy": "lost"}
@@ -170,9 +161,7 @@ def test_offered_trials_are_taken_back_if_no_other_run_is_left(
 
 @pytest.mark.slow
 def test_a_lost_gpu_is_shown_to_all_machines(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
     monkeypatch.setattr(gpu_probe, "probe", lambda device, tag: Probe((int(device) and 214,)))
@@ -194,28 +183,17 @@ def test_a_lost_gpu_is_shown_to_all_machines(
 
 
 def test_a_trial_that_is_taken_over_during_a_probe_is_not_launched_again(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would run without a lease, beside its new owner."""
     monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
-    take = sqlalchemy.text("UPDATE supermax_leases SET run = 'other', token = token + 1")
-    renewals = sqlalchemy.text("SELECT max(seen_at) FROM supermax_runs")
+    take = "UPDATE supermax_leases SET run = 'other', token = token + 1"
 
     def probe(*_: object) -> Probe:
-        """Probe until the run has renewed its leases after another one has taken its trial."""
-        with opened(proxy) as storage:
-            with storage.engine.begin() as connection:
-                connection.execute(take)
-            seen = set()
-
-            def renewed() -> bool:
-                with storage.engine.begin() as connection:
-                    seen.add(connection.execute(renewals).scalar_one())
-                return len(seen) > 2
-
-            assert eventually(renewed)
+        """Probe until the run has renewed its leases, or has ended, after another one has taken
+        its trial."""
+        execute(proxy, take)
+        leases_are_renewed(proxy)
         return Probe((0,))
 
     def objective(trial: Any) -> float:

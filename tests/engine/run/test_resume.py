@@ -457,8 +457,8 @@ def test_retry_whose_pause_ends_between_two_looks_at_the_clock(
     compute = Coordinator.next_deadline
 
     def late(coordinator: Coordinator) -> float | None:
-        if coordinator.waiting and coordinator.pool.has_idle:
-            pause = coordinator.waiting[0].not_before - time.monotonic()
+        if coordinator.trials.waiting and coordinator.pool.has_idle:
+            pause = coordinator.trials.waiting[0].not_before - time.monotonic()
             time.sleep(max(0.0, pause) + 0.01)
         return compute(coordinator)
 

@@ -2,144 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import signal
 import stat
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
-import sqlalchemy
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 import supermax
 from supermax._util.attributes import CLAIM
-from supermax.engine.storage.lease_tables import read_owners, read_runs
+from supermax.engine.run import session
+from supermax.engine.run.options import RunOptions
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.outcome import Outcome, Raised
 from supermax.errors import EnvironmentFault, UserError
-from tests import ROOT
 from tests.conftest import eventually
-from tests.engine.programs import short_trial, value_of, with_checkpoint
+from tests.engine.programs import short_trial, with_checkpoint
+from tests.engine.run.shared_runs import (
+    LEASE,
+    Run,
+    check,
+    created,
+    execute,
+    finished,
+    opened,
+    running,
+    stored,
+)
 from tests.engine.storage.postgres import GivenServer, Proxy, Server
-
-LEASE = 2.0
-
-
-@pytest.fixture
-def proxy(database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Empty database behind a proxy."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    proxy = Proxy(database.path)
-    with opened(proxy) as storage:
-        for summary in storage.get_all_studies():
-            storage.delete_study(summary._study_id)
-    yield proxy
-    proxy.close()
-
-
-@contextlib.contextmanager
-def opened(proxy: Proxy) -> Iterator[RDBStorage]:
-    storage = RDBStorage(proxy.url)
-    try:
-        yield storage
-    finally:
-        storage.engine.dispose()
-
-
-@dataclass
-class Run:
-    """A coordinator of its own, with its own connection to the database."""
-
-    proxy: Proxy
-    folder: Path
-    n_trials: int
-    checkpoints: Path | None = None
-    pace: float = 0.01
-    lease: float = LEASE
-    env: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def start(self) -> Run:
-        self.folder.mkdir(exist_ok=True)
-        arguments = [self.proxy.url, str(self.n_trials), str(self.folder / "run"), str(self.lease)]
-        if self.checkpoints is not None:
-            arguments.append(str(self.checkpoints))
-        env = {**os.environ, "MARKS": str(self.folder.parent / "marks"), "PACE": str(self.pace)}
-        env |= self.env
-        with (self.folder / "output").open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.engine.programs", "shared", *arguments],
-                cwd=ROOT,
-                env=env,
-                stdout=output,
-                stderr=output,
-            )
-        return self
-
-    @property
-    def output(self) -> str:
-        return (self.folder / "output").read_text()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-
-
-@contextlib.contextmanager
-def running(*runs: Run) -> Iterator[None]:
-    try:
-        for run in runs:
-            run.start()
-        yield
-    finally:
-        for run in runs:
-            run.end()
-
-
-def stored(proxy: Proxy) -> list[FrozenTrial]:
-    with opened(proxy) as storage:
-        try:
-            return storage.get_all_trials(storage.get_study_id_from_name("shared"))
-        except KeyError:
-            return []
-
-
-def finished(proxy: Proxy) -> int:
-    return sum(trial.state.is_finished() for trial in stored(proxy))
-
-
-def check(proxy: Proxy, n_trials: int) -> None:
-    """Every number once, with its value and its curve; nothing is left RUNNING or leased."""
-    trials = stored(proxy)
-    assert [trial.number for trial in trials] == list(range(n_trials))
-    assert {trial.state for trial in trials} == {TrialState.COMPLETE}
-    for trial in trials:
-        value = value_of(**trial.params)
-        assert trial.value == value
-        assert trial.intermediate_values == {step: value + 3 - step for step in range(3)}
-    with opened(proxy) as storage:
-        study_id = storage.get_study_id_from_name("shared")
-        assert read_owners(storage, study_id) == {}
-        owners = {run.run for run in read_runs(storage, study_id)}
-    assert {trial.system_attrs[CLAIM] for trial in trials} <= owners
+from tests.users import as_somebody, common_folder, needs_root
 
 
 @pytest.mark.slow
 def test_two_runs_meet_the_target_together(proxy: Proxy, tmp_path: Path) -> None:
     one, other = (Run(proxy, tmp_path / name, 16, pace=0.05) for name in ("one", "other"))
     with running(one, other):
-        assert one.process.wait(60) == other.process.wait(60) == 0, one.output + other.output
+        one.finish()
+        other.finish()
     check(proxy, 16)
     assert len({trial.system_attrs[CLAIM] for trial in stored(proxy)}) == 2
     assert len((tmp_path / "marks").read_text().splitlines()) == 16  # none was run twice
@@ -156,7 +62,7 @@ def test_trials_of_a_killed_run_are_continued_by_another(proxy: Proxy, tmp_path:
         assert numbers
         other = Run(proxy, tmp_path / "other", 4, shared)
         with running(other):
-            assert other.process.wait(60) == 0, other.output
+            other.finish()
     check(proxy, 4)
     marks = [json.loads(line) for line in (tmp_path / "marks").read_text().splitlines()]
     first_steps = {number: first for number, _, first, _ in marks}
@@ -177,7 +83,7 @@ def test_a_fault_of_another_run_is_named_so(proxy: Proxy, tmp_path: Path) -> Non
         folder.write_outcome(Outcome(attempt=1, state="raised", raised=raised))
         other = Run(proxy, tmp_path / "other", 2)
         with running(other):
-            assert other.process.wait(60) == 0, other.output
+            other.finish()
     assert "(it had ended so in another run)" in other.output
     assert "faults={}" in other.output
 
@@ -195,7 +101,8 @@ def test_a_stopped_run_loses_its_trials_and_writes_nothing_more(
             assert eventually(lambda: finished(proxy) == 2, within=30)
             before = [vars(trial) for trial in stored(proxy)]
             one.process.send_signal(signal.SIGCONT)
-            assert one.process.wait(60) == other.process.wait(60) == 0, one.output
+            one.finish()
+            other.finish()
     assert [vars(trial) for trial in stored(proxy)] == before
     check(proxy, 2)
     assert "was taken over by another run" in one.output
@@ -213,7 +120,7 @@ def test_a_database_that_is_away_stops_nothing(
         time.sleep(2 * LEASE)  # the time that passes is what is tested
         database.start()
         for run in runs:
-            assert run.process.wait(60) == 0, run.output
+            run.finish()
     check(proxy, 8)
     for run in runs:
         assert "taken over" not in run.output
@@ -228,7 +135,7 @@ def test_an_enqueued_trial_is_run_once(proxy: Proxy, tmp_path: Path) -> None:
     runs = [Run(proxy, tmp_path / name, 6) for name in ("one", "other")]
     with running(*runs):
         for run in runs:
-            assert run.process.wait(60) == 0, run.output
+            run.finish()
     check(proxy, 6)
     assert sorted(trial.params["x"] for trial in stored(proxy)) == [0, 1, 2, 3, 4, 5]
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
@@ -247,27 +154,15 @@ def test_two_runs_in_one_folder_are_refused(proxy: Proxy, tmp_path: Path) -> Non
         study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
 
 
-@contextlib.contextmanager
-def created(proxy: Proxy, user: str = "postgres") -> Iterator[optuna.Study]:
-    study = optuna.create_study(storage=proxy.url, study_name="shared")
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
-    study = optuna.load_study(
-        storage=proxy.url.replace("postgres@", f"{user}@"), study_name="shared"
-    )
-    yield study
-    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
-
-
 def test_a_user_without_the_right_to_create_tables_is_told_so(proxy: Proxy) -> None:
     if not proxy.url.startswith("postgresql"):
         pytest.skip("the roles are those of PostgreSQL")
-    with opened(proxy) as storage, storage.engine.begin() as connection:
-        for table in ("supermax_leases", "supermax_runs"):
-            connection.execute(sqlalchemy.text(f"DROP TABLE IF EXISTS {table}"))
-        connection.execute(sqlalchemy.text("DROP ROLE IF EXISTS reader"))
-        connection.execute(
-            sqlalchemy.text("CREATE ROLE reader LOGIN IN ROLE pg_read_all_data, pg_write_all_data")
-        )
+    execute(
+        proxy,
+        "DROP TABLE IF EXISTS supermax_leases, supermax_runs",
+        "DROP ROLE IF EXISTS reader",
+        "CREATE ROLE reader LOGIN IN ROLE pg_read_all_data, pg_write_all_data",
+    )
     with (
         created(proxy, "reader") as study,
         pytest.raises(
@@ -296,6 +191,20 @@ def test_unusable_checkpoints_are_refused_before_the_run(proxy: Proxy, tmp_path:
         with pytest.raises(EnvironmentFault, match="of checkpoints cannot be created"):
             supermax.optimize(study, short_trial, 1, checkpoints=tmp_path / "file")
         assert study.trials == []
+
+
+@needs_root
+def test_checkpoints_of_another_user_are_refused_before_the_run() -> None:
+    study: Any = SimpleNamespace(_study_id=0, study_name="shared")
+    storage: Any = SimpleNamespace(get_study_system_attrs=lambda _: {session.IDENTITY: "1" * 32})
+    with common_folder() as place:
+        options = RunOptions(checkpoints=place)
+        folder = session._checkpoints(study, storage, options)
+        assert folder is not None
+        assert as_somebody(lambda: session._checkpoints(study, storage, options)) == folder
+        Path(folder).mkdir(0o700)
+        said = as_somebody(lambda: session._checkpoints(study, storage, options))
+    assert f"The folder {folder} of checkpoints cannot be written by this user" in said
 
 
 @pytest.mark.slow
@@ -377,7 +286,7 @@ def under_fire(
             proxies[place].frozen.clear()
         for run in runs:
             if run.process.poll() is None:
-                assert run.process.wait(120) == 0, run.output
+                run.finish(120)
     return done
 
 

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-import threading
+import signal
 from pathlib import Path
 from typing import Any, cast
 
 import optuna
 import pytest
-import sqlalchemy
 
 import supermax
 from supermax.engine import events
 from supermax.engine.run import takeover
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.requests import RequestHandler
+from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.takeover import Takeover
-from supermax.engine.storage.leases import Expired
+from supermax.engine.storage.lease_tables import create_tables, session_of
+from supermax.engine.storage.leases import Expired, Leases
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
-from supermax.engine.storage.run_folder import StudyFolder
+from supermax.engine.storage.run_folder import StudyFolder, new_identity
 from supermax.engine.trial.branch_names import Names
 from tests.conftest import eventually
-from tests.engine.run.test_sharing import (
+from tests.engine.run.shared_runs import (
     created,
+    execute,
+    leases_are_renewed,
     opened,
-    proxy,  # noqa: F401
+    other_run,
 )
 from tests.engine.storage.postgres import Proxy
 
@@ -47,9 +51,17 @@ class Machine:
         job.folder.checkpoint.mkdir(exist_ok=True)
         (job.folder.checkpoint / f"of-{self.folder.path.name}").touch()
 
+    def begin_to_take(self, other: Machine) -> None:
+        """Take a trial, and end before its files have arrived."""
+        lost = Expired(0, other.claim, 1, 0, 1, False, str(other.folder.path), "far")
+        one = Takeover(lost, self._study, self.folder, lambda: None)
+        one.start()
+        assert eventually(lambda: one.done)
+
     def take(self, other: Machine, attempts: int, *, offered: bool = False) -> Job:
         lost = Expired(0, other.claim, 1, 0, attempts, offered, str(other.folder.path), "far")
         one = Takeover(lost, self._study, self.folder, lambda: None)
+        one.start()
         assert eventually(lambda: one.done)
         one.finish()
         return one.job
@@ -70,9 +82,10 @@ def launches(job: Job) -> list[int]:
     return [line["launch"] for line in job.folder.records() if "launch" in line]
 
 
-def begun(machine: Machine, study: optuna.Study) -> Job:
+def begun(machine: Machine, study: optuna.Study, attempts: int = 1) -> Job:
     job = Job(optuna.trial.Trial(study, 0), machine.folder.trial(0))
-    machine.launch(job)
+    for _ in range(attempts):
+        machine.launch(job)
     return job
 
 
@@ -100,8 +113,7 @@ def test_a_trial_that_comes_back_keeps_its_history(
 ) -> None:
     """The other run could not read this one's folder; this one can read that of the other."""
     a, b, c = machines
-    first = begun(a, study)
-    a.launch(first)
+    begun(a, study, attempts=2)
     second = b.take(c, 2)
     b.launch(second)
     again = a.take(b, 3)
@@ -115,8 +127,7 @@ def test_a_trial_that_comes_back_from_a_folder_that_cannot_be_read(
     study: optuna.Study, machines: list[Machine]
 ) -> None:
     a, _, c = machines
-    first = begun(a, study)
-    a.launch(first)
+    begun(a, study, attempts=2)
     shutil.rmtree(c.folder.path)
     again = a.take(c, 5)
     assert launches(again) == [1, 2]
@@ -143,6 +154,66 @@ def test_a_paused_trial_stays_paused(study: optuna.Study, machines: list[Machine
     assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
 
 
+def test_files_that_did_not_arrive_are_copied_from_the_run_that_has_them(
+    study: optuna.Study, machines: list[Machine]
+) -> None:
+    a, b, c = machines
+    begun(a, study)
+    b.begin_to_take(a)
+    job = c.take(b, 1)
+    assert launches(job) == [1]
+    assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
+    assert not job.folder.takeover.exists()
+
+
+def test_files_that_did_not_arrive_are_found_by_the_run_that_lost_them(
+    study: optuna.Study, machines: list[Machine]
+) -> None:
+    a, b, _ = machines
+    begun(a, study)
+    b.begin_to_take(a)
+    job = a.take(b, 1)
+    assert launches(job) == [1]
+    assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
+
+
+def test_run_that_stops_during_a_takeover_continues_from_the_checkpoint(
+    proxy: Proxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy_files = takeover.copy_files
+
+    def stop(*_: object) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        return not eventually(lambda: False, within=10)
+
+    def objective(trial: Any) -> float:
+        return float((trial.checkpoint_dir / "value").read_text())
+
+    with created(proxy) as study:
+        gone = StudyFolder(tmp_path / "gone")
+        identity = new_identity()
+        study._storage.set_study_system_attr(study._study_id, IDENTITY, identity)
+        claim = gone.open(identity, "shared", "")
+        trial_id = study._storage.create_new_trial(study._study_id)
+        Job(optuna.trial.Trial(study, trial_id), gone.trial(0)).record_stop()
+        gone.trial(0).checkpoint.mkdir()
+        (gone.trial(0).checkpoint / "value").write_text("7")
+        with opened(proxy) as storage:
+            create_tables(storage)
+            lost = Leases(storage, study._study_id, claim, 0.0, None)
+            lost.register(gone.path, 1, "")
+            with session_of(storage) as session:
+                lost.add(session, trial_id)
+        monkeypatch.setattr(takeover, "copy_files", stop)
+        run: dict[str, Any] = {"lease": 0.2, "run_dir": tmp_path / "own", "progress": False}
+        assert supermax.optimize(study, objective, 1, **run).stopped_by == "interrupt"
+        monkeypatch.setattr(takeover, "copy_files", copy_files)
+        assert supermax.optimize(study, objective, 1, **run).trials["COMPLETE"] == 1
+        assert study.trials[0].value == 7
+
+
 def test_shared_checkpoints_are_not_copied(study: optuna.Study, tmp_path: Path) -> None:
     study.ask()
     a, b = (Machine(tmp_path / name, study, str(tmp_path / "shared")) for name in "ab")
@@ -153,42 +224,22 @@ def test_shared_checkpoints_are_not_copied(study: optuna.Study, tmp_path: Path) 
 
 
 def test_leases_are_renewed_while_files_are_copied(
-    proxy: Proxy,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewals = sqlalchemy.text("SELECT max(seen_at) FROM supermax_runs WHERE run <> 'gone'")
-    copying = threading.Event()
+    renewed: list[bool] = []
 
-    def copy(*_: object) -> bool:
-        """Copy until the run has renewed its leases twice."""
-        copying.set()
-        seen = set()
+    def look(*_: object) -> None:
+        renewed.append(leases_are_renewed(proxy))
 
-        def renewed() -> bool:
-            with opened(proxy) as storage, storage.engine.begin() as connection:
-                seen.add(connection.execute(renewals).scalar_one())
-            return len(seen) > 2
-
-        assert eventually(renewed)
-        return False
-
-    monkeypatch.setattr(takeover, "copy_files", copy)
-    lose = """
-        INSERT INTO supermax_runs (run, study_id, host, pid, run_dir, workers, version, protocol,
-            state, note, started_at, seen_at, expires_at)
-        SELECT 'gone', study_id, 'far', 1, '/gone', 1, version, protocol, 'running', '', 0, 0, 0
-        FROM supermax_runs;
-        UPDATE supermax_leases SET run = 'gone', token = token + 1"""
+    monkeypatch.setattr(takeover, "find_files", look)
+    lose = "UPDATE supermax_leases SET run = 'gone', token = token + 1"
     attempts: list[int] = []
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.TrialStarted):
             attempts.append(event.attempt)
             if attempts == [1]:
-                with opened(proxy) as storage, storage.engine.begin() as connection:
-                    for statement in lose.split(";"):
-                        connection.execute(sqlalchemy.text(statement))
+                execute(proxy, other_run("gone", expires_at="0"), lose)
 
     def objective(trial: Any) -> float:
         if trial.attempt == 1:
@@ -200,7 +251,7 @@ def test_leases_are_renewed_while_files_are_copied(
             study, objective, 1, lease=1.0, run_dir=tmp_path / "run", progress=listen
         )
         assert [trial.value for trial in study.trials] == [1.0]
-    assert copying.is_set()
+    assert renewed == [True]
     assert attempts == [1, 2]
 
 

@@ -112,6 +112,8 @@ CALLS: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
     "planner a number": (good, {"planner": 5}, ["planner must", "provide and room", "5"]),
     "planner a class": (good, {"planner": Plans}, ["planner must", "class"]),
     "planner half": (good, {"planner": types.SimpleNamespace(room=print)}, ["planner must"]),
+    "pruner a text": (good, {"pruner": "promotion"}, ["pruner must be a pruner", "'promotion'"]),
+    "pruner a class": (good, {"pruner": supermax.Promotion}, ["pruner must", "Promotion()"]),
     "progress a number": (good, {"progress": 5}, ["progress", "5"]),
 }
 

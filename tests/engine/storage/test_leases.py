@@ -80,9 +80,12 @@ def opened(url: str, tmp_path: Path) -> Iterator[Opener]:
     yield open_
     for checks, backend in with_checks:
         checks.__exit__(None, None, None)
-        with contextlib.suppress(KeyError):  # the first one has deleted it
-            backend.delete_study(backend.get_study_id_from_name(tmp_path.name))
         backend.engine.dispose()
+    if with_checks:  # through a connection whose transactions may take their time
+        storage = RDBStorage(url)
+        with contextlib.suppress(KeyError):  # the test has deleted it
+            optuna.delete_study(study_name=tmp_path.name, storage=storage)
+        storage.engine.dispose()
 
 
 def study_id(storage: PatientStorage) -> int:

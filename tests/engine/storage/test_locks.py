@@ -221,3 +221,12 @@ def test_each_user_of_a_file_has_a_run_folder() -> None:
         theirs = as_somebody(lambda: find_location(study).run_dir)
         assert theirs == str(folder / f"study.db.supermax-{SOMEBODY}" / "s")
         assert find_location(study).run_dir == folder / "study.db.supermax" / "s"
+
+
+@needs_root
+def test_lock_in_a_private_folder_of_another_user_is_explained() -> None:
+    with common_folder() as place:
+        (place / "run").mkdir(0o700)
+        said = as_somebody(lambda: locks.Lock(place / "run" / "lock", "s"))
+    assert "EnvironmentFault: The lock file" in said
+    assert "belongs to another user: name one of your own as run_dir (--run-dir)." in said

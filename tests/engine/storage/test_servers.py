@@ -119,6 +119,8 @@ def test_a_rejected_connection_is_explained(port: int, url: str, words: str) -> 
         ("postgresql+psycopg://me:hunter22@h:port/x", "the port as a number"),
         ("postgresql+psycopg://[::1/x", "is not the URL of a storage"),
         ("://", "is not the URL of a storage"),
+        ("postgresql+psycopg:/me:hunter22@h/x", "***@h/x is not the URL of a storage"),
+        ("mysql+pymysql//me:hunter22@h/x", "***@h/x is not the URL of a storage"),
     ],
 )
 def test_a_url_that_is_none_is_wrong_input(url: str, words: str) -> None:
@@ -269,6 +271,24 @@ def test_a_user_who_may_only_read_is_told_so(stored: str, port: int) -> None:
     with pytest.raises(EnvironmentFault, match=r"permission denied .* Grant the user"):
         supermax.optimize(study, short_trial, 2, progress=False)
     close(study._storage)
+
+
+def test_rights_are_granted_as_advised(empty: str, port: int) -> None:
+    name = make_url(empty).database
+    assert name is not None
+    with administration(port, name) as admin:
+        admin.execute(sqlalchemy.text("DROP ROLE IF EXISTS newcomer"))
+        admin.execute(sqlalchemy.text("CREATE ROLE newcomer LOGIN"))
+        url = empty.replace("postgres@", "newcomer@")
+        with pytest.raises(EnvironmentFault, match="permission denied for schema") as caught:
+            make_storage(url)
+        statements = str(caught.value).rpartition("tables: ")[2].removesuffix(".").split("; ")
+        assert all(statement.startswith("GRANT ALL ON ") for statement in statements)
+        for statement in statements:
+            admin.execute(sqlalchemy.text(statement))
+        close(make_storage(url))
+        admin.execute(sqlalchemy.text("DROP OWNED BY newcomer"))
+        admin.execute(sqlalchemy.text("DROP ROLE newcomer"))
 
 
 # Versions.

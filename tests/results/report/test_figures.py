@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime, timedelta
 from typing import Any
 
 import optuna
 import plotly.graph_objects as go
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution
+from optuna.trial import TrialState
 
-from supermax._util.attributes import branch_name
+from supermax._util.attributes import CLAIM, branch_name
 from supermax.results.records import StudyRecord, read_record
 from supermax.results.report import figures
 from supermax.results.report.choosing import focus, thinned
+from supermax.results.report.collect import collect
 from supermax.results.report.domains import domains
 from supermax.results.report.page import draw_figures
+from tests.results.report.studies import launch, write_ledgers
 
 
 def named(figure: go.Figure, name: str) -> Any:
@@ -128,6 +132,30 @@ def test_the_timeline_shows_every_attempt_in_its_cell(rich: StudyRecord) -> None
     assert sum(len(trace.x) for trace in bars) == sum(len(t.attempts) for t in rich.trials)
     assert len(named(figure, "fault").x) == len(rich.faults())
     assert list(figure.layout.yaxis.ticktext) == ["1", "2", "3"]
+
+
+def test_paused_attempts_are_no_retries_and_cells_of_two_runs_differ(empty: optuna.Study) -> None:
+    """Trial 0 pauses in cell 1 of one run while trial 1 runs in cell 1 of another one."""
+    for run in ("a", "b"):
+        empty.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.RUNNING, system_attrs={CLAIM: run}, intermediate_values={1: 1.0}
+            )
+        )
+    start = datetime(2026, 1, 1)
+    later = start + timedelta(seconds=9)
+    pause = {"stopped": 1, "paused": True, "at": start.timestamp() + 5}
+    ledgers = {0: [launch(1, 1, start), pause], 1: [launch(1, 1, start)]}
+    write_ledgers(empty, ledgers)
+    record = read_record(empty)
+    figure = figures.timeline(record, now=later.timestamp())
+    assert figure is not None
+    assert "2 cells, drawn in 2 rows" in str(figure.layout.meta)
+    assert collect(record).states == {"PAUSED": 1, "RUNNING": 1}
+    write_ledgers(empty, {**ledgers, 0: [*ledgers[0], launch(2, 1, later)]})
+    figure = figures.timeline(read_record(empty))
+    assert figure is not None
+    assert "retr" not in str(figure.layout.meta)
 
 
 def test_memory_shows_predictions_if_there_are_any(rich: StudyRecord) -> None:

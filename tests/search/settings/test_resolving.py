@@ -16,7 +16,7 @@ from supermax.search.settings import Resolved, resolve
 from supermax.search.settings.model import Settings, keys
 from supermax.search.settings.resolving import ENVIRONMENT, Value
 from supermax.search.settings.units import seconds, size
-from supermax.search.settings.writing import written
+from supermax.search.settings.writing import reproducing, written
 from supermax.space.presets import presets
 
 PARAMETERS: dict[str, Any] = {"optim.lr": None, "text.max_length": None}
@@ -113,6 +113,8 @@ def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     assert resolved(None, synthetic).settings.data.path == "synthetic"
     url = settings_file(tmp_path, "agent: criteria\nstorage: postgresql://u:p@h/d\n")
     assert resolved(None, url).settings.storage == "postgresql://u:p@h/d"
+    typo = settings_file(tmp_path, "agent: criteria\nstorage: postgresql:/u:p@h/d\n")
+    assert resolved(None, typo).settings.storage == "postgresql:/u:p@h/d"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +204,16 @@ def test_invalid_durations_and_sizes_are_refused(wrong: Any) -> None:
     for read in (seconds, size):
         with pytest.raises((ValueError, TypeError)):
             read(wrong)
+
+
+def test_settings_that_reproduce_a_search_name_no_folder_of_a_run() -> None:
+    """A run folder belongs to one study, so a second one would be refused."""
+    of_machine = {"run_dir": "runs/2", "checkpoints": "/shared/c", "address": "head:6379"}
+    stored = {"agent": "criteria", "trials": 7, "epochs": 1, "executor": "ray", **of_machine}
+    found = reproducing(stored, "notes", {})
+    assert "trials: 7" in found
+    for key in of_machine:
+        assert key not in found
 
 
 @pytest.mark.parametrize(

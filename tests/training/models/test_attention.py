@@ -22,7 +22,7 @@ BERT = {"name": "tiny-bert", "attention_dropout": 0.2}
 
 @pytest.fixture
 def planned() -> Iterator[list[bool]]:
-    """Whether kernels that are planned were allowed, for each time attention was asked for."""
+    """Return a list: for each call of attention, whether planned kernels were allowed."""
     from torch.nn import functional
 
     seen: list[bool] = []

@@ -32,7 +32,7 @@ def encoder(name: str) -> Any:
 
 
 def parts(model: nn.Module) -> list[tuple[str, int, Any]]:
-    """What every module is, and the numbers it keeps."""
+    """Return the type of every module, and its numbers."""
     numbers = [
         {name: value for name, value in vars(module).items() if isinstance(value, float)}
         for module in model.modules()

@@ -127,11 +127,11 @@ def test_kernel_steps_as_torch_adamw(clip: float | None, in_half: bool, unreache
 
 
 class StandIn:
-    """What the kernel does, in NumPy: on the same tables and addresses."""
+    """Reference of the kernel in NumPy, on the same tables and addresses."""
 
     def __init__(self) -> None:
         self.launches: list[bool] = []
-        """Whether gradients were bf16, for each weight that had one."""
+        """True for bf16 gradients, for each weight that had one."""
 
     def __getitem__(self, _: Any) -> Any:
         return self

@@ -46,7 +46,7 @@ SILENT: dict[str, Any] = {
 AGENTS = ["criteria", "evidence", "share", "joint"]
 OPTIMIZERS = list(CAPTURABLE_OPTIMIZERS)
 FEW = (("criteria", 0),)
-"""Of what is drawn: the others take a minute."""
+"""Configurations that are tested: all of them would take a minute."""
 
 
 def captured_steps(prepared: Prepared, backend: Any = None) -> Prepared:

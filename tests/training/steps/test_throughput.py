@@ -1,4 +1,4 @@
-"""How fast and how far training is, as people who watch are told."""
+"""Throughput and progress of training, as they are displayed."""
 
 from __future__ import annotations
 

@@ -73,6 +73,10 @@ def state_after(*events: ev.Event, clock: Clock | None = None) -> RunState:
     return state
 
 
+def drawn(state: RunState) -> str:
+    return "\n".join(line.plain for line in draw_view(state).lines(80))
+
+
 class TestState:
     def test_best_follows_the_direction(self) -> None:
         for direction, expected in [("minimize", (1, -2.0)), ("maximize", (2, 5.0))]:
@@ -172,6 +176,40 @@ class TestState:
         left = state.eta()
         assert left is not None
         assert left == pytest.approx(100 * 10.0, rel=0.05)
+
+    def test_paused_trials_are_shown_and_bring_the_end_nearer(self) -> None:
+        """The first one paused in an earlier run, and took no time here."""
+        clock = Clock()
+        state = state_after(started(target=10), ev.TrialPaused(7, at_rung=True), clock=clock)
+        state.wall = clock
+        assert state.eta() is None
+        for number in range(3):
+            state.update(ev.TrialStarted(number, 1, 1, clock.now))
+            clock.now += 2.0
+            state.update(ev.TrialPaused(number, at_rung=True))
+        again = restore(json.loads(json.dumps(status_json(state))), clock=clock)
+        for found in (state, again):
+            assert "0/10 finished, 4 paused, 0:12 left" in drawn(found)
+            assert found.eta() == pytest.approx(6 * 2.0)
+        state.update(ev.TrialStarted(1, 2, 1, clock.now))
+        assert set(state.paused) == {7, 0, 2}
+        state.update(finish(0, state="PRUNED"))
+        state.update(ev.TrialPaused(2))  # another run has it now
+        assert set(state.paused) == {7}
+
+    def test_trials_of_other_runs_count(self) -> None:
+        clock = Clock()
+        state = state_after(started(target=10), clock=clock)
+        clock.now += 2.0
+        state.update(ev.StudyChanged(1, (3, 0.5)))
+        assert state.starting
+        state.update(finish(1, 1.0))  # the second of the study
+        assert state.best == (3, 0.5)
+        assert state.finished == 2
+        assert state.eta() == pytest.approx(8 * 1.0)
+        assert "trial 3 is the best so far" in drawn(state)
+        state.update(ev.StudyChanged(9, None))
+        assert state.best == (3, 0.5)
 
     def test_invalid_epochs_have_no_share(self) -> None:
         state = state_after(started(target=2), ev.TrialStarted(0, 1, 1, 0.0))

@@ -13,7 +13,6 @@ import math
 import os
 import secrets
 import selectors
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -35,15 +34,9 @@ from supermax.engine.processes.executor import (
     exit_of_killed,
 )
 from supermax.engine.processes.host_agent import Assignment
+from supermax.engine.processes.host_listener import HostListener
 from supermax.engine.processes.launcher import Launcher
-from supermax.engine.processes.link import (
-    HOST,
-    LONGEST_HELLO,
-    SEND_TIMEOUT,
-    Hello,
-    Link,
-    read_hello,
-)
+from supermax.engine.processes.link import HOST, Hello, Link
 from supermax.engine.processes.protocol import (
     CaptureLog,
     CloseCell,
@@ -70,8 +63,6 @@ from supermax.errors import EnvironmentFault, UserError
 
 _MARKER = "hosts-"
 _CHECK_INTERVAL = 1.0  # seconds between two questions to the launcher about ended agents
-_HELLO_TIMEOUT = 10.0  # seconds for a new connection to say who it is
-_MAX_UNKNOWN = 64  # connections that have not said who they are
 _CLOSE_TIMEOUT = 20.0  # seconds for the agents to end their processes
 _NOTICE_AFTER, _NOTICE_INTERVAL = 20.0, 600.0  # seconds without a host until a notice
 _REASON_TIMEOUT = 3.0  # seconds for the launcher to say why a connection was lost
@@ -129,11 +120,9 @@ class HostProcesses:
         self._launcher = launcher
         self._objective = objective
         self._fresh, self._run_dir, self._share = fresh, run_dir, share
-        self._secret = secrets.token_hex(32)
         self._marker = f"{_MARKER}{secrets.token_hex(8)}"
         self._started = 0  # number of hosts started so far
         self._hosts: dict[str, _Host] = {}  # by name
-        self._unknown: dict[Link, float] = {}  # connections without a Hello yet → since when
         self._logs: dict[str, BoundedLog] = {}  # of trials whose output arrives here, by path
         self._paths: dict[int, str] = {}  # number of cell → log of its last task
         self._lost: dict[int, _Loss] = {}  # by number of the host
@@ -148,10 +137,8 @@ class HostProcesses:
         self._selector = selectors.DefaultSelector()
         with descriptors.describe_limit("The run"):
             self._wake_r, self._wake_w = descriptors.nonblocking_pipe()
-            self._listener = socket.create_server((launcher.address, 0), backlog=128)
-        self._listener.setblocking(False)
+            self._listener = HostListener(launcher.address, self._selector)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         close_in_forks(self)
 
     def start(self, patience: Wait | None = None) -> None:
@@ -164,11 +151,10 @@ class HostProcesses:
 
     def _start_host(self) -> None:
         self._started += 1
-        address = self._listener.getsockname()
         assignment = Assignment(
             host=self._started,
-            address=(address[0], address[1]),
-            secret=self._secret,
+            address=self._listener.address,
+            secret=self._listener.secret,
             tag=secrets.token_hex(16),
             threads=self._launcher.threads,
             fresh=self._fresh,
@@ -241,8 +227,8 @@ class HostProcesses:
             if key.fd == self._wake_r:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
-            elif key.fileobj is self._listener:
-                self._accept()
+            elif key.fileobj is self._listener.socket:
+                self._listener.accept()
             elif isinstance(key.data, _Host):
                 events += self._receive(key.data)
             else:
@@ -252,29 +238,9 @@ class HostProcesses:
 
     # Hosts that come.
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            sock, _ = self._listener.accept()
-            if len(self._unknown) >= _MAX_UNKNOWN:
-                sock.close()
-                return
-            sock.setblocking(True)
-            link = Link(sock, SEND_TIMEOUT)
-            self._unknown[link] = time.monotonic()
-            self._selector.register(link, selectors.EVENT_READ, link)
-
     def _identify(self, link: Link) -> list[ProcessEvent]:
-        """Read the Hello of a new connection, and what follows it; close one that has none."""
-        try:
-            line = next(link.pending_lines(), None)
-        except ConnectionLost:
-            line = b""
-        if line is None and link.unfinished <= LONGEST_HELLO:
-            return []
-        self._selector.unregister(link)
-        del self._unknown[link]
-        if (hello := read_hello(line or b"", self._secret)) is None:
-            link.close()
+        """Read the Hello of a new connection, and what follows it."""
+        if (hello := self._listener.identify(link)) is None:
             return []
         if self._share and not hello.shares_run_dir:
             link.close()
@@ -414,12 +380,7 @@ class HostProcesses:
         if not self._hosts and now > self._notice_at:
             self._notice_at = now + _NOTICE_INTERVAL
             self._emit(self._launcher.waiting())
-        for link in [
-            link for link, since in self._unknown.items() if now > since + _HELLO_TIMEOUT
-        ]:
-            self._selector.unregister(link)
-            link.close()
-            del self._unknown[link]
+        self._listener.close_silent(now)
         for due in [due for due in self._start_at if due <= now]:
             self._start_at.remove(due)
             self._start_host()
@@ -464,8 +425,8 @@ class HostProcesses:
         yield HostLost(host.name, tuple(c for c in cells if c not in killed), loss.why)
 
     def close_in_child(self) -> None:
-        for link in (*(host.link for host in self._hosts.values()), *self._unknown):
-            link.close()
+        for host in self._hosts.values():
+            host.link.close()
         if self._wake_r >= 0:
             self._listener.close()
             os.close(self._wake_r)
@@ -476,10 +437,7 @@ class HostProcesses:
         connected = {host.hello.host for host in self._hosts.values() if not host.lost}
         for host in self._hosts.values():
             host.link.close()
-        for link in self._unknown:
-            link.close()
         self._hosts.clear()
-        self._unknown.clear()
         self.cells.clear()
         if self._wake_r >= 0:
             self._listener.close()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 
+from optuna.pruners import BasePruner
 from optuna.study import Study
 
 from supermax._util import system
@@ -42,6 +43,14 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
         raise UserError(
             "This study is being optimized already. Wait for that call to return, then call again."
         )
+
+
+def check_pruner(study: object, pruner: object) -> None:
+    """Raise UserError unless the pruner can replace that of the study."""
+    _refuse(
+        ("study", study, _is_study, "an optuna.Study"),
+        ("pruner", pruner, _is_pruner, "a pruner, such as supermax.Promotion()"),
+    )
 
 
 def check_options(options: RunOptions) -> None:
@@ -119,6 +128,10 @@ _PLANNER = "an object with the methods provide and room"
 
 def _is_study(value: object) -> bool:
     return isinstance(value, Study)
+
+
+def _is_pruner(value: object) -> bool:
+    return isinstance(value, BasePruner)
 
 
 def _integer_from(least: int) -> Callable[[object], bool]:

@@ -33,22 +33,21 @@ from supermax.engine.processes.executor import (
     MessageReceived,
     ProcessEvent,
     exit_of_killed,
+    machine_of,
 )
 from supermax.engine.processes.pool import Pool
 from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.protocol import (
-    PAUSE,
     Exited,
     LoadFailed,
     Message,
     ObjectiveLoaded,
-    Reply,
-    ShouldPrune,
     Stop,
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
 from supermax.engine.run.bounded_sampler import prepare_next, show_paused
+from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
@@ -72,8 +71,7 @@ _LONGEST_WAIT = 3600.0  # seconds; the longest that select() takes
 
 
 class Coordinator:
-    """The loop of a run and its state: `waiting` holds claimed trials without a cell,
-    `attempts` those with one."""
+    """The loop of a run. `trials` has its claimed trials, and decides which of them to launch."""
 
     def __init__(
         self,
@@ -90,7 +88,6 @@ class Coordinator:
     ) -> None:
         self.study, self.storage, self.folder = study, storage, folder
         self.processes, self.requests = processes, requests
-        self.messages = MessageHandler(study, processes, requests, emit)
         self.options, self.emit = options, emit
         self.volatile = volatile
         self.pool = Pool(
@@ -105,19 +102,19 @@ class Coordinator:
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
         self.admission = Admission(options.planner, self.pool, requests, emit)
-        self.progress = StudyProgress(storage, options.n_trials)
+        self.progress = StudyProgress(storage, options.n_trials, study.directions, emit)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
         )
         self.others = OtherRuns(
             shared, study, storage, folder, self.progress, emit, processes.wake
         )
-        self.waiting: list[Job] = []
-        self.paused = PausedTrials(study, storage.history)
-        show_paused(study, self.paused)
-        self.attempts: dict[int, Attempt] = {}  # by cell number
+        paused = PausedTrials(study, storage.history, emit)
+        show_paused(study, paused)
+        self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
+        self.messages = MessageHandler(study, processes, requests, self.trials, emit)
         self.stop_reason: str | None = None
-        self._first_cell: float | None = None  # when it was ready
+        self._timeout_from: float | None = None  # the first cell was ready
         self._recheck_now = False
         self._looked_at = 0.0  # when pauses of trials were last compared with the clock
         self.stop_requested: str | None = None  # and not handled yet
@@ -129,7 +126,6 @@ class Coordinator:
         for job in leftovers:
             with contextlib.suppress(LeaseLost):  # another run has it already
                 self.resume(job)
-            job.provision = None  # planned for an earlier run's device
         if exhausted(self.study):
             self.study._stop_flag = True
         while True:
@@ -142,9 +138,9 @@ class Coordinator:
             except LeaseLost as error:
                 self.end_lost({error.trial_id})
                 continue
-            if not self.attempts and not self.has_trials_left() and not self.awaits_others():
+            if not (self.trials.attempts or self.trials.any_left() or self.awaits_others()):
                 return
-            if len(self.attempts) == self.workers > 1 and self.wants_new_trial():
+            if len(self.trials.attempts) == self.workers > 1 and self.trials.wants_new():
                 prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
                 try:
@@ -152,7 +148,7 @@ class Coordinator:
                 except LeaseLost as error:
                     self.end_lost({error.trial_id})
             self.pool.enforce_deadlines()
-            self.deadlines.enforce(self.attempts.values())
+            self.deadlines.enforce(self.trials.attempts.values())
 
     def request_stop(self, reason: str) -> None:
         """End the run cleanly; may be called from a signal handler."""
@@ -165,42 +161,15 @@ class Coordinator:
             self.stop_requested = self.stop_requested or "timeout"
         if self.stop_requested and not self.stop_reason:
             self.stop_reason = self.stop_requested
-            self.emit(events.RunStopping(self.stop_reason, len(self.attempts)))
-            for attempt in self.attempts.values():
+            self.trials.stopping = True
+            self.emit(events.RunStopping(self.stop_reason, len(self.trials.attempts)))
+            for attempt in self.trials.attempts.values():
                 self.processes.send(attempt.cell, Stop())
                 self.deadlines.schedule_stop(attempt)
 
     def pause_deadline(self) -> float:
-        """Moment at which the run pauses; infinite without a limit, or before there is a cell."""
-        return self.options.pauses_at(self._first_cell)
-
-    @property
-    def held(self) -> int:
-        """Number of claimed trials whose GPU is probed, or whose files are being copied."""
-        return self.gpus.held + self.others.arriving
-
-    def has_trials_left(self) -> bool:
-        """Return whether the run still has trials to launch."""
-        if self.stop_reason:
-            return False
-        room = self.progress.left(len(self.attempts) + self.held) != 0
-        due = bool(self.waiting) or self.paused.has_next(may_fill=self.may_fill())
-        return (due and room) or bool(self.held) or self.wants_new_trial()
-
-    def wants_new_trial(self) -> bool:
-        if self.study._stop_flag or self.stop_reason or not self.others.may_start_new():
-            return False
-        claimed = len(self.attempts) + len(self.waiting) + len(self.paused) + self.held
-        return self.progress.has_room(claimed)
-
-    def remaining_launches(self) -> int:
-        """Return the number of launches to keep cells ready for."""
-        if not self.has_trials_left():
-            return 0
-        if self.study._stop_flag:
-            return len(self.waiting) + len(self.paused)
-        left = self.progress.left(len(self.attempts))
-        return self.workers if left is None else left
+        """Moment at which the run pauses; infinite without a limit, or before it has begun."""
+        return self.options.pauses_at(self._timeout_from)
 
     # Other runs on the same study.
 
@@ -214,31 +183,29 @@ class Coordinator:
         self.others.judge()
 
     def awaits_others(self) -> bool:
+        self._timeout_from = self._timeout_from or time.monotonic()  # it may never need a cell
         return not self.stop_reason and self.others.are_awaited()
 
-    def end_lost(self, trial_ids: set[int]) -> None:
+    def end_lost(self, ids: set[int]) -> None:
         """End the attempts at trials that another run has taken over."""
-        lost = self.gpus.drop(trial_ids) + self.paused.take(trial_ids)
-        lost += self.others.drop(trial_ids)
-        for attempt in list(self.attempts.values()):
-            if attempt.job.trial._trial_id in trial_ids:
+        lost = self.trials.drop(ids)
+        for attempt in list(self.trials.attempts.values()):
+            if attempt.job.trial._trial_id in ids:
                 self.kill(attempt, "another run has taken over its trial")
                 lost.append(attempt.job)
-        lost += [job for job in self.waiting if job.trial._trial_id in trial_ids]
-        self.waiting = [job for job in self.waiting if job.trial._trial_id not in trial_ids]
         for job in lost:
             self.others.give_up(job)
             self.attempt_end.forget(job)
-        if trial_ids:
+        if ids:
             self.progress.recount_soon()
 
     def take_over_trials(self) -> None:
         """Take over trials of runs that are gone, as far as workers are free."""
         if self.stop_reason:
             return
-        for job in self.others.take_over(self.workers - len(self.attempts) - len(self.waiting)):
+        free = self.workers - len(self.trials.attempts) - len(self.trials.waiting)
+        for job in self.others.take_over(free):
             self.resume(job)
-            job.provision = None
 
     # Launching.
 
@@ -246,31 +213,25 @@ class Coordinator:
         """Launch trials until every worker is busy, or memory or the target allows no more."""
         self.progress.recount_if_due()
         self.take_over_trials()
-        self.pool.keep_ready(self.remaining_launches(), len(self.attempts))
+        self.pool.keep_ready(self.trials.launches_left(self.workers), len(self.trials.attempts))
         now = self._looked_at = time.monotonic()
-        while len(self.attempts) < self.workers and self.has_trials_left():
-            due = [j for j in self.waiting if j.not_before <= now]
-            due = [j for j in due if not self.admission.must_wait(j)]
-            if not due and (promoted := self.paused.take_next(may_fill=self.may_fill())):
-                due = [promoted]
-                self.waiting.append(promoted)
-            if not due and not self.wants_new_trial():
+        while len(self.trials.attempts) < self.workers and self.trials.any_left():
+            job = self.trials.next_due(now, self.admission.must_wait)
+            if job is None and not self.trials.wants_new():
                 return
-            if not due and self.admission.plans and self.pool.has_idle:
-                if (asked := self.ask_trial()) is None:
+            if job is None and self.admission.plans and self.pool.has_idle:
+                if (job := self.ask_trial()) is None:
                     return
-                due = [asked]
-                self.waiting.append(asked)
-            job = due[0] if due else None
+                self.trials.waiting.append(job)
             if job is not None and (refused := self.admission.provide(job)) is not None:
-                self.waiting.remove(job)
+                self.trials.waiting.remove(job)
                 self.refuse(job, refused)
                 return
-            cell = self.admission.place(job, self.attempts.values())
+            cell = self.admission.place(job, self.trials.attempts.values())
             if cell is None:
                 return
             if job is not None:
-                self.waiting.remove(job)
+                self.trials.waiting.remove(job)
             elif (job := self.ask_trial()) is None:
                 self.pool.put_back(cell)
                 return
@@ -301,7 +262,7 @@ class Coordinator:
             return
         task = task_for(job, self.study, self.storage, self.folder, volatile=self.volatile)
         attempt = Attempt(job, cell)
-        self.attempts[cell.number] = attempt
+        self.trials.attempts[cell.number] = attempt
         self.processes.send_task(cell, task, job.folder.log)
         kept = job.provision.reserve if job.provision is not None else None
         self.emit(events.TrialStarted(job.number, job.attempt, cell.number, attempt.started, kept))
@@ -311,13 +272,13 @@ class Coordinator:
     def handle_event(self, event: ProcessEvent) -> None:
         match event:
             case MessageReceived(cell, message):
-                if (attempt := self.attempts.get(cell.number)) is not None:
+                if (attempt := self.trials.attempts.get(cell.number)) is not None:
                     self.handle_message(attempt, message)
             case CellReady(cell):
-                self._first_cell = self._first_cell or time.monotonic()
+                self._timeout_from = self._timeout_from or time.monotonic()
                 self.pool.cell_ready(cell)
             case CellDisconnected(cell):
-                if (attempt := self.attempts.get(cell.number)) is not None:
+                if (attempt := self.trials.attempts.get(cell.number)) is not None:
                     self.deadlines.kill_disconnected(attempt)
             case CellExited(cell, exit):
                 self.handle_cell_exit(cell, exit)
@@ -335,12 +296,9 @@ class Coordinator:
                 self.pool.objective_broken(error, traceback)
 
     def handle_message(self, attempt: Attempt, message: Message) -> None:
-        if isinstance(message, ShouldPrune) and self.paused.enabled:
-            self.reply_should_prune(attempt)
-            return
         match self.messages.handle(attempt, message):
             case Ended(outcome, unclean):
-                del self.attempts[attempt.cell.number]
+                del self.trials.attempts[attempt.cell.number]
                 self.handle_outcome(attempt, outcome, unclean)
             case Unusable(error):
                 self.reject(attempt, error)
@@ -359,7 +317,7 @@ class Coordinator:
         self.end_attempt(attempt, evidence, classify(evidence))
 
     def kill(self, attempt: Attempt, why: str, *, once: bool = False) -> None:
-        del self.attempts[attempt.cell.number]
+        del self.trials.attempts[attempt.cell.number]
         self.pool.kill(attempt.cell, why, once=once)
 
     def handle_outcome(self, attempt: Attempt, outcome: Outcome, unclean: str | None) -> None:
@@ -367,13 +325,12 @@ class Coordinator:
         if outcome.state == INTERRUPTED and attempt.pausing:
             self.pool.release(attempt.cell, unclean is None, unclean)
             job.record_pause(time.monotonic() - attempt.started)
-            self.paused.add(job)
-            self.emit(events.TrialPaused(job.number))
+            self.trials.paused.add(job)
             self.end_attempt(attempt, Evidence(), fault=None)
             return
         if outcome.state == INTERRUPTED:
             self.pool.dismiss(attempt.cell)
-            self.pause(job)
+            self.keep_for_next_run(job)
             return
         evidence = attempt.evidence(outcome, len(self.study.directions))
         fault = classify(evidence)
@@ -384,14 +341,14 @@ class Coordinator:
         self.end_attempt(attempt, evidence, fault)
 
     def handle_host_loss(self, host: str, cells: Sequence[Cell], why: str) -> None:
-        node = host.partition("#")[0]
+        node = machine_of(host)
         self.emit(events.Notice(f"The worker on {node} was lost: {why}."))
         self.pool.host_lost(host, cells)
         for cell in cells:
             self.handle_cell_exit(cell, exit_of_killed(cell), lost_node=node)
 
     def handle_cell_exit(self, cell: Cell, exit: Exited, lost_node: str | None = None) -> None:
-        attempt = self.attempts.pop(cell.number, None)
+        attempt = self.trials.attempts.pop(cell.number, None)
         self.pool.cell_exited(
             cell, exit, tail_of(self.folder.fork_server_log), ran=attempt is not None
         )
@@ -399,43 +356,28 @@ class Coordinator:
             return
         outcome = attempt.job.outcome()
         if outcome is None and attempt.killed_for is KilledFor.STOP:
-            self.pause(attempt.job)
+            self.keep_for_next_run(attempt.job)
             return
         evidence = attempt.evidence(outcome, len(self.study.directions), exit, lost_node)
         self.end_attempt(attempt, evidence, classify(evidence))
 
-    def pause(self, job: Job) -> None:
-        """Keep the trial claimed for the next run: this one is stopping."""
+    def keep_for_next_run(self, job: Job) -> None:
+        """Keep a trial claimed, whose attempt has ended because this run is stopping."""
         job.record_stop()
-        self.waiting.append(job)
+        self.trials.waiting.append(job)
         self.emit(events.TrialPaused(job.number))
-
-    # Trials that pause at the rungs of a Promotion.
-
-    def reply_should_prune(self, attempt: Attempt) -> None:
-        attempt.pausing = self.paused.pauses(attempt.job, may_fill=self.may_fill())
-        self.processes.send(attempt.cell, Reply(PAUSE if attempt.pausing else False))
-        attempt.last_message = time.monotonic()
-
-    def may_fill(self) -> bool:
-        """Return whether a free worker may continue any paused trial: it has nothing else to do,
-        and trials run that are to be waited for."""
-        awaited = any(not attempt.job.filler for attempt in self.attempts.values())
-        return awaited and not self.wants_new_trial()
-
-    def prune_paused(self) -> None:
-        """End paused trials, as many as the study lacks, once nothing is left to launch."""
-        idle = not (self.attempts or self.stop_reason or self.has_trials_left())
-        lacking = self.progress.left(0) if idle and self.others.may_start_new() else 0
-        for job in self.paused.jobs()[:lacking]:
-            self.attempt_end.prune_paused(job)
-            self.paused.take({job.trial._trial_id})
 
     # Ends of attempts.
 
     def end_attempt(self, attempt: Attempt, evidence: Evidence, fault: Fault | None) -> None:
         if not self.gpus.holds(attempt, evidence, fault):
             self.conclude(attempt.job, evidence, fault)
+
+    def prune_paused(self) -> None:
+        """End paused trials that no run will continue."""
+        for job in self.trials.to_prune():
+            self.attempt_end.prune_paused(job)
+            self.trials.paused.drop({job.trial._trial_id})
 
     def settle(self, job: Job, evidence: Evidence, gpu_lost: str | None) -> None:
         evidence = replace(evidence, gpu_lost=gpu_lost)
@@ -445,7 +387,7 @@ class Coordinator:
     def settle_gpus(self) -> None:
         """Decide on attempts whose GPU was probed, and end those on a GPU that is lost."""
         for gpu in self.gpus.checked(stopping=self.stop_reason is not None):
-            here = [a for a in self.attempts.values() if a.cell.device == gpu.device]
+            here = [a for a in self.trials.attempts.values() if a.cell.device == gpu.device]
             for attempt in here if gpu.lost is not None else ():
                 self.kill(attempt, "its GPU was taken out of service", once=True)
                 outcome = attempt.job.outcome()
@@ -458,19 +400,20 @@ class Coordinator:
         self.gpus.require_one()
 
     def resume(self, job: Job) -> None:
-        """Conclude a trial that an earlier run had claimed, or queue it for another attempt."""
+        """Conclude a trial of an earlier run or another one, or queue it for another attempt."""
         outcome = job.outcome()
         if (error := self.requests.store_missed_reports(job)) is not None:
             text = f"Trial {job.number}: its reports cannot be stored ({in_short(error)})."
             self.emit(events.Notice(text))
         evidence = Evidence(outcome=outcome, directions=len(self.study.directions))
         fault = classify(evidence) if outcome is not None else job.last_fault
-        if outcome is None and fault is None and job.paused and self.paused.enabled:
-            self.paused.add(job)
+        if outcome is None and fault is None and job.paused and self.trials.paused.enabled:
+            self.trials.paused.add(job)
         elif outcome is None and fault is None:
-            self.waiting.append(job)
+            self.trials.waiting.append(job)
         else:
             self.conclude(job, evidence, fault, earlier_run=True)
+        job.provision = None  # planned for the device of that run
 
     def conclude(
         self, job: Job, evidence: Evidence, fault: Fault | None, *, earlier_run: bool = False
@@ -478,7 +421,7 @@ class Coordinator:
         """Finish the trial, or queue it for another attempt. `fault`: of `classify(evidence)`."""
         try:
             if self.attempt_end.conclude(job, evidence, fault, earlier_run=earlier_run):
-                self.waiting.append(job)
+                self.trials.waiting.append(job)
         except LeaseLost:
             self.others.give_up(job)
             raise
@@ -488,13 +431,12 @@ class Coordinator:
         if self._recheck_now:
             self._recheck_now = False
             return 0.0
-        due = [self.pool.next_deadline(), *self.deadlines.due(self.attempts.values())]
+        due = [self.pool.next_deadline(), *self.deadlines.due(self.trials.attempts.values())]
         if self.admission.waiting_for_memory and not self.stop_reason:
             due.append(time.monotonic() + RECHECK_INTERVAL)
-        idle = len(self.attempts) < self.workers and not self.stop_reason
+        idle = len(self.trials.attempts) < self.workers and not self.stop_reason
         due.append(self.others.next_deadline(idle=idle))
         if not self.stop_reason:
-            paused = [j.not_before for j in self.waiting if j.not_before > self._looked_at]
-            due += [self.pause_deadline(), *paused]
+            due += [self.pause_deadline(), *self.trials.retries_due(after=self._looked_at)]
         left = min(due) - time.monotonic()
         return None if left == math.inf else min(max(0.0, left), _LONGEST_WAIT)

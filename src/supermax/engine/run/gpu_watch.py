@@ -44,7 +44,7 @@ class CheckedGpu:
 
     device: str | None
     lost: str | None
-    """Why it is out of service; None: it works."""
+    """Reason why it is out of service; None: it works."""
     held: tuple[Held, ...] = ()
 
 

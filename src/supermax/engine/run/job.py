@@ -128,7 +128,7 @@ class Job:
             self.elsewhere = len(self.faults) if decision.elsewhere else self.elsewhere
             self.blocking_launches |= decision.blocking_launches
 
-    def taken_over(self, attempts: int, *, offered: bool) -> None:
+    def take_over(self, attempts: int, *, offered: bool) -> None:
         """Continue a trial of another run, after `attempts` in all: those that are not in the
         ledger ran in folders that cannot be read. `offered`: it failed there, and was offered."""
         self.reload()

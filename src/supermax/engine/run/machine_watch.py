@@ -30,9 +30,8 @@ class MachineWatch:
 
     def failed(self, job: Job, fault: Fault) -> None:
         """Note a fault that does not finish the trial by itself, and where it happened."""
-        if job.machine is None or fault.kind in _OF_TRIAL_OR_LOST:
-            return
-        if policy.may_be_of_machine(fault):
+        may_be = policy.may_be_of_machine(fault) and fault.kind not in _OF_TRIAL_OR_LOST
+        if job.machine is not None and may_be:
             self._streaks.fail(job.number, job.machine, job.failed_on)
             job.failed_on |= {job.machine}
             self._judge()

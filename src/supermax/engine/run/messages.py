@@ -14,7 +14,17 @@ from optuna.study import Study
 
 from supermax.engine import events
 from supermax.engine.processes.executor import Executor
-from supermax.engine.processes.protocol import Finished, Message, Note, Report, StopStudy
+from supermax.engine.processes.protocol import (
+    PAUSE,
+    Finished,
+    Message,
+    Note,
+    Reply,
+    Report,
+    ShouldPrune,
+    StopStudy,
+)
+from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.job import Attempt
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.storage.leases import LeaseLost
@@ -48,10 +58,15 @@ class MessageHandler:
     """Handles the messages of all cells. Does not end attempts."""
 
     def __init__(
-        self, study: Study, processes: Executor, requests: RequestHandler, emit: events.Listener
+        self,
+        study: Study,
+        processes: Executor,
+        requests: RequestHandler,
+        trials: ClaimedTrials,
+        emit: events.Listener,
     ) -> None:
         self._study, self._processes = study, processes
-        self._requests, self._emit = requests, emit
+        self._requests, self._trials, self._emit = requests, trials, emit
 
     def handle(
         self, attempt: Attempt, message: Message
@@ -78,9 +93,15 @@ class MessageHandler:
             case Note(facts):
                 self._emit(events.TrialNoted(attempt.job.number, readable(facts)))
             case _:
-                self._processes.send(attempt.cell, self._requests.handle(attempt, message))
+                self._processes.send(attempt.cell, self._reply(attempt, message))
                 attempt.last_message = time.monotonic()  # waiting for a reply is not silence
         return None
+
+    def _reply(self, attempt: Attempt, message: Message) -> Reply:
+        if isinstance(message, ShouldPrune) and self._trials.paused.enabled:
+            attempt.pausing = self._trials.pauses(attempt.job)
+            return Reply(PAUSE if attempt.pausing else False)
+        return self._requests.handle(attempt, message)
 
     def _store_report(
         self, attempt: Attempt, step: int, value: float

@@ -25,7 +25,8 @@ class RunOptions:
     n_trials: int | None = None
     """Number of finished trials at which the run ends, earlier ones included; None: no limit."""
     timeout: float | None = None
-    """Seconds after which the run pauses, counted from the first ready cell; None: no limit."""
+    """Seconds after which the run pauses, counted from the first ready cell, or from when
+    it waits for trials of other runs; None: no limit."""
     deadline: float | None = None
     """Moment of time.monotonic() at which the run pauses, start-up included; None: no limit."""
     workers: int = 1

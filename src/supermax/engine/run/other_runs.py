@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from optuna.study import Study
 
@@ -19,7 +20,7 @@ from supermax.engine.run.admission import RECHECK_INTERVAL
 from supermax.engine.run.job import Job
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.sharing import SharedRun
-from supermax.engine.run.takeover import Takeover
+from supermax.engine.run.takeover import Takeover, read_source
 from supermax.engine.storage.leases import Expired, LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
@@ -47,7 +48,7 @@ class OtherRuns:
         self._folder, self._progress = folder, progress
         self._emit, self._wake = emit, wake
         self._expired: list[Expired] = []  # found, and not tried to take yet
-        self._takeover: Takeover | None = None
+        self._takeovers: list[Takeover] = []  # the first one's files are being copied
         if shared is not None:
             storage.patience.check_need = self._end_if_finished
 
@@ -80,7 +81,8 @@ class OtherRuns:
         their trials over."""
         if self._progress.reached:
             return False
-        return not self.may_start_new() or self._progress.others_may_finish()
+        leased = self._progress.elsewhere > 0 and self._progress.target is not None
+        return leased or not self.may_start_new()
 
     def _end_if_finished(self) -> None:
         """Raise StudyFinished if the study has its trials: other runs took over those of this one,
@@ -107,36 +109,49 @@ class OtherRuns:
     @property
     def arriving(self) -> int:
         """Number of trials that this run has taken over and cannot launch yet."""
-        return int(self._takeover is not None and not self._takeover.dropped)
+        return sum(not one.dropped for one in self._takeovers)
+
+    def split_arriving(self, leftovers: list[Job]) -> list[Job]:
+        """Return the trials of an earlier process of this run that can be continued now. Those
+        that it took over, and whose files have not arrived, follow."""
+        for job in leftovers if self._shared is not None else ():
+            if (lost := read_source(job.folder)) is not None:
+                same = replace(lost, trial_id=job.trial._trial_id)
+                self._takeovers.append(Takeover(same, self._study, self._folder, self._wake))
+        numbers = {one.job.number for one in self._takeovers}
+        return [job for job in leftovers if job.number not in numbers]
 
     def take_over(self, free: int) -> Iterator[Job]:
         """Yield trials of runs that are gone, whose files have arrived. With `free` workers, take
         another one: one at a time, so that other runs get their share."""
         if self._shared is None:
             return
-        if (arrived := self._takeover) is not None and arrived.done:
-            self._takeover = None
+        if self._takeovers and self._takeovers[0].done:
+            arrived = self._takeovers.pop(0)
             if not arrived.dropped:
                 self._emit(events.Notice(arrived.finish()))
                 yield arrived.job
                 self._progress.recount_soon()
-        if self._takeover is None and free > 0:
+        if not self._takeovers and free > 0:
             self._take_next(self._shared)
+        if self._takeovers:
+            self._takeovers[0].start()
 
     def _take_next(self, shared: SharedRun) -> None:
         self._expired = self._expired or shared.expired()
         while self._expired:
             if shared.take_over(lost := self._expired.pop(0)):
                 self._progress.recount()  # Optuna's cache must know a trial before a write to it
-                self._takeover = Takeover(lost, self._study, self._folder, self._wake)
+                self._takeovers = [Takeover(lost, self._study, self._folder, self._wake)]
                 return
 
     def drop(self, trial_ids: set[int]) -> list[Job]:
-        """Forget a trial that has not arrived yet; return its job."""
-        if (one := self._takeover) is None or one.dropped:
-            return []
-        one.dropped = one.job.trial._trial_id in trial_ids
-        return [one.job] if one.dropped else []
+        """Forget trials that have not arrived yet; return their jobs."""
+        lost = [one for one in self._takeovers if one.job.trial._trial_id in trial_ids]
+        lost = [one for one in lost if not one.dropped]
+        for one in lost:
+            one.dropped = True
+        return [one.job for one in lost]
 
     def count_launch(self, job: Job) -> bool:
         """Note the number of a trial's attempt, for a run that cannot read this one's folder;

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from optuna.study import Study
 
+from supermax.engine import events
 from supermax.engine.run.job import Job
 from supermax.engine.run.promotion import Ladder, Promotion, reports_of
 from supermax.engine.storage.history import TrialHistory
@@ -14,10 +15,12 @@ from supermax.engine.storage.history import TrialHistory
 class PausedTrials:
     """Paused trials of a run, and the decision which of them continues."""
 
-    def __init__(self, study: Study, history: Callable[[], TrialHistory]) -> None:
+    def __init__(
+        self, study: Study, history: Callable[[], TrialHistory], emit: events.Listener
+    ) -> None:
         pruner = study.pruner if len(study.directions) == 1 else None
         self._ladder = Ladder(pruner, study.direction) if isinstance(pruner, Promotion) else None
-        self._history = history
+        self._history, self._emit = history, emit
         self._seen = 0  # finished trials that the ladder has
         self._jobs: dict[int, Job] = {}
 
@@ -48,6 +51,7 @@ class PausedTrials:
         self._ladder.add(job.number, _reports(job))
         self._ladder.pause(job.number)
         self._jobs[job.number] = job
+        self._emit(events.TrialPaused(job.number, at_rung=True))
 
     def has_next(self, *, may_fill: bool) -> bool:
         """Return whether a paused trial is to be continued now: one among the best of its rung,
@@ -68,8 +72,8 @@ class PausedTrials:
     def jobs(self) -> list[Job]:
         return list(self._jobs.values())
 
-    def take(self, trial_ids: set[int]) -> list[Job]:
-        """Return those of these trials that are paused. They are not paused any more."""
+    def drop(self, trial_ids: set[int]) -> list[Job]:
+        """Forget those of these trials that are paused; return their jobs."""
         numbers = [n for n, job in self._jobs.items() if job.trial._trial_id in trial_ids]
         return [job for n in sorted(numbers) if (job := self._take(n)) is not None]
 
@@ -87,6 +91,7 @@ class PausedTrials:
         for trial in finished[self._seen :]:
             if trial.number in self._jobs:
                 self._take(trial.number)
+                self._emit(events.TrialPaused(trial.number))
         self._ladder.update(finished[self._seen :])
         self._seen = len(finished)
         return self._ladder

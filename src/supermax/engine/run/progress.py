@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+
+from supermax.engine import events
+from supermax.engine.ranking import best_of
 from supermax.engine.run.tell import succeeded
 from supermax.engine.storage.patient import PatientStorage
 
@@ -13,9 +19,15 @@ _RECOUNT = 5.0  # seconds; other programs may finish trials of the same study
 class StudyProgress:
     """Number of finished trials of a study, and the number that a run shall reach."""
 
-    def __init__(self, storage: PatientStorage, target: int | None) -> None:
+    def __init__(
+        self,
+        storage: PatientStorage,
+        target: int | None,
+        directions: Sequence[StudyDirection],
+        emit: events.Listener,
+    ) -> None:
         """`target`: finished trials the study shall hold in all; None: no limit."""
-        self._storage = storage
+        self._storage, self._directions, self._emit = storage, directions, emit
         self.target = target
         self.finished = 0
         self.ever_succeeded = False
@@ -25,14 +37,21 @@ class StudyProgress:
         self._counted = 0.0
         self._due = False
         self._seen = 0  # finished trials that were looked at
+        self._best: FrozenTrial | None = None  # of these
 
     def recount(self, *, now: bool = True) -> None:
         """Count the finished trials. `now`: those of other programs up to this moment."""
         self._storage.check_file()
         trials = self._storage.history(now=now).finished
-        self.finished = len(trials)
-        self.ever_succeeded = self.ever_succeeded or any(map(succeeded, trials[self._seen :]))
+        new = trials[self._seen :]
+        self.ever_succeeded = self.ever_succeeded or any(map(succeeded, new))
+        self._best = best_of([*([self._best] if self._best else []), *new], self._directions)
         self._seen = len(trials)
+        changed = self._counted > 0 and len(trials) != self.finished
+        self.finished = len(trials)
+        if changed:
+            best = (self._best.number, self._best.values[0]) if self._best else None
+            self._emit(events.StudyChanged(self.finished, best))
         if (leases := self._storage.leases) is not None:
             self.elsewhere = self._storage.call(leases.count_elsewhere)
         self._counted = time.monotonic()
@@ -64,7 +83,3 @@ class StudyProgress:
     @property
     def reached(self) -> bool:
         return self.target is not None and self.finished >= self.target
-
-    def others_may_finish(self) -> bool:
-        """Return whether the study lacks trials that other runs have leased."""
-        return self.elsewhere > 0 and self.target is not None and not self.reached

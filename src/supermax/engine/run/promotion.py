@@ -15,6 +15,7 @@ import bisect
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
 
 from optuna.pruners import BasePruner
 from optuna.study import Study, StudyDirection
@@ -64,20 +65,17 @@ class Promotion(BasePruner):
         min_agreement: float = 0.5,
         min_trials: int = 8,
     ) -> None:
-        if reduction_factor < 2:
-            raise ValueError(f"reduction_factor must be at least 2, not {reduction_factor}.")
-        if min_reports < 1:
-            raise ValueError(f"min_reports must be at least 1, not {min_reports}.")
+        _require_integer("reduction_factor", reduction_factor, 2)
+        _require_integer("min_reports", min_reports, 1)
+        if max_reports is not None:
+            _require_integer("max_reports", max_reports, 1)
         if max_reports is not None and max_reports < min_reports:
             raise ValueError(
                 f"max_reports must be at least min_reports ({min_reports}), not {max_reports}."
             )
-        if not 0 <= run_through <= 1:
-            raise ValueError(f"run_through must be from 0 to 1, not {run_through}.")
-        if not -1 <= min_agreement <= 1:
-            raise ValueError(f"min_agreement must be from -1 to 1, not {min_agreement}.")
-        if min_trials < 2:
-            raise ValueError(f"min_trials must be at least 2, not {min_trials}.")
+        _require_number("run_through", run_through, 0)
+        _require_number("min_agreement", min_agreement, -1)
+        _require_integer("min_trials", min_trials, 2)
         self.reduction_factor = reduction_factor
         self.max_reports = max_reports
         self.min_reports = min_reports
@@ -95,6 +93,16 @@ class Promotion(BasePruner):
     def runs_through(self, number: int) -> bool:
         """Return whether this trial is never paused."""
         return (number * _GOLDEN) % 1.0 >= 1 - self.run_through
+
+
+def _require_integer(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, not {value!r:.80}.")
+
+
+def _require_number(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not least <= float(value) <= 1:
+        raise ValueError(f"{name} must be a number from {least} to 1, not {value!r:.80}.")
 
 
 class Ladder:

@@ -171,6 +171,9 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     if (server := rdb.server_of(storage.inner)) is not None:
         leased = frozenset(storage.call(read_owners, server, study._study_id))
     own, foreign = find_leftovers(study, running, claim, coordinator.folder, leased)
+    # Another run may have finished a trial, and so ended its lease, since `trials` were read.
+    ended = {t.number for t in running if t.number in foreign and _has_ended(storage, t)}
+    foreign = [number for number in foreign if number not in ended]
     if (leases := storage.leases) is not None:
         own = [
             job
@@ -181,7 +184,11 @@ def _leftovers(coordinator: Coordinator, trials: list[FrozenTrial]) -> list[Job]
     emit(_started(coordinator, trials, len(own)))
     if foreign:
         emit(events.Notice(foreign_notice(foreign)))
-    return own
+    return coordinator.others.split_arriving(own)
+
+
+def _has_ended(storage: PatientStorage, trial: FrozenTrial) -> bool:
+    return storage.get_trial(trial._trial_id).state.is_finished()
 
 
 def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> str | None:
@@ -201,7 +208,14 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
                 f"The folder {root} of checkpoints cannot be created ({error.strerror})."
             ) from error
     identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
-    return locations.checkpoint_folder(root, study.study_name, identity)
+    folder = locations.checkpoint_folder(root, study.study_name, identity)
+    there = folder if os.path.lexists(folder) else root
+    if not is_url(root) and not os.access(there, os.W_OK | os.X_OK):
+        raise EnvironmentFault(
+            f"The folder {there} of checkpoints cannot be written by this user. Make it writable, "
+            f"or name another one (checkpoints)."
+        )
+    return folder
 
 
 @contextlib.contextmanager
@@ -211,12 +225,12 @@ def _ended(coordinator: Coordinator) -> Iterator[None]:
     try:
         yield
     except RunSuperseded:
-        coordinator.attempts.clear()  # their ledgers are another process's now
+        coordinator.trials.attempts.clear()  # their ledgers are another process's now
         raise
     finally:
         coordinator.processes.close()
         coordinator.pool.closed()
-        for attempt in coordinator.attempts.values():
+        for attempt in coordinator.trials.attempts.values():
             job = attempt.job
             job.folder = TrialFolder(
                 job.folder.path

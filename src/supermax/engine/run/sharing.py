@@ -179,11 +179,18 @@ class RunOfStudy:
 
     info: RunInfo
     running: tuple[int, ...]
-    """Numbers of the trials it has leased."""
+    """Numbers of the trials it has leased: those with a process, and paused ones."""
     finished: int = 0
     """Finished trials that it owned at their end."""
     lost: tuple[int, ...] = ()
     """Numbers of trials that other runs have taken over from it."""
+
+    @property
+    def paused(self) -> int:
+        """Trials without a process: it has leased more than it has workers, or has ended. If a
+        worker is idle, there are more."""
+        workers = self.info.workers if self.state == "running" else 0
+        return max(0, len(self.running) - workers)
 
     @property
     def state(self) -> str:

@@ -40,7 +40,7 @@ class Problem(Enum):
         "Name the primary server instead of a read-only copy, and a user whose transactions may "
         "write (default_transaction_read_only)"
     )
-    RIGHTS = "Grant the user of the URL all rights on the database"
+    RIGHTS = "Grant the user of the URL all rights on the database{grant}"
     CONNECTIONS = "Raise max_connections of the server, or start fewer runs: each needs one"
 
 
@@ -137,17 +137,30 @@ def advice(problem: Problem, url: URL | None = None) -> str:
     """Return what to do about a problem, as a sentence without its full stop."""
     words = {
         "create": "CREATE DATABASE",
+        "grant": " and, in PostgreSQL, on its schema and tables",
         "password_file": "~/.pgpass",
         "source": "the URL",
         "start": "",
     }
     if url is not None:
         words["create"] = f"CREATE DATABASE {url.database}"
+        words["grant"] = _grants(url)
         if url.get_backend_name() != "postgresql":
             words["password_file"] = "the file that ?read_default_file= names"
         if "service" in url.query:
             words |= _of_service(str(url.query["service"]))
     return problem.value.format(**words)
+
+
+def _grants(url: URL) -> str:
+    """Return the statements for the rights that PostgreSQL does not grant with the database."""
+    if url.get_backend_name() != "postgresql":
+        return ""
+    schema, user = "SCHEMA public", url.username or "USER"
+    return (
+        f", its schema and its tables: GRANT ALL ON {schema} TO {user}; "
+        f"GRANT ALL ON ALL TABLES IN {schema} TO {user}"
+    )
 
 
 def _of_service(name: str) -> dict[str, str]:

@@ -163,15 +163,28 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _cannot(path: Path, error: OSError) -> str:
-    why = "it is a symbolic link" if path.is_symlink() else error.strerror or str(error)
-    if path.is_symlink() or path.exists():
+    try:
+        linked, there = path.is_symlink(), os.path.lexists(path)
+    except PermissionError:  # in a private folder of another user
+        linked, there = False, False
+    why = "it is a symbolic link" if linked else error.strerror or str(error)
+    if there:
         advice = f"If no run is at work on the study, remove it: rm -f {shlex.quote(str(path))}"
+    elif _is_of_another_user(path.parent):
+        advice = "Its folder belongs to another user: name one of your own as run_dir (--run-dir)."
     else:
         advice = f"Make its folder writable: chmod u+rwx {shlex.quote(str(path.parent))}"
     return (
         f"The lock file {path} cannot be used ({why}). It prevents two concurrent runs on one "
         f"study. {advice}"
     )
+
+
+def _is_of_another_user(folder: Path) -> bool:
+    try:
+        return folder.stat().st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def own_folder() -> Path:

@@ -10,6 +10,7 @@ run_dir/
     curve.jsonl            one line per report; the cell appends it before it sends it
     outcome.json           outcome of the last attempt; the cell writes it atomically
     log.txt                output of all attempts, bounded
+    takeover.json          run whose folder has the other files, until they have arrived here
     checkpoint/            files of the objective
   arriving/                files of a trial that is being taken over from another run
   trials/bar.json, trials/00042/weights.safetensors: of the agents, see tasks/weight_retention.py
@@ -115,6 +116,7 @@ class TrialFolder:
         self._drawn = path / "drawn.json"
         self.outcome_file = path / "outcome.json"
         self._curve = path / "curve.jsonl"
+        self.takeover = path / "takeover.json"
 
     def append(self, entry: LedgerEntry) -> None:
         """Append a line to the ledger, and sync it to disk."""

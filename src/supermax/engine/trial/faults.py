@@ -78,7 +78,7 @@ class Evidence:
     lost_node: str | None = None
     """Machine of the cluster that was lost with the attempt; None: none was."""
     gpu_lost: str | None = None
-    """Why the GPU of the attempt was taken out of service; None: it was not."""
+    """Reason why the GPU of the attempt was taken out of service; None: it was not."""
     fresh_cell: bool = True
     """True: the cell had run no other trial."""
     directions: int = 1

@@ -76,6 +76,8 @@ class Machine:
     workers: int
     finished: int
     running: tuple[int, ...]
+    """Numbers of its unfinished trials, paused ones included."""
+    paused: int
     lost: tuple[int, ...]
     """Numbers of trials that other runs have taken over from it."""
 
@@ -155,7 +157,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
     return ReportFacts(
         name=record.name,
         objectives=list(zip(record.titles, record.directions, strict=True)),
-        states=dict(Counter(trial.state for trial in record.trials)),
+        states=dict(Counter(_state(trial) for trial in record.trials)),
         carried=len(record.trials) - len(own),
         started=started,
         ended=ended,
@@ -207,6 +209,7 @@ def _machines(record: StudyRecord) -> list[Machine]:
             workers=run.info.workers,
             finished=run.finished,
             running=run.running,
+            paused=run.paused,
             lost=run.lost,
         )
         for run in record.runs
@@ -239,6 +242,14 @@ def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> Faul
         params=trial.params,
         log=example.log_tail or trial.log,
     )
+
+
+def _state(trial: TrialRecord) -> str:
+    """Return the state of a trial, or PAUSED if it is RUNNING and its last attempt has ended."""
+    paused = (
+        trial.state == "RUNNING" and bool(trial.attempts) and trial.attempts[-1].how == "stopped"
+    )
+    return "PAUSED" if paused else trial.state
 
 
 def _attempts(trial: TrialRecord) -> int:

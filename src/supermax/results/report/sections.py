@@ -165,6 +165,7 @@ def key_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
             ("PRUNED", "pruned"),
             ("FAIL", "failed"),
             ("RUNNING", "running"),
+            ("PAUSED", "paused"),
             ("WAITING", "queued"),
         )
         if states.get(state)
@@ -280,7 +281,9 @@ def machines_table(facts: ReportFacts) -> Html:
     """Return the runs of a shared study: who runs what, and who lost what; empty for one run."""
     if not facts.machines:
         return Html("")
-    head = ["machine", "run", "last seen", "workers", "finished", "running", "taken over from it"]
+    head = ["machine", "run", "last seen", "workers", "finished", "unfinished"]
+    with_paused = any(machine.paused for machine in facts.machines)
+    head += [*["paused"] * with_paused, "taken over from it"]
     rows = []
     for machine in facts.machines:
         seen = "" if machine.state.startswith("running") else f"{took(machine.seen)} ago"
@@ -293,6 +296,7 @@ def machines_table(facts: ReportFacts) -> Html:
                 tag("td", str(machine.workers), class_="n"),
                 tag("td", f"{machine.finished:,}", class_="n"),
                 tag("td", numbers(machine.running)),
+                *[tag("td", str(machine.paused), class_="n")] * with_paused,
                 tag("td", numbers(machine.lost)),
             )
         )

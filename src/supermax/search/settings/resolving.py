@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from supermax._util.attributes import AGENTS, is_untrained
-from supermax._util.text import ended, listed, mistakes, nearest
+from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, keys
@@ -148,7 +148,7 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
 
 
 def _is_path(key: str, text: str) -> bool:
-    return "://" not in text and not (key == "data.path" and text == "synthetic")
+    return not is_url(text) and not (key == "data.path" and text == "synthetic")
 
 
 def _unknown(layers: Mapping[str, Value]) -> list[str]:

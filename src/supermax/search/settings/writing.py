@@ -72,7 +72,8 @@ def written(
     return "\n".join(lines) + "\n"
 
 
-_MACHINE_KEYS = {"cache", "outdir", "storage", "track"}  # paths and addresses of one machine
+# Paths and addresses of one machine, or of one run.
+_MACHINE_KEYS = {"address", "cache", "checkpoints", "outdir", "run_dir", "storage", "track"}
 _SPACE_KEYS = {"models", "narrow", "space"}
 
 

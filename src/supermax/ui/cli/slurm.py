@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -89,6 +90,7 @@ def slurm(
         use_all_gpus=gpus_per_node is not None and "gpus" not in found.sources,
         database=database.absolute() if database is not None else None,
         sbatch=options,
+        service_file=_service_file(url),
     )
     path = (output or place.script).absolute()
     with writing(path, "Name another file with --output."):
@@ -153,6 +155,13 @@ def _server_url(found: Resolved, database: Path | None) -> str | None:
     )
 
 
+def _service_file(url: str | None) -> Path | None:
+    """Return the file of this shell that defines the service of a URL: the shell of a later
+    `sbatch` may not name it."""
+    file = os.environ.get("PGSERVICEFILE")
+    return Path(file).expanduser().absolute() if file and url and "service=" in url else None
+
+
 def _tune_arguments(
     target: str, found: Resolved, pairs: list[str], place: jobs.JobFolder, gpus: int | None
 ) -> tuple[str, ...]:
@@ -179,6 +188,8 @@ def _next_steps(
     elif url is not None:
         lines.append(f"Storage: {masked_url(url)}")
         status = f'SUPERMAX_STORAGE="$(cat {shlex.quote(str(job.folder.storage))})" {status}'
+        if job.service_file is not None:
+            status = f"PGSERVICEFILE={shlex.quote(str(job.service_file))} {status}"
     if submitted is None:
         lines.append(f"Submit it: sbatch {shlex.quote(str(path))}")
     else:

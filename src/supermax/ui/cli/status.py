@@ -267,9 +267,10 @@ def _print_one(snapshot: Snapshot, as_json: bool) -> None:
 
 def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
     """Return the runs on all machines: who runs what, and who was lost."""
-    columns = ["machine", "run", "seen", "finished", "running"]
-    with_lost = any(run.lost for run in runs)
-    table = Table(*columns, *["taken over"] * with_lost, box=None, pad_edge=False)
+    columns = ["machine", "run", "seen", "finished", "unfinished"]
+    with_paused, with_lost = any(run.paused for run in runs), any(run.lost for run in runs)
+    further = [*["paused"] * with_paused, *["taken over"] * with_lost]
+    table = Table(*columns, *further, box=None, pad_edge=False)
     hosts = short_hosts(run.info.host for run in runs)
     for run in runs[:_MOST_RUNS]:
         info = run.info
@@ -279,6 +280,7 @@ def _runs_table(runs: Sequence[RunOfStudy]) -> Table:
             f"{clock(max(0.0, info.now - info.seen_at))} ago",
             str(run.finished),
             _numbers(run.running),
+            *[str(run.paused or "")] * with_paused,
             *[_numbers(run.lost)] * with_lost,
         )
     if len(runs) > _MOST_RUNS:
@@ -309,6 +311,7 @@ def _run_data(run: RunOfStudy) -> dict[str, object]:
         "seen": round(info.now - info.seen_at, 3),
         "finished": run.finished,
         "running": list(run.running),
+        "paused": run.paused,
         "taken_over": list(run.lost),
     }
 

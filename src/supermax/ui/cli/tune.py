@@ -105,7 +105,7 @@ def tune(
         Text, typer.Option(help="Storage of the study: a file or an Optuna URL.")
     ] = None,
     run_dir: Annotated[
-        Text, typer.Option(help="Folder of the run, for a second run on the same server.")
+        Text, typer.Option(help="Folder of the run, for a second run on the same machine.")
     ] = None,
     timeout: Annotated[Text, typer.Option(help="Pause after this time, such as 8h.")] = None,
     sampler: Annotated[

@@ -106,6 +106,8 @@ class RunState:
     evaluated_on: tuple[str, int] | None = None  # split and number of examples
     running: dict[int, RunningTrial] = field(default_factory=dict)
     waiting: set[int] = field(default_factory=set)  # trials between two attempts
+    paused: dict[int, float | None] = field(default_factory=dict)
+    """Moments at which trials paused that wait at a rung, by number; None: in an earlier run."""
     recent: deque[FinishedTrial] = field(default_factory=lambda: deque(maxlen=RECENT_KEPT))
     faults: Counter[str] = field(default_factory=Counter)
     retries: int = 0
@@ -147,8 +149,10 @@ class RunState:
                         )
             case ev.TrialFinished():
                 self._finish(event)
-            case ev.TrialPaused(number=number):
-                self.running.pop(number, None)
+            case ev.TrialPaused():
+                self._pause(event)
+            case ev.StudyChanged():
+                self._count_others(event)
             case ev.FaultSeen():
                 self._fault(event)
             case ev.Notice(text=text):
@@ -189,6 +193,7 @@ class RunState:
 
     def _launch(self, event: ev.TrialStarted) -> None:
         self.waiting.discard(event.number)
+        self.paused.pop(event.number, None)
         self.running[event.number] = RunningTrial(
             event.number,
             event.attempt,
@@ -203,11 +208,27 @@ class RunState:
             trial.step, trial.value = event.step, event.value
             trial.curve.add(event.value)
 
+    def _pause(self, event: ev.TrialPaused) -> None:
+        ran_here = self.running.pop(event.number, None) is not None
+        self.paused.pop(event.number, None)
+        if event.at_rung:
+            self.paused[event.number] = self.clock() if ran_here else None
+
+    def _count_others(self, event: ev.StudyChanged) -> None:
+        """Count trials that other runs have finished: they bring the target nearer."""
+        more = min(RATE_WINDOW, max(0, event.finished - self.finished))
+        self.finish_times.extend([self.clock()] * more)
+        self.finished_resumed_shares.extend([0.0] * more)
+        self.finished = event.finished
+        if event.best is not None:
+            self._compare(*event.best)
+
     def _finish(self, event: ev.TrialFinished) -> None:
         trial = self.running.pop(event.number, None)
         self.finished_resumed_shares.append(self.resumed_shares.pop(event.number, 0.0))
         self.recent.append(_finished(event, trial))
         self.waiting.discard(event.number)
+        self.paused.pop(event.number, None)
         self.finished = event.finished
         self.states[event.state] += 1
         self.finish_times.append(self.clock())
@@ -267,7 +288,7 @@ class RunState:
     def starting(self) -> bool:
         """True while the first cell imports what the objective needs, which takes a while."""
         over = self.ended_at is not None or self.stopping is not None
-        busy = bool(self.running or self.waiting) or len(self.finish_times) > 1
+        busy = bool(self.running or self.waiting or self.paused or self.states)
         wanted = self.target is None or self.finished < self.target
         return self.started_at is not None and wanted and not over and not busy
 
@@ -300,28 +321,31 @@ class RunState:
         return sum(trial.share for trial in self.running.values())
 
     def done(self) -> float:
-        """Return the number of trials done in the study: finished ones, plus the shares of
-        running ones."""
-        return self.finished + self._running_shares()
+        """Return the number of trials done in the study: finished and paused ones, plus the shares
+        of running ones. Most paused trials are never continued."""
+        return self.finished + len(self.paused) + self._running_shares()
 
     def eta(self) -> float | None:
         """Return the estimated seconds until the target is reached; None while it is unknown.
 
-        The rate is that of the last finished trials and of the shares of running ones. Where
-        trials do not note their epochs, an overdue one lowers the rate, so that the estimate
-        grows while nothing finishes.
+        The rate is that of the last finished trials, those of other runs included, of the trials
+        that have paused meanwhile, and of the shares of running ones. Where trials do not note
+        their epochs, an overdue one lowers the rate, so that the estimate grows while nothing
+        finishes.
         """
         over = self.ended_at is not None or self.stopping is not None
         if self.target is None or over or not self.finish_times:
             return None
+        first, now = self.finish_times[0], self.clock()
         shares = self._running_shares()
+        pauses = [at for at in self.paused.values() if at is not None and at >= first]
+        last = max([self.finish_times[-1], *pauses])
         resumed = sum(self.resumed_shares.get(number, 0.0) for number in self.running)
         earlier = sum(self.finished_resumed_shares) + resumed
-        done_here = len(self.finish_times) - 1 + shares - earlier
+        done_here = len(self.finish_times) - 1 + len(pauses) + shares - earlier
         # Without shares, the first trials finish at about the same time and say little.
         if done_here < max(1, self.workers) * (ETA_AFTER if shares else 1.0):
             return None
-        first, last, now = self.finish_times[0], self.finish_times[-1], self.clock()
         per_trial = (now - first) / done_here
         if not shares:
             per_trial = max((last - first) / done_here, (now - first) / (done_here + 1))

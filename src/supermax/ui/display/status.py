@@ -86,6 +86,7 @@ def status_json(state: RunState) -> dict[str, object]:
         "faults": dict(state.faults),
         "retries": state.retries,
         "waiting": sorted(state.waiting),
+        "paused": [[number, when(since)] for number, since in state.paused.items()],
         "running": [_trial(state, trial, when) for trial in state.running.values()],
         "recent": [asdict(trial) for trial in state.recent],
         "events": [asdict(event) for event in state.events()],
@@ -169,6 +170,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         evaluated_on=(str(evaluated["split"]), int(evaluated["examples"])) if evaluated else None,
         running={trial["trial"]: _running(trial) for trial in trials},
         waiting=set(fields["waiting"]),
+        paused={int(number): since for number, since in fields.get("paused", ())},
         resumed_shares={
             t["trial"]: float(t["begun"]) for t in trials if t.get("begun") is not None
         },

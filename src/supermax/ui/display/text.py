@@ -45,7 +45,8 @@ def ending(error: BaseException | None) -> str | None:
 
 def finished_of(state: RunState) -> str:
     of = f"/{state.target}" if state.target is not None else ""
-    return f"{state.finished}{of} finished"
+    paused = f", {len(state.paused)} paused" if state.paused else ""
+    return f"{state.finished}{of} finished{paused}"
 
 
 def state_text(state: str) -> str:

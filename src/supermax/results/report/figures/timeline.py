@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from supermax._util.attributes import CLAIM
 from supermax._util.text import counted, took
 from supermax.results.records import AttemptRecord, StudyRecord, TrialRecord
 from supermax.results.report.figures import style
@@ -20,7 +21,7 @@ _ENDS = {
     "PRUNED": (style.ORANGE, "/", "pruned"),
     "FAIL": (style.VERMILLION, "x", "failed"),
     "fault": (style.PURPLE, "\\", "fault, retried"),
-    "stopped": (style.GREY, ".", "stopped with the run"),
+    "stopped": (style.GREY, ".", "paused, or stopped with the run"),
     "open": (style.GREEN, "-", "running, or end unknown"),
 }
 
@@ -31,6 +32,8 @@ class _Bar:
     attempt: AttemptRecord
     start: float
     end: float
+    retry: bool
+    """The attempt follows one that ended by a fault, not one that was paused."""
 
 
 def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
@@ -66,7 +69,7 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
         )
     )
     count = max(rows.values()) + 1
-    retries = sum(bar.attempt.number > 1 for bar in drawn)
+    retries = sum(bar.retry for bar in drawn)
     caption = (
         f"Each bar is an attempt, in {'the first free row' if packed else 'the row of its cell'}; "
         f"time starts at {moment(zero)}."
@@ -74,7 +77,8 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
     if retries:
         caption += f" {counted(retries, 'retry', 'retries')} (dark outline)."
     if packed:
-        caption += f" {len({b.attempt.cell for b in drawn})} cells, drawn in {count} rows."
+        own = {(b.trial.trial.system_attrs.get(CLAIM), b.attempt.cell) for b in drawn}
+        caption += f" {len(own)} cells, drawn in {count} rows."
     if len(drawn) < len(bars):
         caption += f" The last {len(drawn):,} of {len(bars):,} attempts."
     return style.figure(
@@ -93,14 +97,18 @@ def timeline(record: StudyRecord, now: float | None = None) -> go.Figure | None:
 
 
 def _bars(record: StudyRecord, now: float | None) -> list[_Bar]:
-    attempts = [(t, a) for t in record.trials for a in t.attempts]
-    ends = [a.ended or a.started for _, a in attempts]
+    attempts = [
+        (trial, attempt, before is not None and before.how == "fault")
+        for trial in record.trials
+        for before, attempt in zip([None, *trial.attempts], trial.attempts, strict=False)
+    ]
+    ends = [a.ended or a.started for _, a, _ in attempts]
     last = max([*ends, *([now] if now is not None else [])], default=0.0)
     bars = []
-    for trial, attempt in attempts:
+    for trial, attempt, retry in attempts:
         running = attempt.how == "open" and trial.state == "RUNNING"
         end = attempt.ended or (last if running else attempt.started)
-        bars.append(_Bar(trial, attempt, attempt.started, max(end, attempt.started)))
+        bars.append(_Bar(trial, attempt, attempt.started, max(end, attempt.started), retry))
     return sorted(bars, key=lambda bar: (bar.start, bar.trial.number, bar.attempt.number))
 
 
@@ -153,8 +161,8 @@ def _bar_trace(
             "opacity": 0.75,
             "pattern": {"shape": pattern, "size": 5, "solidity": 0.3, "fillmode": "overlay"},
             "line": {
-                "color": ["#222222" if b.attempt.number > 1 else "#ffffff" for b in bars],
-                "width": [1.5 if b.attempt.number > 1 else 0.5 for b in bars],
+                "color": ["#222222" if b.retry else "#ffffff" for b in bars],
+                "width": [1.5 if b.retry else 0.5 for b in bars],
             },
         },
         hovertext=[_bar_text(b) for b in bars],
