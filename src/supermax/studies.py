@@ -7,13 +7,14 @@ import hashlib
 import os
 import sqlite3
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 import optuna
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.storages import BaseStorage
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
+from supermax._util.attributes import EVALUATED, is_race, metric_names, race_name
 from supermax._util.text import in_short, is_url, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.sharing import runs_of
@@ -119,6 +121,33 @@ def open_locked(
             before_carrying=refuse_while_running,
             **options,
         )
+
+
+def open_race(study: Study) -> Study:
+    """Open the study of the race of a study, new or resumed."""
+    storage = study._storage
+    with explain_write_errors(storage), _optuna_warnings_only():
+        race = optuna.create_study(
+            storage=storage,
+            study_name=race_name(study.study_name),
+            sampler=optuna.samplers.RandomSampler(),  # nothing is sampled
+            pruner=optuna.pruners.NopPruner(),
+            directions=study.directions,
+            load_if_exists=True,
+        )
+        if names := metric_names(study):
+            name_values(race, names)
+        if EVALUATED in study.user_attrs and EVALUATED not in race.user_attrs:
+            race.set_user_attr(EVALUATED, study.user_attrs[EVALUATED])
+        return race
+
+
+def name_values(study: Study, names: Sequence[str]) -> None:
+    """Set the names under which Optuna and its dashboard show the values, unless they are set."""
+    if not metric_names(study):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            study.set_metric_names(list(names))
 
 
 @contextlib.contextmanager
@@ -291,9 +320,11 @@ def stored_parameter(storage: str, study: str, name: str) -> dict[str, Any] | No
     return found.get(name)
 
 
-def all_studies(storage: BaseStorage) -> list[Study]:
-    """Return all studies of a storage, all versions included, sorted by name."""
-    names = sorted(summary.study_name for summary in storage.get_all_studies())
+def all_studies(storage: BaseStorage, *, races: bool = False) -> list[Study]:
+    """Return all studies of a storage, all versions included, sorted by name. `races`: with the
+    studies of races, which users do not see as studies."""
+    found = sorted(summary.study_name for summary in storage.get_all_studies())
+    names = [name for name in found if races or not is_race(name)]
     return [optuna.load_study(study_name=name, storage=storage) for name in names]
 
 

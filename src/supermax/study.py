@@ -14,6 +14,7 @@ import optuna
 
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
+from supermax.results.race import RaceRecord
 from supermax.results.records import StudyRecord, TrialRecord, read_record
 from supermax.search.prepare import prepare_search
 from supermax.search.preview import describe_plan
@@ -104,7 +105,14 @@ class Study:
         return read_record(self.study)
 
     def best(self) -> TrialRecord:
+        """Return the winner of the race, else the best trial."""
         return self.record.best()
+
+    @property
+    def race(self) -> RaceRecord | None:
+        """Race of the best configurations over fresh seeds: means, intervals, winner; None: there
+        was none, or other trials have become the best since."""
+        return self.record.race
 
     def frame(self) -> pandas.DataFrame:
         """Return a row for each trial: state, values, parameters, metrics, time and memory."""
@@ -129,6 +137,6 @@ class Study:
     def refit(
         self, folder: str | Path, *, seeds: Sequence[int] = (1, 2, 3), trial: int | None = None
     ) -> Refit:
-        """Train the configuration of the best trial, or of `trial`, once for each seed; export the
-        model to the folder."""
+        """Train the configuration of the winner of the race, else of the best trial, or of
+        `trial`, once for each seed; export the model to the folder."""
         return refit_study(self.record, trial, self.settings, seeds=seeds, folder=folder)[1]

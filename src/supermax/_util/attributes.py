@@ -91,8 +91,27 @@ BASELINES = "supermax:baselines"
 """Study of an agent: metrics of the trivial and the TF-IDF baseline on validation."""
 REFIT = "supermax:refit"
 """Study of an agent: result of its last refit on the test split."""
+RACE = "supermax:race"
+"""Study of an agent: outcome of the last race of its best configurations."""
+SCHEDULE = "supermax:schedule"
+"""Study of a race: trial of the search and seed of each of its trials; None: nothing to train."""
+REPLICATE = "supermax:replicate"
+"""Trial of a race: trial of the search, and seed, that it trained."""
 FROM = "supermax:from"
 """Version of a study: versions whose trials it carries over, and whether that is done."""
+
+_RACE_SUFFIX = "@race"
+
+
+def race_name(study_name: str) -> str:
+    """Return the name of the study that holds the race of a study."""
+    return study_name + _RACE_SUFFIX
+
+
+def is_race(study_name: str) -> bool:
+    """Return True for the name of a race, which is no study of the user."""
+    return study_name.endswith(_RACE_SUFFIX)
+
 
 _BRANCH = re.compile(r"^(?P<plain>.*)@\[[^\]]*\]$", re.DOTALL)
 _WORD = re.compile(r"^[A-Za-z_][\w./ -]*$")

@@ -23,6 +23,7 @@ from supermax._util.attributes import (
     EXPERIMENT,
     NOTICES,
     ORIGIN,
+    RACE,
     RESULT,
     metric_names,
     plain_params,
@@ -37,6 +38,7 @@ from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
 from supermax.engine.trial.stacks import Frame, own_frame
 from supermax.errors import UserError
+from supermax.results.race import RaceRecord, read_race
 
 
 @dataclass(frozen=True)
@@ -296,13 +298,27 @@ class StudyRecord:
         objectives, those on the Pareto front first."""
         return self._records(self._ranked)
 
+    @cached_property
+    def race(self) -> RaceRecord | None:
+        """Race of the best configurations over fresh seeds; None: there was none, or other trials
+        have become the best since."""
+        race = read_race(self.study.user_attrs.get(RACE))
+        ranking = [trial.number for trial in self._ranked]
+        return race if race is not None and race.is_of(ranking) else None
+
+    def best_first(self) -> list[TrialRecord]:
+        """Return the ranking with the winner of the race, if there is one, before the others."""
+        winner = self.race.winner if self.race is not None else None
+        return sorted(self.ranking(), key=lambda trial: trial.number != winner)
+
     def best(self) -> TrialRecord:
-        """Return the first trial of the ranking. Raises UserError if there is none."""
+        """Return the winner of the race, else the first trial of the ranking. Raises UserError if
+        no trial has a value."""
         if not self._ranked:
             states = Counter(trial.state.lower() for trial in self.trials)
             shown = ", ".join(f"{n} {state}" for state, n in states.items()) or "no trials"
             raise UserError(f"No trial of '{self.name}' has a value yet ({shown}).")
-        return self.ranking()[0]
+        return self.best_first()[0]
 
     def front(self) -> list[TrialRecord]:
         """Return the Pareto front; for one objective, the best trial."""

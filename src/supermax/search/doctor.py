@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from supermax._util import system
+from supermax._util.attributes import is_race
 from supermax._util.text import counted, in_short, one_line, printable, size_text
 from supermax.engine.processes import descriptors, mps
 from supermax.errors import SupermaxError
@@ -201,7 +202,7 @@ def storage(where: str) -> Iterator[Finding]:
         yield Finding("storage", GOOD, f"{shown} does not exist yet; a run creates it")
         return
     backend = existing(where)
-    studies = backend.get_all_studies()
+    studies = [one for one in backend.get_all_studies() if not is_race(one.study_name)]
     yield Finding("storage", GOOD, f"{shown} holds {counted(len(studies), 'study', 'studies')}")
     if file is not None:
         yield from folder("storage", file.absolute().parent)

@@ -65,6 +65,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         seed=settings.seed,
         splits=splits,
         top=settings.top,
+        race=settings.race,
         budget=settings.keep,
         execution=execution,
         memory=settings.gpu_memory,

@@ -25,6 +25,7 @@ from supermax.memory import planner
 from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
 from supermax.results.records import TrialRecord, finished, read_record
+from supermax.search.race import race_size, race_text
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.settings.resolving import GUESSES, THE_COMMAND
@@ -72,6 +73,7 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     ]
     cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)
     lines += _aligned("Truncation", truncation_notices(cuts))
+    lines += _aligned("Race", _race(search, settings))
     lines += _aligned("Time", _remaining_time(settings, workers))
     lines += _aligned("Memory", _memory_fit(search, settings))
     warnings = [
@@ -81,6 +83,14 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     ]
     lines += _aligned("Beware", warnings)
     return [*lines, *origins(resolved, verbose)]
+
+
+def _race(search: Search, settings: Settings) -> list[str]:
+    """Return what the race at the end of the search will do, if it has one."""
+    size = race_size(search.race, search.preset, settings.trials)
+    if size and len(settings.objectives) > 1:
+        return ["none: configurations race by one objective, and this search has several"]
+    return [f"{race_text(size, settings.trials)}, at the end"] if size else []
 
 
 def folded(lines: list[str], width: int) -> list[str]:

@@ -68,8 +68,8 @@ def refit_study(
     stages: Stages = lambda _: None,
     tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
-    """Train the configuration of the best trial, or of `trial`, once for each seed; export a
-    model.
+    """Train the configuration of the winner of the race, else of the best trial, or of `trial`,
+    once for each seed; export a model.
 
     The data must be that of the search, and training stays within the memory that the search had.
     `tell` is called with a message if memory runs out all the same. Return the trial and the

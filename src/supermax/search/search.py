@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from optuna.exceptions import ExperimentalWarning
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -27,8 +26,8 @@ from supermax._util.attributes import (
     NOTICES,
     RESULT,
     SETTINGS,
-    metric_names,
     plain_params,
+    race_name,
 )
 from supermax._util.text import ended, metric_title, nearest
 from supermax.engine.ranking import ranked
@@ -38,8 +37,10 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance, Demand
+from supermax.results.race import RaceRecord
 from supermax.run import callback_list, run_study
 from supermax.search.cluster import Cluster
+from supermax.search.race import Race, Wanted, race_size, with_time_left
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.search.shared_checkpoints import SharedCheckpoints
@@ -49,6 +50,7 @@ from supermax.studies import (
     explain_write_errors,
     file_of,
     make_storage,
+    name_values,
     open_locked,
     stored_parameter,
     without_password,
@@ -94,6 +96,8 @@ class Tuned:
     space: Space
     objectives: Sequence[str]
     limits: dict[str, Any]
+    race: RaceRecord | None = None
+    """Race of the best configurations; None: there was none, or it has not ended."""
 
     def trivial_baseline(self, value: float) -> float | None:
         """Return the first objective of the trivial baseline (majority class, no answer); None
@@ -106,9 +110,13 @@ class Tuned:
         return None if better else baseline
 
     def best(self, top: int = 5) -> list[dict[str, Any]]:
-        """Return the best trials: number, values, encoder, best epoch, metrics."""
+        """Return the best trials, the winner of the race first: number, values, encoder, best
+        epoch, metrics, and the contestant of the race or None."""
         rows = []
-        for trial in ranked(self.study.get_trials(deepcopy=False), self.study.directions)[:top]:
+        order = ranked(self.study.get_trials(deepcopy=False), self.study.directions)
+        winner = None if self.race is None else self.race.winner
+        order.sort(key=lambda trial: trial.number != winner)
+        for trial in order[:top]:
             result = trial.user_attrs.get(RESULT, {})
             rows.append(
                 {
@@ -117,12 +125,14 @@ class Tuned:
                     "encoder": plain_params(trial).get("encoder.name"),
                     "best_epoch": result.get("best_epoch"),
                     "metrics": result.get("metrics", {}),
+                    "race": None if self.race is None else self.race.of(trial.number),
                 }
             )
         return rows
 
     def winner(self) -> dict[str, Any]:
-        """Return the best trial as a row of best(). Raises UserError if none has a value yet."""
+        """Return the winner of the race, else the best trial, as a row of best(). Raises UserError
+        if no trial has a value yet."""
         rows = self.best(1)
         if not rows:
             raise UserError(
@@ -167,6 +177,9 @@ class Search:
     """Splits of the data; None: the corpus is split at random."""
     top: int = 5
     """Number of best trials whose weights are kept."""
+    race: Wanted = "auto"
+    """Number of best configurations that race over fresh seeds at the end of the search; True: by
+    the number of trials, False: none, "auto": True for all presets but demo, from 10 trials on."""
     budget: int | None = None
     """Bytes that kept weights may take on disk; None: no limit but `top`."""
     execution: Execution = field(
@@ -269,7 +282,31 @@ class Search:
             options = replace(options, n_trials=self.trials or size.trials)
         summary = self._optimized(study, objective, options, planned)
         self._note_baselines(study, splits, wait=summary.stopped_by is None)
-        return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits)
+        race = None
+        if summary.stopped_by is None:
+            options = with_time_left(options, summary.seconds)
+            race, stopped = self._race(study, objective, options, planned)
+            summary = replace(summary, stopped_by=stopped)
+        return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits, race)
+
+    def _race(
+        self, study: Study, objective: AgentObjective, options: RunOptions, planned: bool
+    ) -> tuple[RaceRecord | None, str | None]:
+        """Race the best configurations. Return the outcome, and what stopped the run."""
+        size = race_size(self.race, self.preset, options.n_trials or 0)
+        if size and len(objective.objectives) > 1:
+            self.tell("There is no race: configurations race by one objective, not by several.")
+            size = 0
+        if not size:
+            return None, None
+
+        def run(race: Study, replicates: AgentObjective, trials: int) -> Summary:
+            run_dir = options.run_dir and race_name(str(options.run_dir))
+            own = replace(options, n_trials=trials, run_dir=run_dir)
+            return self._optimized(race, replicates, own, planned)
+
+        defaults = self.fit.space.defaults()
+        return Race(study, objective, size, defaults, run, self.busy).finish()
 
     def _checked(self, limits: dict[str, Any]) -> tuple[Sequence[str], list[str]]:
         """Return the objectives and their directions. Raises one UserError with all mistakes."""
@@ -334,7 +371,7 @@ class Search:
         if notice:
             self.warn(notice)
         callbacks: list[Callback] = [
-            WeightRetention(run_dir, self.top, allowed.keep),
+            WeightRetention(run_dir, objective.top or 0, allowed.keep),
             *options.callbacks,
         ]
         if options.checkpoints is not None:
@@ -426,14 +463,6 @@ def titles_of(objectives: Sequence[str], labels: Sequence[str]) -> list[str]:
     """Return readable titles of the objectives; their own names where two titles are the same."""
     titles = [metric_title(name, labels) for name in objectives]
     return titles if len(set(titles)) == len(titles) else list(objectives)
-
-
-def name_values(study: Study, names: Sequence[str]) -> None:
-    """Set the names under which Optuna and its dashboard show the values, unless they are set."""
-    if not metric_names(study):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
-            study.set_metric_names(list(names))
 
 
 def _note(study: Study, key: str, value: object) -> None:

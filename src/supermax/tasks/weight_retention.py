@@ -42,7 +42,7 @@ class WeightRetention:
 
     run_dir: Path
     top: int = 5
-    """Trials whose weights are kept."""
+    """Trials whose weights are kept; 0: none."""
     budget: int | None = None
     """Bytes that weights may take; None: only `top` limits them."""
     _best: list[FrozenTrial] = field(default_factory=list, init=False)
@@ -115,6 +115,8 @@ def worth_keeping(trials: Path, top: int, value: float, number: int) -> bool:
     The bar only rises, so a trial below it will never be kept. Without a bar, or with one for
     another `top`, every trial may be. `trials` is the folder of the run's trials.
     """
+    if not top:
+        return False
     try:
         facts = json.loads((trials / BAR).read_text())
         bar, direction = tuple(facts["bar"]), StudyDirection[facts["direction"]]

@@ -14,6 +14,7 @@ from supermax._util.attributes import SETTINGS
 from supermax._util.text import metric_title
 from supermax.engine.storage.locations import find_location
 from supermax.results.machines import machine_text, run_names
+from supermax.results.race import RaceRecord
 from supermax.results.records import FaultRecord, StudyRecord, TrialRecord
 from supermax.results.report.choosing import value_of
 from supermax.results.report.noted import (
@@ -102,6 +103,8 @@ class ReportFacts:
     groups_left_out: int
     top: list[TrialRecord]
     front: list[TrialRecord]
+    race: RaceRecord | None
+    """Race of the best configurations over fresh seeds; None: there was none."""
     improvement: tuple[TrialRecord, float] | None
     """First trial with a value, and that value, for comparison with the best."""
     space: Space | None
@@ -148,7 +151,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
     done = sum(t.trial.state.is_finished() for t in own)
     faults = record.faults()
     groups = fault_groups(record, faults)
-    ranking, front = record.ranking(), record.front()
+    ranking, front = record.best_first(), record.front()
     place = clean_text(storage or _address(record))
     first = next(((t, v) for t in record.trials if (v := value_of(t)) is not None), None)
     return ReportFacts(
@@ -166,6 +169,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
         groups_left_out=max(0, len(groups) - MOST_GROUPS),
         top=ranking[:TOP],
         front=front,
+        race=record.race,
         improvement=first,
         space=_space(record),
         notices=[clean_text(line) for line in record.notices],

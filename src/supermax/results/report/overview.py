@@ -63,10 +63,12 @@ def _state(running: bool, done: int, target: int | None) -> str:
 
 
 def _best(record: StudyRecord) -> str:
-    ranking = record.ranking()
+    ranking = record.best_first()
     if not ranking or ranking[0].values is None:
         return ""
     title = record.titles[0] if record.titles else "value"
+    if record.race is not None and (best := record.race.best) is not None:
+        return f"{title} {best.mean_text} (trial {best.trial})"
     more = " …" if len(ranking[0].values) > 1 else ""
     return f"{title} {ranking[0].values[0]:.4g}{more} (trial {ranking[0].number})"
 

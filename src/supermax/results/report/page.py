@@ -111,6 +111,7 @@ def _sections(facts: ReportFacts, drawn: dict[str, go.Figure | None]) -> list[Se
     )
     return [
         Section("result", "Result", quality.comparison(facts)),
+        Section("race", "Race", sections.race_table(facts)),
         Section("predictions", "Predictions", quality.predictions(facts)),
         Section("data", "Data", quality.data(facts)),
         Section("front", "Front", some("pareto-")),

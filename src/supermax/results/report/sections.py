@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supermax._util.text import counted, took
+from supermax.results.race import Contestant
 from supermax.results.records import FaultRecord, TrialRecord
 from supermax.results.report.choosing import value_of
 from supermax.results.report.collect import FaultGroup, ReportFacts
@@ -67,6 +68,9 @@ def lead(facts: ReportFacts) -> str:
             f"are on the Pareto front of {names}: none is better than another in every objective."
         )
     (name, direction), best = facts.objectives[0], facts.top[0]
+    if (raced := winner_of(facts)) is not None:
+        where = " on the validation split" if facts.metric else ""
+        return f"Trial {best.number} won the race: {name}{where} {raced}.{_refitted(facts)}"
     extreme = "highest" if direction == "maximize" else "lowest"
     where = " on the validation split" if facts.metric else ""
     text = (
@@ -76,6 +80,43 @@ def lead(facts: ReportFacts) -> str:
     if facts.improvement is not None and facts.improvement[0].number != best.number:
         text += f"; the first trial had {number(facts.improvement[1])}"
     return f"{text}.{_refitted(facts)}"
+
+
+def winner_of(facts: ReportFacts) -> Contestant | None:
+    """Return the winner of the race; None: there is none."""
+    return facts.race.best if facts.race is not None else None
+
+
+def race_table(facts: ReportFacts) -> Html:
+    """Return the race: each configuration in the search and over fresh seeds, and how much of the
+    winner's improvement is likely to be noise; empty if there was none."""
+    race = facts.race
+    if race is None:
+        return Html("")
+    name, direction = facts.objectives[0]
+    rows = []
+    for each in race.contestants:
+        end = "winner" if each.trial == race.winner else "stopped" if each.stopped else ""
+        rows.append(
+            tag(
+                "tr",
+                tag("td", str(each.trial), class_="n"),
+                tag("td", shown(each.value), class_="n"),
+                tag("td", each.mean_text),
+                tag("td", end or "not clearly worse"),
+            )
+        )
+    note = (
+        "Each configuration was trained again with seeds that the search did not use; the best "
+        "mean wins. One that was clearly worse was stopped. Intervals (95%) are over seeds: they "
+        "do not include the choice of the validation rows."
+    )
+    chosen = race.selection(maximize=direction == "maximize")
+    return join(
+        html_table(["trial", f"{name} in the search", "mean over fresh seeds", "result"], rows),
+        tag("p", chosen) if chosen else None,
+        tag("p", note, class_="quiet note"),
+    )
 
 
 def _refitted(facts: ReportFacts) -> str:
@@ -101,9 +142,17 @@ def key_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
             (
                 name,
                 number(value_of(best)),
-                f"trial {best.number}{where}",
+                f"trial {best.number}{where}" + ", in the search" * (facts.race is not None),
             )
         )
+        if (raced := winner_of(facts)) is not None:
+            rows.append(
+                (
+                    "Over fresh seeds",
+                    raced.mean_text.split(" over ")[0],
+                    f"{counted(len(raced.scores), 'seed')}, race",
+                )
+            )
         if facts.refit is not None and (found := facts.refit.metrics.get(facts.metric)):
             seeds = counted(facts.refit.seeds, "seed")
             mean = "mean of " if facts.refit.seeds > 1 else ""

@@ -20,6 +20,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 import optuna
 from optuna.storages import BaseStorage
 
+from supermax._util.attributes import RACE, is_race
 from supermax._util.text import in_short
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.results.records import StudyRecord, read_record
@@ -120,7 +121,8 @@ class Site:
             return "503 Service Unavailable", message_page(f"The studies cannot be read. {why}")
 
     def _render_index(self) -> bytes:
-        names = sorted(study.study_name for study in self.storage.get_all_studies())
+        stored = (study.study_name for study in self.storage.get_all_studies())
+        names = sorted(name for name in stored if not is_race(name))
         found = [
             overview(optuna.load_study(study_name=name, storage=self.storage)) for name in names
         ]
@@ -147,7 +149,7 @@ def stamp_of(record: StudyRecord) -> object:
     for trial in record.trials:
         ledger = 0 if trial.trial.state.is_finished() else len(trial.folder.records())
         parts.append((trial.number, trial.state, len(trial.trial.intermediate_values), ledger))
-    return record.name, tuple(parts)
+    return record.name, tuple(parts), str(record.note(RACE))
 
 
 def make_site(storage: BaseStorage, place: str, *, edit: bool = False) -> Guard:

@@ -55,6 +55,23 @@ def _switch(value: object) -> object:
 Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
 
 
+def _race(value: object) -> object:
+    """Parse the size of a race: a number of configurations, true, false or auto."""
+    number = TypeAdapter(int)
+    if value != "auto" and not isinstance(value, bool):
+        try:
+            found = number.validate_python(value)
+        except ValidationError:
+            return _switch(value)
+        if found < 2 and found != 0:
+            raise ValueError(f"at least 2 configurations race, not {found}; 0 is no race")
+        return found
+    return value
+
+
+RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -164,6 +181,12 @@ class Settings(_Part):
     )
     cache: str | None = Field(None, description=f"cache of tokenized data; else {CACHE}")
     top: int = Field(5, ge=1, description="number of best trials whose weights are kept")
+    race: RaceSize = Field(
+        "auto",
+        union_mode="left_to_right",
+        description="best configurations to train again with fresh seeds: a number, true, false; "
+        "auto: by the preset",
+    )
     keep: Bytes | None = Field(None, description="disk space that kept weights may take")
     track: str | None = Field(
         None,

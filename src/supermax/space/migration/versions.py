@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import FROM, ORIGIN, SPACE
+from supermax._util.attributes import FROM, ORIGIN, SPACE, is_race
 from supermax._util.text import counted, ended, listed, nearest
 from supermax.errors import UserError
 from supermax.space.migration.bulk_write import Progress, add_trials
@@ -128,6 +128,8 @@ def open_version(
     name = name or space.name
     if not base_name(name) == name:
         raise UserError(f"'{name}' names a version; the study's own name is '{base_name(name)}'.")
+    if is_race(name):
+        raise UserError(f"'{name}' is the name of a race. Choose a name that ends otherwise.")
     # Before a database is created: raises UserError if no point is feasible.
     space_sampler = sampler_for(space, sampler, seed=seed)
     wanted = _directions(directions)

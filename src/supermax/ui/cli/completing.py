@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from supermax._util.attributes import AGENTS, STORAGE
+from supermax._util.attributes import AGENTS, STORAGE, is_race
 from supermax.engine.storage import journal
 from supermax.space.presets import presets
 from supermax.studies import file_of
@@ -59,7 +59,7 @@ def studies(ctx: Any, incomplete: str) -> list[str]:
     """Return names of the studies in the storage that the command line names so far."""
     with contextlib.suppress(Exception):  # completion cannot report an error
         where = ctx.params.get("storage") or os.environ.get("SUPERMAX_STORAGE") or STORAGE
-        names = [name for name in _names(str(where)) if name.isprintable()]
+        names = [name for name in _names(str(where)) if name.isprintable() and not is_race(name)]
         return sorted({name for name in names if name.startswith(incomplete)})
     return []
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from supermax._util.attributes import STORAGE
+from supermax._util.attributes import RACE, STORAGE
 from supermax._util.files import write_whole
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
@@ -73,7 +73,7 @@ def best(
       supermax best criteria --json
     """
     record = read_record(the_study(storage, study))
-    ranked = record.front() if len(record.directions) > 1 else record.ranking()
+    ranked = record.front() if len(record.directions) > 1 else record.best_first()
     if as_json:
         print_json([_facts(record, trial) for trial in ranked[:top]])
         return
@@ -83,6 +83,7 @@ def best(
     table = Table(
         "trial",
         *map(printable, record.titles),
+        *(["in the race"] if record.race is not None else []),
         *(["encoder", "best epoch"] if has_encoders else []),
         "time",
     )
@@ -92,6 +93,7 @@ def best(
         table.add_row(
             str(trial.number),
             *values,
+            *([_in_race(record, trial)] if record.race is not None else []),
             *([printable(trial.encoder or "–"), str(epoch or "–")] if has_encoders else []),
             took(trial.seconds),
         )
@@ -100,8 +102,29 @@ def best(
     first = ranked[0]
     if len(record.directions) > 1:
         screen.print("Pareto front: no trial is better than any of these in every objective.")
+    for line in _race_lines(record):
+        screen.print(literal(line))
     screen.print(f"Trial {first.number}:")
     _print_params(screen, first)
+
+
+def _in_race(record: StudyRecord, trial: TrialRecord) -> str:
+    """Return the mean of a trial's configuration over fresh seeds; a dash if it did not race."""
+    found = record.race.of(trial.number) if record.race is not None else None
+    return "–" if found is None else found.mean_text + ", stopped" * found.stopped
+
+
+def _race_lines(record: StudyRecord) -> list[str]:
+    """Return both numbers of the winner of the race, or that the race is out of date."""
+    if record.race is None:
+        stale = bool(record.note(RACE))
+        again = "Other trials are the best since the race: the same `supermax tune` refreshes it."
+        return [again] if stale else []
+    if (best := record.race.best) is None:
+        return ["The race has no winner: every configuration failed with some seed."]
+    maximize = record.directions[0] == "maximize"
+    lead = f"Trial {best.trial} won the race: {record.titles[0]} {best}."
+    return [lead, record.race.selection(maximize=maximize)]
 
 
 def show(
@@ -290,7 +313,7 @@ def export(
     """
     record = read_record(the_study(storage, study))
     record.best()  # raises UserError where no trial is complete
-    ranked = (record.front() if len(record.directions) > 1 else record.ranking())[:top]
+    ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
     if out is None:
         stem = file_stem(record.name)
         places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
@@ -314,6 +337,7 @@ def export(
 
 def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     """Return a trial as JSON, for scripts."""
+    raced = record.race.of(trial.number) if record.race is not None else None
     return {
         "study": record.name,
         "trial": trial.number,
@@ -331,6 +355,7 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "attempts": [vars(a) | {"fault": a.fault and vars(a.fault)} for a in trial.attempts],
         "broken": trial.broken,
         "machine": machine_text(record, trial),
+        "race": raced.data() if raced is not None else None,
     }
 
 

@@ -45,7 +45,7 @@ def clean(
       supermax clean --dry-run
       supermax clean --top 3 --yes
     """
-    studies = all_studies(existing(storage))
+    studies = all_studies(existing(storage), races=True)
     for study in studies:
         refuse_while_running(study, "be cleaned up")
     found = cleanup.leftovers(studies, top=top, cache=cache or _default_cache(storage))

@@ -41,7 +41,10 @@ PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 def refit(
     study: Which = None,
-    trial: Annotated[int | None, typer.Option(help="Trial to refit. Default: the best.")] = None,
+    trial: Annotated[
+        int | None,
+        typer.Option(help="Trial to refit. Default: the winner of the race, else the best."),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(help="Number of seeds, such as 3, or the seeds themselves: 1,2,3,")
     ] = "3",
@@ -84,15 +87,19 @@ def refit(
             stages=_Stages(progress, wanted),
             tell=partial(print, file=sys.stderr, flush=True) if as_json else progress.step,
         )
+    raced = record.race.of(chosen.number) if record.race is not None else None
     if as_json:
         found = {name: vars(estimate) for name, estimate in result.metrics.items()}
         facts = {"trial": chosen.number, "folder": str(result.folder), "metrics": found}
+        facts["race"] = raced.data() if raced is not None else None
         print_json({**facts, "cautions": list(result.cautions)})
         return
     _print_estimates(result, chosen.labels)
     seeds_used = counted(len(wanted), "seed")
     which = f"The model of seed {result.chosen}, the median," if len(wanted) > 1 else "The model"
     print(f"Trial {chosen.number}, trained with {seeds_used}. {which} is in {folder}.")
+    if raced is not None:
+        print(f"On validation it had {record.titles[0]} {raced}.")
     print(f"Use it: supermax predict {shlex.quote(str(folder))} FILE.csv -o answers.csv")
 
 

@@ -11,6 +11,7 @@ import typer
 from optuna.storages import BaseStorage
 from optuna.study import Study
 
+from supermax._util.attributes import is_race
 from supermax._util.text import ended, finite, nearest, one_line
 from supermax.errors import UserError
 from supermax.space.migration.versions import base_name, find_versions, version_of
@@ -55,8 +56,10 @@ def find_study(storage: BaseStorage, name: str) -> Study:
         if known in names:
             return optuna.load_study(study_name=known, storage=storage)
     if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-        known = ", ".join(dict.fromkeys(map(one_line, map(base_name, names)))) or "none yet"
+        shown = [base_name(known) for known in names if not is_race(known)]
+        known = ", ".join(dict.fromkeys(map(one_line, shown))) or "none yet"
         raise UserError(f"{name} is a file. Name a study of this storage: {known}.")
+    names = [known for known in names if not is_race(known)]
     raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 
@@ -68,7 +71,8 @@ def the_study(storage: str, name: str | None) -> Study:
     backend = existing(storage)
     if name is not None:
         return find_study(backend, name)
-    names = dict.fromkeys(base_name(s.study_name) for s in backend.get_all_studies())
+    found = [s.study_name for s in backend.get_all_studies()]
+    names = dict.fromkeys(base_name(name) for name in found if not is_race(name))
     if len(names) == 1:
         return find_study(backend, next(iter(names)))
     shown = without_password(storage)

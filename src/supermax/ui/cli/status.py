@@ -17,7 +17,7 @@ from optuna.study import Study
 from rich.table import Table
 from rich.text import Text
 
-from supermax._util.attributes import STORAGE, evaluated_on, metric_names
+from supermax._util.attributes import STORAGE, evaluated_on, is_race, metric_names
 from supermax._util.text import clock, one_line
 from supermax.engine.ranking import best_of
 from supermax.engine.run.sharing import RunOfStudy, runs_of
@@ -76,7 +76,7 @@ def status(
     if name is None:
         if run_dir is not None:
             raise UserError("--run-dir needs a study. Name one with --study.")
-        _print_list([find_snapshot(study) for study in all_studies(backend)], storage, as_json)
+        _print_list(_all_snapshots(backend), storage, as_json)
         return
     study = _find_study(backend, name)
     if not watch:
@@ -204,8 +204,9 @@ def _only_one(storage: BaseStorage, where: str) -> str:
 
     Raises UserError where neither is unique.
     """
-    studies = all_studies(storage)
-    running = [study for study in studies if find_snapshot(study).alive] or studies
+    found = all_studies(storage, races=True)
+    studies = [study for study in found if not is_race(study.study_name)]
+    running = [study for study in found if find_snapshot(study).alive] or studies
     if len(running) != 1:
         shown = without_password(where)
         if not running:
@@ -213,6 +214,12 @@ def _only_one(storage: BaseStorage, where: str) -> str:
         names = ", ".join(one_line(study.study_name) for study in running)
         raise UserError(f"--watch shows one study of {names}. Name one with --study.")
     return str(running[0].study_name)
+
+
+def _all_snapshots(storage: BaseStorage) -> list[Snapshot]:
+    """Return the state of each study, and of races that are running."""
+    found = [find_snapshot(study) for study in all_studies(storage, races=True)]
+    return [one for one in found if one.alive or not is_race(one.state.study_name)]
 
 
 def _print_list(snapshots: list[Snapshot], storage: str, as_json: bool) -> None:

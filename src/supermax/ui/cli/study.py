@@ -11,7 +11,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 from rich.table import Table
 
-from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params
+from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params, race_name
 from supermax._util.text import counted, ended, nearest, printable
 from supermax.engine.ranking import best_of
 from supermax.engine.run.requeue import retry as queue_again
@@ -236,7 +236,10 @@ def delete(
         shown = ", ".join(f"{name}@{version_of(v)}" for v in versions)
         raise UserError(f"There are several versions of '{name}'. Name one: {shown}.")
     study = find_study(backend, name)
-    refuse_while_running(study)
+    race = [each for each in all_studies(backend, races=True)
+            if each.study_name == race_name(study.study_name)]  # fmt: skip
+    for each in (study, *race):
+        refuse_while_running(each)
     name, facts = study.study_name, _facts(study)
     print(
         f"'{name}' has {counted(facts['finished'], 'finished trial')}; {_count_unique(study)} of "
@@ -248,7 +251,8 @@ def delete(
     if not yes and not typer.confirm("Delete it permanently?"):
         print("Nothing was deleted.")
         raise typer.Exit(1)
-    optuna.delete_study(study_name=name, storage=backend)
+    for each in (*race, study):
+        optuna.delete_study(study_name=each.study_name, storage=backend)
     print(f"'{name}' is deleted.")
 
 

@@ -126,6 +126,14 @@ def tune(
         typer.Option(help="Metric to optimize; repeat for several objectives."),
     ] = None,
     seed: Annotated[Text, typer.Option(help="Random seed of the sampler.")] = None,
+    race: Annotated[
+        Text,
+        typer.Option(
+            help="Best configurations to train again with fresh seeds at the end: a number, auto, "
+            "true or false.",
+            autocompletion=among(("auto", "true", "false")),
+        ),
+    ] = None,
     track: Annotated[
         Text, typer.Option(help="Log trials to MLflow: a URI, a file, or mlflow.")
     ] = None,
@@ -179,6 +187,7 @@ def tune(
         "sampler": sampler,
         "pruner": pruner,
         "objectives": objective or None,
+        "race": race,
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
@@ -406,11 +415,14 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     values = ", ".join(
         f"{name} {value:.4f}" for name, value in zip(titles, best["values"], strict=True)
     )
+    value, which = best["values"][0], "Best so far"
+    if (raced := best["race"]) is not None and raced.mean is not None:
+        value, which, values = raced.mean, "Winner of the race", f"{titles[0]} {raced}"
     return [
         *([paused] if paused else []),
-        f"Best so far: trial {best['trial']} ({best['encoder']}), {values} "
+        f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"(validation, n={tuned.splits.validation.count(tuned.agent)}).",
-        *_baseline_warning(titles[0], tuned.trivial_baseline(best["values"][0])),
+        *_baseline_warning(titles[0], tuned.trivial_baseline(value)),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",

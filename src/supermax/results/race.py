@@ -1,0 +1,158 @@
+"""Outcome of a race: the best configurations of a search, trained again with fresh seeds.
+
+attribute of the study ──read_race()──▶ RaceRecord ──▶ winner, Contestant
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from supermax._util.text import counted
+
+_MOST_DECIMALS = 6
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Configuration of a race."""
+
+    trial: int
+    """Number of its trial in the search."""
+    value: float
+    """Value in the search, by which it was selected."""
+    scores: tuple[float | None, ...]
+    """Values with fresh seeds, in the order of RaceRecord.seeds; None: the training failed."""
+    mean: float | None
+    """Mean of the scores; None: a training failed."""
+    half_width: float | None
+    """Half of the 95 % interval of the mean, over seeds; None: unknown."""
+    stopped: bool
+    """True: it was clearly worse than the leader."""
+
+    @property
+    def mean_text(self) -> str:
+        """Mean with its interval and number of seeds: 0.751 ± 0.012 over 5 seeds."""
+        failed = sum(score is None for score in self.scores)
+        if self.mean is None:
+            return f"{failed} of {counted(len(self.scores), 'training')} failed"
+        within = "" if self.half_width is None else f" ± {self._fixed(self.half_width)}"
+        return f"{self._fixed(self.mean)}{within} over {counted(len(self.scores), 'seed')}"
+
+    def __str__(self) -> str:
+        """Both numbers: 0.783 in the search, 0.751 ± 0.012 over 5 seeds."""
+        return f"{self._fixed(self.value)} in the search, {self.mean_text}"
+
+    def _fixed(self, number: float) -> str:
+        """Return a number with as many decimals as the interval has meaningful ones."""
+        half = self.half_width or 0.0
+        places = 1 - math.floor(math.log10(half)) if half > 0 else 4
+        return f"{number:.{max(0, min(_MOST_DECIMALS, places))}f}"
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {
+            "trial": self.trial,
+            "value": self.value,
+            "scores": list(self.scores),
+            "mean": self.mean,
+            "half_width": self.half_width,
+            "stopped": self.stopped,
+        }
+
+
+@dataclass(frozen=True)
+class RaceRecord:
+    """Race that has ended."""
+
+    seeds: tuple[int, ...]
+    """Fresh seeds; one that was stopped used the first of them."""
+    contestants: tuple[Contestant, ...]
+    """Best configurations, in the order of the search."""
+    winner: int | None
+    """Number of the trial with the best mean; None: every configuration failed with some seed."""
+    default: tuple[int, float] | None = None
+    """Trial of the default configuration, and its value; None: it has none."""
+
+    def of(self, trial: int) -> Contestant | None:
+        """Return the contestant with the configuration of a trial; None: it did not race."""
+        return next((each for each in self.contestants if each.trial == trial), None)
+
+    @property
+    def best(self) -> Contestant | None:
+        """Winner; None: there is none."""
+        return None if self.winner is None else self.of(self.winner)
+
+    def is_of(self, ranking: list[int]) -> bool:
+        """Return whether the best trials, by number, are those that raced."""
+        return set(ranking[: len(self.contestants)]) == {each.trial for each in self.contestants}
+
+    def selection(self, *, maximize: bool) -> str:
+        """Return a sentence on how much of the winner's improvement over the default configuration
+        is likely to be selection on noise; "" without a winner."""
+        best = self.best
+        if best is None or best.mean is None:
+            return ""
+        sign = 1 if maximize else -1
+        excess = sign * (best.value - best.mean)
+        fixed = best._fixed
+        if excess <= 0:
+            lead = f"Trial {best.trial} is no worse over fresh seeds than in the search"
+            return f"{lead}: its value in the search is not due to selection on noise."
+        if self.default is None or self.default[0] == best.trial:
+            lead = f"Of the value of trial {best.trial} in the search, {fixed(excess)}"
+            return f"{lead} is likely to be selection on noise."
+        number, value = self.default
+        gain = sign * (best.value - value)
+        if gain <= 0:
+            lead = f"Trial {best.trial} is no improvement over the default configuration"
+            return f"{lead} (trial {number}), and {fixed(excess)} of its value is likely noise."
+        return (
+            f"In the search, trial {best.trial} improved on the default configuration (trial "
+            f"{number}) by {fixed(gain)}; {fixed(min(excess, gain))} of that is likely to be "
+            f"selection on noise."
+        )
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON, for the attribute of the study."""
+        return {
+            "seeds": list(self.seeds),
+            "contestants": [each.data() for each in self.contestants],
+            "winner": self.winner,
+            "default": None if self.default is None else list(self.default),
+        }
+
+
+def read_race(stored: object) -> RaceRecord | None:
+    """Return the race in an attribute of a study; None if there is none, or it cannot be read: any
+    program may set the attribute."""
+    try:
+        assert isinstance(stored, Mapping)
+        default = stored.get("default")
+        return RaceRecord(
+            tuple(int(seed) for seed in stored["seeds"]),
+            tuple(_contestant(each) for each in stored["contestants"]),
+            None if stored["winner"] is None else int(stored["winner"]),
+            None if default is None else (int(default[0]), float(default[1])),
+        )
+    except (AssertionError, KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _contestant(stored: Mapping[str, Any]) -> Contestant:
+    return Contestant(
+        int(stored["trial"]),
+        float(stored["value"]),
+        tuple(_number(score) for score in stored["scores"]),
+        _number(stored["mean"]),
+        _number(stored["half_width"]),
+        bool(stored["stopped"]),
+    )
+
+
+def _number(stored: object) -> float | None:
+    """Return a finite number; None for any other value."""
+    known = isinstance(stored, (int, float)) and math.isfinite(stored)
+    return float(stored) if known else None  # type: ignore[arg-type]

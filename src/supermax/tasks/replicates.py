@@ -1,0 +1,51 @@
+"""Objective of a race: train configurations of a search again, with other seeds.
+
+trial of the race ──schedule──▶ trial of the search, seed ──▶ Config ──▶ value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.trial import BaseTrial
+
+from supermax._util.attributes import REPLICATE
+from supermax.engine.processes.remote_trial import RemoteTrial
+from supermax.space import nest
+from supermax.tasks.objective import AgentObjective, configured
+from supermax.training.config import Config
+
+
+@dataclass(frozen=True)
+class ReplicateObjective(AgentObjective):
+    """Optuna objective: train the configuration and the seed that the schedule has for a trial.
+
+    The schedule gives each number of a trial its training. So runs on several machines share a
+    race without training anything twice, and a trial has the same training in every attempt.
+    """
+
+    schedule: Sequence[tuple[int, int] | None] = ()
+    """Trial of the search and seed, by the number of the race's trial; None: nothing to train."""
+    params: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Parameters by trial of the search, under the names that the objective uses."""
+
+    def __call__(self, trial: RemoteTrial) -> float | tuple[float, ...]:
+        trial.set_user_attr(REPLICATE, list(self._scheduled(trial)))
+        return super().__call__(trial)
+
+    def sampled(self, trial: BaseTrial) -> Config:
+        """Return the configuration that is scheduled for a trial."""
+        number, seed = self._scheduled(trial)
+        sampled = nest(self.params[number])
+        part = {**sampled.get("train", {}), "seed": seed}
+        return configured(self.agent, {**sampled, "train": part}, self.limits)
+
+    def _scheduled(self, trial: BaseTrial) -> tuple[int, int]:
+        number = trial.number
+        found = self.schedule[number] if number < len(self.schedule) else None
+        if found is None:
+            raise optuna.TrialPruned
+        return found
