@@ -13,8 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from supermax._util.student_t import t_quantile
-
 Pair = tuple[int, int]
 """Contestant and seed."""
 FEWEST_SEEDS = 3
@@ -145,6 +143,13 @@ def _clearly_worse(
     ]
     margin = min(margins, default=math.inf) + _ROUNDING * abs(lead)
     return {c for c, mean in means.items() if lead - mean > margin}
+
+
+def t_quantile(tail: float, freedom: int) -> float:
+    """Return the value that Student's t exceeds with probability `tail`."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # takes half a second
+
+    return -float(stdtrit(freedom, tail))
 
 
 def _spread(rows: Sequence[Sequence[float]]) -> tuple[float, int]:
