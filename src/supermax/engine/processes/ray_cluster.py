@@ -72,8 +72,6 @@ def connect(address: str | None) -> Callable[[], None]:
         raise UserError(
             "The executor ray needs the package Ray: pip install 'supermax[ray]'."
         ) from error
-    if ray.is_initialized():
-        return lambda: None
     if address is not None and address.startswith(_CLIENT):
         raise UserError(
             f"{address} is an address of Ray Client, through which the machines of the cluster "
@@ -81,6 +79,8 @@ def connect(address: str | None) -> Callable[[], None]:
         )
     if address is not None and not _ADDRESS.fullmatch(address):
         raise UserError(f"The address {address!r} of Ray is not HOST:PORT, as in 10.0.0.5:6379.")
+    if ray.is_initialized():
+        return lambda: None
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         _check_port(address or os.environ.get("RAY_ADDRESS", ""))

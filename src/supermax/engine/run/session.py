@@ -58,6 +58,7 @@ from supermax.errors import EnvironmentFault, Quarantined
 
 IDENTITY = "supermax:run"
 _OPENING_PATIENCE = 60.0
+_LAST_WRITE = 1.0  # seconds that a run ended at once waits for its database server
 
 
 def run(
@@ -306,6 +307,9 @@ def _shared(
             yield shared
         except Quarantined as error:
             quarantined = str(error)
+            raise
+        except KeyboardInterrupt:  # the second Ctrl-C
+            storage.patience.limit = _LAST_WRITE
             raise
         finally:
             release = options.checkpoints is not None or quarantined is not None
