@@ -287,7 +287,7 @@ LAZY: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LAZY)
+@pytest.mark.parametrize("name", a_few(list(LAZY), 2))
 def test_modules_of_any_class_go_by_name(
     name: str, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

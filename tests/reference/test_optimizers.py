@@ -260,6 +260,7 @@ def test_8_bit_adamw_is_adamw_for_small_parameters(name: str) -> None:
     assert_close(one, wanted, UPDATES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", named("adamw_8bit"))
 def test_8_bit_adamw_is_adamw_with_rounded_moments(name: str) -> None:
     """Each step is AdamW's to float32, from the moments as they are stored; and what is stored is

@@ -78,7 +78,7 @@ def run(space: Space, sampler: Any, n: int, seed: int = 0) -> tuple[optuna.Study
     return study, configs
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(feasible_spaces(), st.sampled_from(["tpe", "random"]), st.integers(0, 99))
 def test_samples_are_valid_in_the_space(space: Space, sampler: str, seed: int) -> None:
     study, configs = run(space, sampler, 14, seed)

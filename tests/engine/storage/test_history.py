@@ -138,6 +138,7 @@ def one(trial: optuna.Trial) -> float:
     return trial.suggest_float("x", 0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_trial_costs_the_same_in_a_long_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
