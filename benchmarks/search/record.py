@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import gzip
 import io
 import json
@@ -49,7 +50,7 @@ from supermax.engine.processes import mps
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
-from supermax.space import nest
+from supermax.space import nest, preset
 from supermax.tasks.objective import TrialReporter, local_execution
 from supermax.training.config import read_config
 from supermax.training.data.examples import Corpus, Example
@@ -79,20 +80,6 @@ SPACE: dict[str, BaseDistribution] = {
     "loss.name": CategoricalDistribution(["cross_entropy", "label_smoothing"]),
     "loss.balance": CategoricalDistribution(["none", "weighted"]),
 }
-DEFAULTS: dict[str, Any] = {
-    "optim.lr": 5e-5,
-    "train.effective_batch": 16,
-    "optim.weight_decay": 0.01,
-    "optim.layer_decay": 1.0,
-    "schedule.name": "linear",
-    "schedule.warmup": 0.1,
-    "encoder.dropout": 0.1,
-    "head.dropout": 0.1,
-    "head.pooling": "mean",
-    "loss.name": "cross_entropy",
-    "loss.balance": "none",
-}
-"""Defaults of the preset `standard`: configuration 0."""
 
 Kind = Literal["long", "short", "seed"]
 Encoder = Literal["whole", "half"]
@@ -109,11 +96,14 @@ class Item(NamedTuple):
     seed: int = 1
 
 
+@functools.cache
 def configurations() -> list[dict[str, Any]]:
-    """Return the defaults and quasi-random configurations, always the same."""
+    """Return the defaults of the preset `standard` and quasi-random configurations, always the
+    same."""
     sampler = qmc.Sobol(len(SPACE), scramble=True, seed=0)
     points = sampler.random(512)[: CONFIGURATIONS - 1]
-    found = [DEFAULTS]
+    defaults = preset("criteria", "standard").space.defaults() or {}
+    found: list[dict[str, Any]] = [{name: defaults[name] for name in SPACE}]
     for point in points:
         pairs = zip(SPACE.items(), point, strict=True)
         found.append({name: _value(domain, float(x)) for (name, domain), x in pairs})
@@ -331,13 +321,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--kinds", nargs="+", default=["long", "short", "seed"])
-    parser.add_argument("--configurations", type=int, default=CONFIGURATIONS)
     options = parser.parse_args()
     files = sorted(options.data.glob("tweeteval-*.csv.gz"))
     data = {f.name.removeprefix("tweeteval-").split(".")[0]: read_task(f) for f in files}
     done = read_lines(options.into)
     wanted = [item for kind in options.kinds for item in items(kind, sorted(data), done)]
-    todo = [i for i in wanted if i not in done and i.configuration < options.configurations]
+    todo = [item for item in wanted if item not in done]
     print(f"{len(wanted) - len(todo)} of {len(wanted)} trainings are done.", flush=True)
     if todo:
         record(todo, data, options)

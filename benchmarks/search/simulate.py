@@ -34,10 +34,6 @@ class Replay:
     epochs: list[Epoch] = field(default_factory=list)
     trials: int = 0
 
-    def incumbent(self) -> list[float]:
-        """Return the lowest loss after each epoch that was trained, on any worker."""
-        return list(itertools.accumulate((epoch.loss for epoch in self.epochs), min))
-
 
 class Method(Protocol):
     """Search method: decides which configurations are trained, and for how many epochs."""

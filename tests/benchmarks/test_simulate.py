@@ -166,21 +166,19 @@ def test_a_peer_searches_in_its_own_process(
     assert [epoch.loss for epoch in result.epochs] == [1.0, 1.5, 1.0, 1.75, 1.25, 0.75 + 1 / 3]
 
 
-def test_a_peer_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "program.py"
-    program.write_text("raise SystemExit(1)", encoding="utf-8")
-    monkeypatch.setitem(PEERS, "toy", Project("toy", "toy==1.0", str(program)))
-    python = Path(sys.executable)
-    with pytest.raises(RuntimeError, match="toy has failed"):
-        Peer("toy", toy_table(), seed=1, budget=6, workers=1, python=python)
-
-
-def test_a_peer_has_the_version_that_is_pinned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("text", "pinned", "message"),
+    [
+        ("raise SystemExit(1)", "toy==1.0", "toy has failed"),
+        (PROGRAM, "toy==2.0", r"toy needs toy==2\.0, not 1\.0"),
+    ],
+)
+def test_a_peer_that_fails_or_has_another_version_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, pinned: str, message: str
 ) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM, encoding="utf-8")
-    monkeypatch.setitem(PEERS, "toy", Project("toy", "toy==2.0", str(program)))
+    program.write_text(text, encoding="utf-8")
+    monkeypatch.setitem(PEERS, "toy", Project("toy", pinned, str(program)))
     python = Path(sys.executable)
-    with pytest.raises(RuntimeError, match=r"toy needs toy==2\.0, not 1\.0"):
+    with pytest.raises(RuntimeError, match=message):
         Peer("toy", toy_table(), seed=1, budget=6, workers=1, python=python)

@@ -69,7 +69,7 @@ def test_the_sentence_on_selection() -> None:
     )
     alone = replace(OUTCOME, default=None)
     assert "Of the value of trial 2 in the search, 0.032" in alone.selection(maximize=True)
-    assert "not due to selection" in OUTCOME.selection(maximize=False)
+    assert "no sign of selection" in OUTCOME.selection(maximize=False)
     assert "no improvement" in replace(OUTCOME, default=(0, 0.8)).selection(maximize=True)
     assert replace(OUTCOME, winner=None).selection(maximize=True) == ""
 

@@ -14,7 +14,12 @@ from pathlib import Path
 import numpy as np
 import optuna
 import optunahub
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.pruners import MedianPruner
 from serve import Spec, serve
 
@@ -27,6 +32,9 @@ def start(spec: Spec) -> tuple[str, OptunaMethod]:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     space: dict[str, BaseDistribution] = {}
     for name, domain in spec.space.items():
+        if "choices" in domain:
+            space[name] = CategoricalDistribution(domain["choices"])
+            continue
         kind = FloatDistribution if domain["type"] == "float" else IntDistribution
         space[name] = kind(domain["low"], domain["high"], log=domain["log"])
     table = Table("", space, spec.epochs, 0.0, 1.0, lambda _: np.zeros(0), spec.defaults)

@@ -11,19 +11,8 @@ from typing import Any
 import numpy as np
 from serve import Spec, serve
 from syne_tune.backend.trial_status import Trial
-from syne_tune.config_space import choice, lograndint, loguniform, randint, uniform
 from syne_tune.optimizer.baselines import ASHA, MOBSTER
-
-
-def config_space(spec: Spec) -> dict[str, Any]:
-    space = {}
-    for name, domain in spec.space.items():
-        if "choices" in domain:
-            space[name] = choice(domain["choices"])
-            continue
-        kinds = {"float": (uniform, loguniform), "int": (randint, lograndint)}
-        space[name] = kinds[domain["type"]][domain["log"]](domain["low"], domain["high"])
-    return space
+from syne_tune_space import config_space
 
 
 class Promotion:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from supermax._util.text import counted
@@ -53,14 +53,7 @@ class Contestant:
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON."""
-        return {
-            "trial": self.trial,
-            "value": self.value,
-            "scores": list(self.scores),
-            "mean": self.mean,
-            "half_width": self.half_width,
-            "stopped": self.stopped,
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ class RaceRecord:
         fixed = best._fixed
         if excess <= 0:
             lead = f"Trial {best.trial} is no worse over fresh seeds than in the search"
-            return f"{lead}: its value in the search is not due to selection on noise."
+            return f"{lead}: there is no sign of selection on noise."
         if self.default is None or self.default[0] == best.trial:
             lead = f"Of the value of trial {best.trial} in the search, {fixed(excess)}"
             return f"{lead} is likely to be selection on noise."
@@ -117,12 +110,7 @@ class RaceRecord:
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON, for the attribute of the study."""
-        return {
-            "seeds": list(self.seeds),
-            "contestants": [each.data() for each in self.contestants],
-            "winner": self.winner,
-            "default": None if self.default is None else list(self.default),
-        }
+        return asdict(self)
 
 
 def read_race(stored: object) -> RaceRecord | None:

@@ -154,27 +154,17 @@ def test_a_paused_trial_stays_paused(study: optuna.Study, machines: list[Machine
     assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
 
 
-def test_files_that_did_not_arrive_are_copied_from_the_run_that_has_them(
-    study: optuna.Study, machines: list[Machine]
-) -> None:
-    a, b, c = machines
-    begun(a, study)
-    b.begin_to_take(a)
-    job = c.take(b, 1)
-    assert launches(job) == [1]
-    assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
-    assert not job.folder.takeover.exists()
-
-
-def test_files_that_did_not_arrive_are_found_by_the_run_that_lost_them(
-    study: optuna.Study, machines: list[Machine]
+@pytest.mark.parametrize("next_run", [0, 2], ids=["the one that lost them", "a third one"])
+def test_files_that_did_not_arrive_come_from_the_run_that_has_them(
+    study: optuna.Study, machines: list[Machine], next_run: int
 ) -> None:
     a, b, _ = machines
     begun(a, study)
     b.begin_to_take(a)
-    job = a.take(b, 1)
+    job = machines[next_run].take(b, 1)
     assert launches(job) == [1]
     assert [path.name for path in job.folder.checkpoint.iterdir()] == ["of-a"]
+    assert not job.folder.takeover.exists()
 
 
 def test_run_that_stops_during_a_takeover_continues_from_the_checkpoint(

@@ -114,7 +114,7 @@ class Coordinator:
         self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
         self.messages = MessageHandler(study, processes, requests, self.trials, emit)
         self.stop_reason: str | None = None
-        self._timeout_from: float | None = None  # the first cell was ready
+        self._timeout_from: float | None = None
         self._recheck_now = False
         self._looked_at = 0.0  # when pauses of trials were last compared with the clock
         self.stop_requested: str | None = None  # and not handled yet
@@ -138,8 +138,10 @@ class Coordinator:
             except LeaseLost as error:
                 self.end_lost({error.trial_id})
                 continue
-            if not (self.trials.attempts or self.trials.any_left() or self.awaits_others()):
-                return
+            if not (self.trials.attempts or self.trials.any_left()):
+                if not self.awaits_others():
+                    return
+                self.begin_timeout()
             if len(self.trials.attempts) == self.workers > 1 and self.trials.wants_new():
                 prepare_next(self.study)
             for event in self.processes.wait(self.next_deadline()):
@@ -167,6 +169,11 @@ class Coordinator:
                 self.processes.send(attempt.cell, Stop())
                 self.deadlines.schedule_stop(attempt)
 
+    def begin_timeout(self) -> None:
+        """Count `timeout` from now on: the first cell is ready, or the run waits for other runs
+        and may never need one."""
+        self._timeout_from = self._timeout_from or time.monotonic()
+
     def pause_deadline(self) -> float:
         """Moment at which the run pauses; infinite without a limit, or before it has begun."""
         return self.options.pauses_at(self._timeout_from)
@@ -183,7 +190,6 @@ class Coordinator:
         self.others.judge()
 
     def awaits_others(self) -> bool:
-        self._timeout_from = self._timeout_from or time.monotonic()  # it may never need a cell
         return not self.stop_reason and self.others.are_awaited()
 
     def end_lost(self, ids: set[int]) -> None:
@@ -275,7 +281,7 @@ class Coordinator:
                 if (attempt := self.trials.attempts.get(cell.number)) is not None:
                     self.handle_message(attempt, message)
             case CellReady(cell):
-                self._timeout_from = self._timeout_from or time.monotonic()
+                self.begin_timeout()
                 self.pool.cell_ready(cell)
             case CellDisconnected(cell):
                 if (attempt := self.trials.attempts.get(cell.number)) is not None:

@@ -57,16 +57,15 @@ Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
 
 def _race(value: object) -> object:
     """Parse the size of a race: a number of configurations, true, false or auto."""
-    number = TypeAdapter(int)
-    if value != "auto" and not isinstance(value, bool):
-        try:
-            found = number.validate_python(value)
-        except ValidationError:
-            return _switch(value)
-        if found < 2 and found != 0:
-            raise ValueError(f"at least 2 configurations race, not {found}; 0 is no race")
-        return found
-    return value
+    if value == "auto" or isinstance(value, bool):
+        return value
+    try:
+        found = TypeAdapter(int | bool).validate_python(value)
+    except ValidationError:
+        raise ValueError(f"write a number, true, false or auto instead of {value!r:.40}") from None
+    if not isinstance(found, bool) and found < 2 and found != 0:
+        raise ValueError(f"at least 2 configurations race, not {found}; 0 is no race")
+    return found
 
 
 RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
