@@ -10,7 +10,7 @@ import optuna
 import pytest
 from typer.testing import CliRunner
 
-from supermax._util.attributes import RACE, race_name
+from supermax._util.attributes import BASELINES, EXPERIMENT, RACE, race_name
 from supermax.errors import UserError
 from supermax.results.race import Contestant, RaceRecord, read_race
 from supermax.results.records import read_record
@@ -95,12 +95,16 @@ def test_a_stale_race_is_named_and_not_used(storage: str) -> None:
 
 def test_the_report_has_a_section_on_the_race(storage: str) -> None:
     study = optuna.load_study(study_name="notes", storage=f"sqlite:///{storage}")
+    study.set_user_attr(EXPERIMENT, {"objectives": ["macro_f1"]})
+    study.set_user_attr(BASELINES, {"trivial": {"macro_f1": 0.5}})
     made = page(read_record(study))
     assert '<section id="race">' in made
-    assert "Trial 2 won the race: value 0.783 in the search, 0.751 ± 0.012 over 5 seeds." in made
+    assert "the best of the search" not in made  # that is trial 4
+    won = "Trial 2 won the race: macro_f1 0.783 in the search, 0.751 ± 0.012 over 5 seeds."
+    assert won in made
     assert "0.032 of that is likely to be selection on noise" in made
     assert made.count("<td>stopped</td>") == 2
-    assert overview(study).best == "value 0.751 ± 0.012 over 5 seeds (trial 2)"
+    assert overview(study).best == "macro_f1 0.751 ± 0.012 over 5 seeds (trial 2)"
 
 
 def test_lists_of_studies_leave_races_out(storage: str) -> None:

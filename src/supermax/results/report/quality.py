@@ -40,9 +40,9 @@ def comparison(facts: ReportFacts) -> Html:
         bounds = interval(facts.counts.confusion, facts.metric, value)
     split = f"validation{_rows(facts.data, 'validation')}"
     found: Estimate | None = None if bounds is None or value is None else (value, *bounds)
-    rows: list[Compared] = [
-        (f"trial {best.number}, the best of the search", split, fixed(value), found)
-    ]
+    raced = facts.race is not None and facts.race.winner == best.number
+    which = "winner of the race; its value in the search" if raced else "the best of the search"
+    rows: list[Compared] = [(f"trial {best.number}, {which}", split, fixed(value), found)]
     rows += _compared(split, facts, facts.baselines)
     notes: list[str | None] = [
         *_baseline_warning(facts, value),
