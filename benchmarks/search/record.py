@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import gzip
 import io
 import json
@@ -96,7 +95,6 @@ class Item(NamedTuple):
     seed: int = 1
 
 
-@functools.cache
 def configurations() -> list[dict[str, Any]]:
     """Return the defaults of the preset `standard` and quasi-random configurations, always the
     same."""
