@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -16,7 +18,9 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.engine.processes import mps
+from supermax.memory.sharing import share_of_each
 from supermax.results.records import read_record
+from supermax.search.gpu_share import check_in_process
 from tests.conftest import eventually
 from tests.gpu.test_cuda_faults import cuda, device_assert, out_of_memory, train
 
@@ -76,3 +80,36 @@ def test_faults_stay_with_the_cell_that_has_them(study: optuna.Study) -> None:
     assert len(curves) == 1
     assert set(summary.faults) >= {"device-side assert", "device out of memory"}
     assert eventually(lambda: not [n for n in process_names() if "cuda-mps" in n])
+
+
+PRODUCT = """
+import torch
+x, y = (torch.randn(64, 768), torch.randn(768, 2304))
+x, y = x.bfloat16(), y.bfloat16()
+products = {"gpu": x.cuda() @ y.cuda(), "exact": x.double() @ y.double()}
+difference = (products["gpu"].cpu().double() - products["exact"]).norm()
+print(not difference <= 0.02 * products["exact"].norm())
+"""
+"""Prints whether a matrix product differs from that of the CPU."""
+
+
+@pytest.mark.parametrize("share", sorted({share_of_each(n, 1 << 40) for n in range(1, 17)}))
+def test_products_are_right_with_the_shares_that_cells_get(share: int) -> None:
+    with mps.shared(print):
+        found = check_in_process({**os.environ, mps.SHARE: str(share)})
+    assert found.wrong == 0, found
+    assert found.checked > 500
+
+
+def test_wrong_products_are_found() -> None:
+    with mps.shared(print):
+        for share in (19, 40, 67, 73):
+            environment = {**os.environ, mps.SHARE: str(share)}
+            command = [sys.executable, "-c", PRODUCT]
+            printed = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=True
+            )
+            if printed.stdout.strip() == "True":
+                assert check_in_process(environment).wrong > 0
+                return
+    pytest.skip("this GPU computes this product correctly with all of these shares")

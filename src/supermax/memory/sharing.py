@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, Literal
 
 AUTO: Final = "auto"
@@ -10,9 +11,9 @@ CELLS_PER_GPU = 8
 docs/memory.md."""
 _TRIAL_MEMORY = 12 << 30
 """Bytes assumed for a trial, as those of a large encoder need."""
-_LEAST_SHARE = 25
-"""Least share of a GPU's multiprocessors for a cell, in percent. With less, trainings of MiniLM
-became NaN on an H200 (docs/design.md)."""
+_SHARES = (25, 50, 100)
+"""Shares of a GPU's multiprocessors for a cell, in percent. With most others, matrix products of
+cuBLAS are wrong on an H200 (docs/design.md)."""
 
 
 def resolve_workers(workers: int | Literal["auto"], *, gpus: int, cores: int) -> int:
@@ -24,8 +25,8 @@ def resolve_workers(workers: int | Literal["auto"], *, gpus: int, cores: int) ->
 
 
 def share_of_each(cells: int, memory: int) -> int:
-    """Return the share of a GPU's multiprocessors for each cell under MPS, in percent: twice an
-    equal share. With 100 %, large kernels of one cell block the others (docs/speed.md). Only as
+    """Return the share of a GPU's multiprocessors for each cell under MPS, in percent: about twice
+    an equal share. With 100 %, large kernels of one cell block the others (docs/speed.md). Only as
     many cells are counted as fit into `memory` bytes at once."""
     concurrent = max(1, min(cells, memory // _TRIAL_MEMORY))
-    return max(_LEAST_SHARE, min(100, -(-200 // concurrent)))
+    return min(_SHARES, key=lambda share: abs(math.log(share * concurrent / 200)))

@@ -17,7 +17,7 @@ from optuna.pruners import BasePruner
 
 from supermax._util.attributes import ALL_GPUS
 from supermax._util.files import user_name
-from supermax.engine.processes.mps import shared
+from supermax.engine.processes.mps import PIPE, SHARE, shared
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.promotion import Promotion
 from supermax.errors import EnvironmentFault, UserError
@@ -27,6 +27,7 @@ from supermax.memory.sharing import share_of_each
 from supermax.results.tracking import tracked
 from supermax.search.cluster import Cluster, read_cluster
 from supermax.search.data import data_of, join_splits, with_columns
+from supermax.search.gpu_share import check_share
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
 from supermax.search.spaces import fits_length, space_for
@@ -122,11 +123,21 @@ def run_context(
                 f"{torch.__version__} sees none."
             )
         elif settings.mps:
-            stack.enter_context(shared(tell, _gpu_share(settings, study, workers, gpus)))
+            _start_mps(stack, settings, tell, _gpu_share(settings, study, workers, gpus))
         if settings.track is not None:
             uri = None if settings.track == "mlflow" else settings.track
             stack.enter_context(tracked(study, uri=uri, tell=tell))
         yield
+
+
+def _start_mps(
+    stack: ExitStack, settings: Settings, tell: Callable[[str], None], share: int
+) -> None:
+    """Run MPS until the stack is closed, with a share for each cell that computes correctly."""
+    share_before, daemon_before = os.environ.get(SHARE), os.environ.get(PIPE)
+    if stack.enter_context(shared(tell, share)):
+        given = bool(share_before) or os.environ.get(PIPE) == daemon_before
+        check_share(devices_of(settings.gpus), tell, given=given)
 
 
 def _gpu_share(settings: Settings, study: optuna.Study, workers: int, gpus: int) -> int:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import optuna
 import psutil
@@ -16,9 +18,12 @@ import torch
 
 from supermax import Study
 from supermax.engine.processes import mps
+from supermax.errors import EnvironmentFault
+from supermax.search import gpu_share
 from supermax.search.prepare import _gpu_share, run_context
 from supermax.search.resources import Resources
 from supermax.search.settings import Settings
+from supermax.training.steps.matrix_products import ProductCheck
 from tests.conftest import eventually
 from tests.few import quick_are
 
@@ -44,6 +49,8 @@ else:
         sys.exit("Cannot find MPS control daemon process")
     if words.startswith("quit"):
         open(quitting, "w").close()
+    else:
+        print("40.0")
 """
 
 
@@ -51,6 +58,9 @@ else:
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(mps.PIPE, raising=False)
     monkeypatch.delenv(mps.SHARE, raising=False)
+    monkeypatch.setattr(gpu_share, "check_in_process", lambda _: ProductCheck(612, 0))
+    monkeypatch.setattr(gpu_share, "gpus", tuple)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "verdicts"))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return tmp_path / mps.CONTROL
 
@@ -85,6 +95,19 @@ def test_daemon_starts_and_ends_with_the_run(
     assert mps.SHARE not in os.environ
     assert not Path(folder).exists()
     assert said == []
+
+
+def test_share_in_use_is_that_of_the_environment_or_of_the_daemon(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert mps.share_in_use() == 100  # there is no daemon
+    played(service)
+    with mps.shared(print, 25):
+        assert mps.share_in_use() == 25
+        monkeypatch.setenv(mps.SHARE, "")
+        assert mps.share_in_use() == 40
+        monkeypatch.setenv(mps.SHARE, "many")
+        assert mps.share_in_use() == 100
 
 
 def test_share_set_in_the_environment_is_kept(
@@ -231,6 +254,88 @@ def test_search_starts_the_daemon(
     assert said == [f"mps is for GPUs and does nothing here: torch {VERSION} sees none."] * wanted
 
 
+WRONG = ProductCheck(612, 5, "output of 64 × 384 × 1152")
+
+
+def checked(monkeypatch: pytest.MonkeyPatch, verdict: ProductCheck | Exception) -> list[str]:
+    """Replace the check; return the shares that are checked from here on."""
+    shares: list[str] = []
+
+    def check(environment: Mapping[str, str]) -> ProductCheck:
+        shares.append(f"{environment.get(mps.SHARE)} {environment.get('CUDA_VISIBLE_DEVICES')}")
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+    monkeypatch.setattr(gpu_share, "check_in_process", check)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return shares
+
+
+def searched(said: list[str], **settings: Any) -> str | None:
+    """Return the share within the context of a search with four workers."""
+    wanted = Settings(
+        agent="criteria", trials=9, epochs=1, mps=True, gpu_memory=100 << 30, **settings
+    )
+    with run_context(wanted, said.append, optuna.create_study(), 4, 1):
+        return os.environ.get(mps.SHARE)
+
+
+def test_share_with_wrong_products_is_not_used(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(service)
+    said: list[str] = []
+    checks = checked(monkeypatch, WRONG)
+    assert searched(said, gpus=["1"]) == "100"
+    assert said == [
+        "With 50 % of the GPU's multiprocessors, 5 of 612 matrix products are wrong (output of "
+        "64 × 384 × 1152), so each cell may use all of them."
+    ]
+    assert mps.SHARE not in os.environ
+    assert searched(said, gpus=["1"]) == "100"
+    assert checks == ["50 1"]  # the verdict was kept
+    monkeypatch.setattr(gpu_share, "version", lambda _: "another")
+    assert searched(said, gpus=["1"]) == "100"
+    assert len(checks) == 2
+
+
+def test_share_of_the_user_with_wrong_products_is_refused(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(service)
+    checked(monkeypatch, WRONG)
+    monkeypatch.setenv(mps.SHARE, "19")
+    with pytest.raises(EnvironmentFault, match=f"With 19 % .* unset {mps.SHARE}"):
+        searched([])
+    monkeypatch.setenv(mps.SHARE, "100")
+    assert searched([]) == "100"
+
+
+def test_default_share_of_the_users_daemon_is_checked(
+    service: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(service)
+    checks = checked(monkeypatch, WRONG)
+    with mps.shared(print):
+        monkeypatch.delenv(mps.SHARE)
+        with pytest.raises(EnvironmentFault, match=r"With 40 % .* echo set_default_active"):
+            searched([])
+    assert checks == ["None None"]
+
+
+def test_check_that_cannot_run_is_reported(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(service)
+    said: list[str] = []
+    checks = checked(monkeypatch, OSError("torch sees no GPU"))
+    assert [searched(said), searched(said)] == ["50", "50"]
+    assert len(checks) == 2
+    assert said[0] == (
+        "Matrix products with 50 % of the GPU could not be checked: torch sees no GPU"
+    )
+
+
 def test_share_follows_the_number_of_cells() -> None:
     study = optuna.create_study()
     settings = Settings(agent="criteria", trials=9, epochs=1, gpu_memory=100 << 30)
@@ -238,9 +343,9 @@ def test_share_follows_the_number_of_cells() -> None:
     assert _gpu_share(settings, study, 8, 2) == 50
     for _ in range(6):
         study.add_trial(optuna.trial.create_trial(value=1.0))
-    assert _gpu_share(settings, study, 8, 1) == 67  # three are left
+    assert _gpu_share(settings, study, 8, 1) == 50  # three are left
     study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.RUNNING))
-    assert _gpu_share(settings, study, 8, 1) == 67
+    assert _gpu_share(settings, study, 8, 1) == 50
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="1,0,1").gpus == ["1", "0"]  # type: ignore[arg-type]
     assert Settings(agent="criteria", trials=9, epochs=1, gpus="all").gpus == ["all"]  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="write all alone, or name the GPUs"):

@@ -27,6 +27,7 @@ from supermax._util.text import one_line
 CONTROL = "nvidia-cuda-mps-control"
 PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 SHARE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_DEFAULT_SHARE = "get_default_active_thread_percentage"
 _READY, _LOG = "ready", "daemon.log"
 _START_TIMEOUT = 20.0  # seconds
 _END_TIMEOUT = 10.0
@@ -51,6 +52,16 @@ def shared(notify: Callable[[str], None], share: int = 100) -> Iterator[bool]:
     else:
         with _started(notify, share) as on:
             yield on
+
+
+def share_in_use() -> float:
+    """Return the share of processes started now, in percent: that of the environment, or the
+    default of the daemon. 100 where none answers."""
+    given = os.environ.get(SHARE)
+    try:
+        return float(given or _answer(_DEFAULT_SHARE, dict(os.environ)) or 100)
+    except ValueError:
+        return 100.0
 
 
 @contextlib.contextmanager
@@ -169,18 +180,23 @@ def _wait_for(
 
 
 def _answers(environment: dict[str, str]) -> bool:
-    return _ask("get_default_active_thread_percentage", environment)
+    return _ask(_DEFAULT_SHARE, environment)
 
 
 def _ask(command: str, environment: dict[str, str]) -> bool:
+    return _answer(command, environment) is not None
+
+
+def _answer(command: str, environment: dict[str, str]) -> str | None:
+    """Return what the daemon answers; None: it does not."""
     try:
         done = subprocess.run(
             [CONTROL], input=f"{command}\n", text=True, env=environment, capture_output=True,
             timeout=_END_TIMEOUT, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
-        return False
-    return done.returncode == 0
+        return None
+    return None if done.returncode else done.stdout.strip()
 
 
 def _end_processes(daemon: subprocess.Popen[bytes]) -> None:
