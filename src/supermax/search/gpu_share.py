@@ -47,7 +47,7 @@ def check_share(devices: list[str], tell: Callable[[str], None], *, given: bool)
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
     try:
-        found = _checked(environment, share)
+        found = _checked(environment, share, tell)
     except (OSError, subprocess.SubprocessError, ValidationError) as error:
         tell(f"Matrix products with {share:g} % of the GPU could not be checked: {error}")
         return
@@ -70,11 +70,14 @@ def check_share(devices: list[str], tell: Callable[[str], None], *, given: bool)
     raise EnvironmentFault(f"{wrong}: trainings would fail or learn badly. To go on, {way}.")
 
 
-def _checked(environment: Mapping[str, str], share: float) -> ProductCheck:
+def _checked(
+    environment: Mapping[str, str], share: float, tell: Callable[[str], None]
+) -> ProductCheck:
     """Return the verdict of an earlier run, or of a check now."""
     file = _file(environment, share)
     with contextlib.suppress(OSError, ValidationError):
         return _CHECK.validate_json(file.read_bytes())
+    tell(f"Checking matrix products with {share:g} % of the GPU, once for this version of torch.")
     found = check_in_process(environment)
     with contextlib.suppress(OSError, EnvironmentFault):
         make_private(file.parent)
