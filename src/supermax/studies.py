@@ -123,13 +123,13 @@ def open_locked(
         )
 
 
-def open_race(study: Study) -> Study:
-    """Open the study of the race of a study, new or resumed."""
+def open_race(study: Study, folds: int | None = None) -> Study:
+    """Open the study of the race of a study, new or resumed: over seeds, or over `folds`."""
     storage = study._storage
     with explain_write_errors(storage), _optuna_warnings_only():
         race = optuna.create_study(
             storage=storage,
-            study_name=race_name(study.study_name),
+            study_name=race_name(study.study_name, folds),
             sampler=optuna.samplers.RandomSampler(),  # nothing is sampled
             pruner=optuna.pruners.NopPruner(),
             directions=study.directions,

@@ -26,6 +26,7 @@ from supermax._util.attributes import (
     race_name,
 )
 from supermax.engine.summary import Summary
+from supermax.errors import UserError
 from supermax.results.race import RaceRecord, read_race
 from supermax.results.records import read_record
 from supermax.search import race
@@ -34,10 +35,12 @@ from supermax.search.race_rules import RaceRules
 from supermax.studies import all_studies
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.replicates import ReplicateObjective
-from supermax.training.data.splits import split
+from supermax.training.data.splits import cross_validation, split
+from supermax.training.loop import train
+from supermax.training.prepare import prepare
 from tests.conftest import eventually
 from tests.search.test_search import LIMITS, search_in, small
-from tests.training.corpora import corpus
+from tests.training.corpora import Quiet, corpus
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -70,7 +73,7 @@ class Runner:
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED)
                 continue
             number, seed = objective._scheduled(trial)
-            assert config.train.seed == seed
+            assert config.train.seed == (seed + 2 if objective.folds else seed)
             self.trained.append((number, seed))
             trial.set_user_attr(REPLICATE, [number, seed])
             value = self.score(number, seed)
@@ -94,14 +97,18 @@ def searched(values: Sequence[float], direction: str = "maximize") -> optuna.Stu
 
 
 def raced(
-    study: optuna.Study, run: Runner, size: int = 3, said: list[str] | None = None
+    study: optuna.Study,
+    run: Runner,
+    size: int = 3,
+    said: list[str] | None = None,
+    folds: int | None = None,
 ) -> tuple[RaceRecord | None, str | None]:
     splits, space = split(corpus(40)), small()
     objective = AgentObjective("criteria", space, splits.train, splits.validation, Path("cache"),
                                ["macro_f1"], LIMITS)  # fmt: skip
     first = plain_params(study.trials[0])
     tell = (said if said is not None else []).append
-    return Race(study, objective, size, first, run, tell).finish()
+    return Race(study, objective, size, first, run, tell, splits, folds).finish()
 
 
 def test_the_best_mean_over_fresh_seeds_wins() -> None:
@@ -126,6 +133,51 @@ def test_the_best_mean_over_fresh_seeds_wins() -> None:
     record = read_record(study)
     assert record.best().number == 2
     assert [trial.number for trial in record.best_first()] == [2, 1, 3, 4, 0]
+
+
+def test_the_best_mean_over_folds_wins() -> None:
+    study, said = searched([0.5, 0.9, 0.8, 0.7, 0.6]), []
+    means = {1: 0.70, 2: 0.78, 3: 0.30}
+    run = Runner(lambda number, fold: means[number] + 0.05 * fold + 0.02 * ((fold * number) % 3))
+    found, _ = raced(study, run, said=said, folds=4)
+    assert found is not None
+    assert said == ["Racing the best 3 of 5 configurations over 3 to 4 folds."]
+    assert found.winner == 2
+    assert sorted(run.trained) == [(number, fold) for number in (1, 2, 3) for fold in range(3)]
+    assert found.best is not None
+    assert found.best.mean_text.endswith("over 3 folds")
+    assert read_race(study.user_attrs[RACE]) == found
+    over_seeds, _ = raced(study, Runner(lambda number, _: means[number] + 0.1))
+    assert over_seeds is not None  # a race of its own: it trains anew
+    assert over_seeds.best is not None
+    assert over_seeds.best.mean == pytest.approx(0.88)
+    assert [each.study_name for each in all_studies(study._storage)] == ["criteria"]
+    assert len(all_studies(study._storage, races=True)) == 3
+
+
+def test_folds_without_a_race_are_refused() -> None:
+    assert race_size("auto", "demo", 3, folds=5) == 3
+    with pytest.raises(UserError, match="The race, which folds are for, is turned off"):
+        race_size(False, "max", 100, folds=5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded")
+def test_trainings_of_folds_are_those_of_the_plain_objective(tmp_path: Path) -> None:
+    """The same configuration, seed and examples, trained by `train` alone."""
+    search = search_in(tmp_path, trials=2, race=2, folds=2)
+    tuned = search.run(workers=2, progress=False)
+    found = tuned.race
+    assert found is not None
+    assert (found.unit, found.seeds) == ("fold", (0, 1))
+    folds = cross_validation(search.all_splits, 2)
+    for each in found.contestants:
+        config = tuned.config(each.trial)
+        for fold, score in enumerate(each.scores):
+            settings = config.train.model_copy(update={"seed": fold + 2})
+            parts = config.model_copy(update={"train": settings})
+            prepared = prepare(parts, *folds[fold], cache=tmp_path / "cache")
+            assert train(prepared, Quiet()).value == pytest.approx(score, abs=1e-6)
 
 
 def test_a_race_continues_where_it_was_stopped() -> None:
@@ -212,7 +264,7 @@ def test_the_winner_of_a_search_is_the_best_mean_over_fresh_seeds(
     tuned = search.run(workers=2, progress=False)
     assert len(tuned.study.trials) == 2
     assert [line for line in said if "Racing" in line] == [
-        "Racing the best 2 of 2 configurations over 2 to 2 fresh seeds."
+        "Racing the best 2 of 2 configurations over 2 fresh seeds."
     ]
     found = tuned.race
     assert found is not None

@@ -94,23 +94,30 @@ REFIT = "supermax:refit"
 RACE = "supermax:race"
 """Study of an agent: outcome of the last race of its best configurations."""
 SCHEDULE = "supermax:schedule"
-"""Study of a race: trial of the search and seed of each of its trials; None: nothing to train."""
+"""Study of a race: trial of the search, and seed or fold, of each of its trials; None: nothing to
+train."""
 REPLICATE = "supermax:replicate"
-"""Trial of a race: trial of the search, and seed, that it trained."""
+"""Trial of a race: trial of the search, and seed or fold, that it trained."""
 FROM = "supermax:from"
 """Version of a study: versions whose trials it carries over, and whether that is done."""
 
-_RACE_SUFFIX = "@race"
+_RACE = re.compile(r"(?P<study>.+)@race(-\d+-folds)?", re.DOTALL)
 
 
-def race_name(study_name: str) -> str:
-    """Return the name of the study that holds the race of a study."""
-    return study_name + _RACE_SUFFIX
+def race_name(study_name: str, folds: int | None = None) -> str:
+    """Return the name of the study that holds the race of a study, over seeds or over folds."""
+    return f"{study_name}@race" + (f"-{folds}-folds" if folds else "")
+
+
+def raced_study(name: str) -> str | None:
+    """Return the name of the study whose race has this name; None: it is no race."""
+    found = _RACE.fullmatch(name)
+    return None if found is None else found["study"]
 
 
 def is_race(study_name: str) -> bool:
     """Return True for the name of a race, which is no study of the user."""
-    return study_name.endswith(_RACE_SUFFIX)
+    return raced_study(study_name) is not None
 
 
 _BRANCH = re.compile(r"^(?P<plain>.*)@\[[^\]]*\]$", re.DOTALL)

@@ -1,4 +1,5 @@
-"""Outcome of a race: the best configurations of a search, trained again with fresh seeds.
+"""Outcome of a race: the best configurations of a search, trained again with fresh seeds or on the
+folds of a cross-validation.
 
 attribute of the study ──read_race()──▶ RaceRecord ──▶ winner, Contestant
 """
@@ -8,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from supermax._util.text import counted
 
 _MOST_DECIMALS = 6
+Unit = Literal["seed", "fold"]
+"""What a race varies between the trainings of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,15 @@ class Contestant:
     value: float
     """Value in the search, by which it was selected."""
     scores: tuple[float | None, ...]
-    """Values with fresh seeds, in the order of RaceRecord.seeds; None: the training failed."""
+    """Values with fresh seeds or on folds, in the order of RaceRecord.seeds; None: the training
+    failed."""
     mean: float | None
     """Mean of the scores; None: a training failed."""
     half_width: float | None
-    """Half of the 95 % interval of the mean, over seeds; None: unknown."""
+    """Half of the 95 % interval of the mean, over seeds or folds; None: unknown."""
     stopped: bool
     """True: it was clearly worse than the leader."""
+    unit: Unit = "seed"
 
     @property
     def mean_text(self) -> str:
@@ -39,7 +44,7 @@ class Contestant:
         if self.mean is None:
             return f"{failed} of {counted(len(self.scores), 'training')} failed"
         within = "" if self.half_width is None else f" ± {self._fixed(self.half_width)}"
-        return f"{self._fixed(self.mean)}{within} over {counted(len(self.scores), 'seed')}"
+        return f"{self._fixed(self.mean)}{within} over {counted(len(self.scores), self.unit)}"
 
     def __str__(self) -> str:
         """Both numbers: 0.783 in the search, 0.751 ± 0.012 over 5 seeds."""
@@ -61,13 +66,18 @@ class RaceRecord:
     """Race that has ended."""
 
     seeds: tuple[int, ...]
-    """Fresh seeds; one that was stopped used the first of them."""
+    """Fresh seeds, or numbers of folds; one that was stopped used the first of them."""
     contestants: tuple[Contestant, ...]
     """Best configurations, in the order of the search."""
     winner: int | None
     """Number of the trial with the best mean; None: every configuration failed with some seed."""
     default: tuple[int, float] | None = None
     """Trial of the default configuration, and its value; None: it has none."""
+
+    @property
+    def unit(self) -> Unit:
+        """Kind of the trainings of each configuration: seeds, or folds."""
+        return self.contestants[0].unit if self.contestants else "seed"
 
     def of(self, trial: int) -> Contestant | None:
         """Return the contestant with the configuration of a trial; None: it did not race."""
@@ -92,7 +102,7 @@ class RaceRecord:
         excess = sign * (best.value - best.mean)
         fixed = best._fixed
         if excess <= 0:
-            lead = f"Trial {best.trial} is no worse over fresh seeds than in the search"
+            lead = f"Trial {best.trial} is no worse over {best.unit}s than in the search"
             return f"{lead}: there is no sign of selection on noise."
         if self.default is None or self.default[0] == best.trial:
             lead = f"Of the value of trial {best.trial} in the search, {fixed(excess)}"
@@ -137,6 +147,7 @@ def _contestant(stored: Mapping[str, Any]) -> Contestant:
         _number(stored["mean"]),
         _number(stored["half_width"]),
         bool(stored["stopped"]),
+        "fold" if stored.get("unit") == "fold" else "seed",
     )
 
 

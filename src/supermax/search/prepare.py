@@ -67,6 +67,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         splits=splits,
         top=settings.top,
         race=settings.race,
+        folds=settings.folds,
         budget=settings.keep,
         execution=execution,
         memory=settings.gpu_memory,

@@ -87,10 +87,10 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
 
 def _race(search: Search, settings: Settings) -> list[str]:
     """Return what the race at the end of the search will do, if it has one."""
-    size = race_size(search.race, search.preset, settings.trials)
+    size = race_size(search.race, search.preset, settings.trials, search.folds)
     if size and len(settings.objectives) > 1:
         return ["none: configurations race by one objective, and this search has several"]
-    return [f"{race_text(size, settings.trials)}, at the end"] if size else []
+    return [f"{race_text(size, settings.trials, search.folds)}, at the end"] if size else []
 
 
 def folded(lines: list[str], width: int) -> list[str]:

@@ -1,5 +1,5 @@
-"""Race of the best configurations at the end of a search: each is trained with fresh seeds, and
-the best mean wins.
+"""Race of the best configurations at the end of a search: each is trained with fresh seeds, or on
+the folds of a cross-validation, and the best mean wins.
 
 study ──contestants──▶ decide() ──schedule──▶ run on the race's own study ──scores──▶ decide() …
                            └──▶ RaceRecord, an attribute of the study
@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count, islice
 from typing import Any, Literal
 
@@ -22,12 +23,15 @@ from supermax._util.text import counted
 from supermax.engine.ranking import ranked
 from supermax.engine.run.options import RunOptions
 from supermax.engine.summary import Summary
+from supermax.errors import UserError
 from supermax.results.race import Contestant, RaceRecord, read_race
 from supermax.search.race_rules import FEWEST_SEEDS, MOST_SEEDS, Decision, Pair, RaceRules, decide
 from supermax.search.spaces import SEED
 from supermax.studies import explain_write_errors, open_race
 from supermax.tasks.objective import AgentObjective
-from supermax.tasks.replicates import ReplicateObjective
+from supermax.tasks.replicates import FIRST_SEED, ReplicateObjective
+from supermax.training.data.examples import Corpus
+from supermax.training.data.splits import Splits, cross_validation
 
 FEWEST, MOST = 3, 8
 """Configurations in a race, by default."""
@@ -36,26 +40,30 @@ TRIALS_EACH = 15
 FEWEST_TRIALS = 10
 """Trials of a search below which it has no race by default: the race would take longer than the
 search, and little was selected."""
-_FIRST_SEED = 2  # seed 1 is that of the search
 QUICK = "demo"
 """Preset whose searches have no race by default."""
 Wanted = bool | int | Literal["auto"]
 Schedule = list[Pair | None]
 
 
-def race_size(wanted: Wanted, preset: str, trials: int) -> int:
-    """Return the most configurations that race after a search of `trials` trials; 0: no race."""
+def race_size(wanted: Wanted, preset: str, trials: int, folds: int | None = None) -> int:
+    """Return the most configurations that race after a search of `trials` trials; 0: no race.
+    Raises UserError if folds are given for a race that is turned off."""
+    if folds and wanted != "auto" and not wanted:
+        raise UserError("The race, which folds are for, is turned off: leave out race or folds.")
     if wanted == "auto":
-        wanted = preset != QUICK and trials >= FEWEST_TRIALS
+        wanted = bool(folds) or (preset != QUICK and trials >= FEWEST_TRIALS)
     if isinstance(wanted, bool):
         return max(FEWEST, min(MOST, round(trials / TRIALS_EACH))) if wanted else 0
     return int(wanted)
 
 
-def race_text(size: int, trials: int) -> str:
+def race_text(size: int, trials: int, folds: int | None = None) -> str:
     """Return what a race does: the best 5 of 60 configurations over 3 to 5 fresh seeds."""
-    seeds = f"{FEWEST_SEEDS} to {MOST_SEEDS} fresh seeds"
-    return f"the best {size} of {counted(trials, 'configuration')} over {seeds}"
+    fewest, most = min(FEWEST_SEEDS, folds or MOST_SEEDS), folds or MOST_SEEDS
+    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    kind = "folds" if folds else "fresh seeds"
+    return f"the best {size} of {counted(trials, 'configuration')} over {number} {kind}"
 
 
 def with_time_left(options: RunOptions, spent: float) -> RunOptions:
@@ -77,7 +85,7 @@ def fresh_seeds(contestants: Sequence[FrozenTrial]) -> tuple[int, ...]:
     """Return seeds that no contestant had in the search. Studies of earlier versions searched
     them."""
     used = {plain_params(trial).get(SEED) for trial in contestants}
-    return tuple(islice((seed for seed in count(_FIRST_SEED) if seed not in used), MOST_SEEDS))
+    return tuple(islice((seed for seed in count(FIRST_SEED) if seed not in used), MOST_SEEDS))
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,10 @@ class Race:
     run: Callable[[Study, ReplicateObjective, int], Summary]
     """Runs the study of the race until it has so many finished trials."""
     tell: Callable[[str], None]
+    splits: Splits | None = None
+    """Data of the search, if it races over folds."""
+    folds: int | None = None
+    """Folds of a cross-validation; None: fresh seeds on the split of the search."""
 
     def finish(self) -> tuple[RaceRecord | None, str | None]:
         """Run the race to its end, or until the run is stopped, and store its outcome.
@@ -106,12 +118,12 @@ class Race:
         contestants = contestants_of(self.study, self.size)
         if not contestants:
             return None, None
-        rules = RaceRules(fresh_seeds(contestants))
-        race, known = open_race(self.study), -1
+        rules = self._rules(contestants)
+        race, known = open_race(self.study, self.folds), -1
         state, schedule = self._state(race, contestants, rules)
         if state.next:
             trials = len(self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
-            self.tell(f"Racing {race_text(len(contestants), trials)}.")
+            self.tell(f"Racing {race_text(len(contestants), trials, self.folds)}.")
         while state.next and known < _trained(state):
             schedule = self._scheduled(race, schedule, state.next, first=known < 0)
             known = _trained(state)
@@ -124,6 +136,17 @@ class Race:
             self.tell("The race cannot go on: trainings are missing. Run the same command again.")
             return None, None
         return self._stored(contestants, state, rules), None
+
+    def _rules(self, contestants: Sequence[FrozenTrial]) -> RaceRules:
+        if self.folds is None:
+            return RaceRules(fresh_seeds(contestants))
+        return RaceRules(tuple(range(self.folds)), fewest=min(FEWEST_SEEDS, self.folds))
+
+    @cached_property
+    def _data(self) -> tuple[tuple[Corpus, Corpus], ...]:
+        if self.folds is None or self.splits is None:
+            return ()
+        return cross_validation(self.splits, self.folds)
 
     def _state(
         self, race: Study, contestants: Sequence[FrozenTrial], rules: RaceRules
@@ -163,7 +186,7 @@ class Race:
         params = {trial.number: plain_params(trial) for trial in contestants}
         # A contestant of an earlier race may still be scheduled.
         known = [pair if pair is None or pair[0] in params else None for pair in schedule]
-        return ReplicateObjective(**fields, schedule=known, params=params)
+        return ReplicateObjective(**fields, schedule=known, params=params, folds=self._data)
 
     def _stored(
         self, contestants: Sequence[FrozenTrial], state: Decision, rules: RaceRules
@@ -177,6 +200,7 @@ class Race:
                 standing.mean,
                 standing.half_width,
                 standing.stopped,
+                "seed" if self.folds is None else "fold",
             )
             for trial, standing in zip(contestants, state.standings, strict=True)
         )

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Pair = tuple[int, int]
-"""Contestant and seed."""
+"""Contestant, and seed or fold."""
 FEWEST_SEEDS = 3
 MOST_SEEDS = 5
 _TESTS = 2  # paired and not paired; each at half of the level
@@ -26,7 +26,7 @@ class RaceRules:
     """Rules of a race."""
 
     seeds: tuple[int, ...]
-    """Fresh seeds, in the order in which every contestant uses them."""
+    """Fresh seeds, or folds, in the order in which every contestant uses them."""
     fewest: int = FEWEST_SEEDS
     """Number of seeds after which a contestant may be stopped."""
     level: float = 0.05

@@ -78,7 +78,7 @@ from supermax.tasks.truncation import truncation, truncation_notices
 from supermax.tasks.weight_retention import WeightRetention, within_disk
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
-from supermax.training.data.splits import Splits, split
+from supermax.training.data.splits import Splits, cross_validation, split
 from supermax.training.eval.baseline import trivial
 from supermax.training.eval.metrics import METRICS
 from supermax.training.models.sources import Source
@@ -180,6 +180,9 @@ class Search:
     race: Wanted = "auto"
     """Number of best configurations that race over fresh seeds at the end of the search; True: by
     the number of trials, False: none, "auto": True for all presets but demo, from 10 trials on."""
+    folds: int | None = None
+    """Folds of a cross-validation over which they race, without the test split; None: fresh seeds
+    on the validation split."""
     budget: int | None = None
     """Bytes that kept weights may take on disk; None: no limit but `top`."""
     execution: Execution = field(
@@ -293,7 +296,7 @@ class Search:
         self, study: Study, objective: AgentObjective, options: RunOptions, planned: bool
     ) -> tuple[RaceRecord | None, str | None]:
         """Race the best configurations. Return the outcome, and what stopped the run."""
-        size = race_size(self.race, self.preset, options.n_trials or 0)
+        size = race_size(self.race, self.preset, options.n_trials or 0, self.folds)
         if size and len(objective.objectives) > 1:
             self.tell("There is no race: configurations race by one objective, not by several.")
             size = 0
@@ -301,12 +304,13 @@ class Search:
             return None, None
 
         def run(race: Study, replicates: AgentObjective, trials: int) -> Summary:
-            run_dir = options.run_dir and race_name(str(options.run_dir))
+            run_dir = options.run_dir and race_name(str(options.run_dir), self.folds)
             own = replace(options, n_trials=trials, run_dir=run_dir)
             return self._optimized(race, replicates, own, planned)
 
         defaults = self.fit.space.defaults()
-        return Race(study, objective, size, defaults, run, self.busy).finish()
+        splits, folds = self.all_splits, self.folds
+        return Race(study, objective, size, defaults, run, self.busy, splits, folds).finish()
 
     def _checked(self, limits: dict[str, Any]) -> tuple[Sequence[str], list[str]]:
         """Return the objectives and their directions. Raises one UserError with all mistakes."""
@@ -322,6 +326,8 @@ class Search:
             lambda: check_limits(limits, space),
             lambda: check_space(self.agent, space),
             lambda: check_counts(trials=self.trials, top=self.top),
+            lambda: race_size(self.race, self.preset, self.trials or 0, self.folds),
+            lambda: self.folds and cross_validation(self.all_splits, self.folds),
         )[0]
         return checked
 

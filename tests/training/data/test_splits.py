@@ -17,8 +17,10 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import (
     Splits,
     _Allocation,
+    cross_validation,
     joined,
     read_splits,
+    same_text,
     shared_texts,
     split,
 )
@@ -268,3 +270,39 @@ def test_texts_that_come_in_two_splits_stay_there_and_are_counted(tmp_path: Path
     said = "\n".join(weaknesses(splits))
     assert "1 of 2 texts of the validation split also occurs in train" in said
     assert "2 of 3 texts of the test split also occur in train or validation" in said
+
+
+@settings(max_examples=40, deadline=None)
+@given(repeated(), st.integers(2, 6))
+def test_folds_are_disjoint_and_leave_the_test_split_out(corpus: Corpus, folds: int) -> None:
+    assume(len(set(joined(corpus).values())) >= 3)
+    parts = split(corpus, validation=0.2, test=0.2)
+    assume(len(set(joined(parts.seen).values())) >= folds)
+    found = cross_validation(parts, folds)
+    assert len(found) == folds
+    held_out = [validation for _, validation in found]
+    assert Counter(e.id for part in held_out for e in part.examples) == Counter(
+        e.id for e in parts.seen.examples
+    )
+    for train, validation in found:
+        assert len(train.examples) + len(validation.examples) == len(parts.seen.examples)
+        assert validation.examples
+        assert not groups_of(train) & groups_of(validation)
+        texts = [{same_text(e.text) for e in part.examples} for part in (train, validation)]
+        assert not texts[0] & texts[1]
+    assert cross_validation(parts, folds) == found
+
+
+def test_folds_have_every_class_in_its_share() -> None:
+    parts = split(synthetic(posts=200, seed=1))
+    totals = Counter(e.label for e in parts.seen.classes)
+    for _, validation in cross_validation(parts, 5):
+        counts = Counter(e.label for e in validation.classes)
+        for label, total in totals.items():
+            assert counts[label] == pytest.approx(total / 5, abs=max(3.0, 0.3 * total / 5))
+
+
+def test_too_few_groups_for_folds() -> None:
+    rows = tuple(Example(f"{i}", f"g{i}", f"text {i}", "", i % 2) for i in range(6))
+    with pytest.raises(UserError, match="too few to split in 7: bring more data, or ask for"):
+        cross_validation(split(Corpus("few", ("a", "b"), rows)), 7)

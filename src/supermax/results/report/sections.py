@@ -88,7 +88,7 @@ def winner_of(facts: ReportFacts) -> Contestant | None:
 
 
 def race_table(facts: ReportFacts) -> Html:
-    """Return the race: each configuration in the search and over fresh seeds, and how much of the
+    """Return the race: each configuration in the search and in the race, and how much of the
     winner's improvement is likely to be noise; empty if there was none."""
     race = facts.race
     if race is None:
@@ -106,14 +106,20 @@ def race_table(facts: ReportFacts) -> Html:
                 tag("td", end or "not clearly worse"),
             )
         )
+    how, noise = {
+        "seed": (
+            "with seeds that the search did not use",
+            "seeds: they do not include the choice of the validation rows",
+        ),
+        "fold": ("on the folds of a cross-validation, without the test split", "folds"),
+    }[race.unit]
     note = (
-        "Each configuration was trained again with seeds that the search did not use; the best "
-        "mean wins. One that was clearly worse was stopped. Intervals (95%) are over seeds: they "
-        "do not include the choice of the validation rows."
+        f"Each configuration was trained again {how}; the best mean wins. One that was clearly "
+        f"worse was stopped. Intervals (95%) are over {noise}."
     )
     chosen = race.selection(maximize=direction == "maximize")
     return join(
-        html_table(["trial", f"{name} in the search", "mean over fresh seeds", "result"], rows),
+        html_table(["trial", f"{name} in the search", f"mean over {race.unit}s", "result"], rows),
         tag("p", chosen) if chosen else None,
         tag("p", note, class_="quiet note"),
     )
@@ -148,9 +154,9 @@ def key_figures(facts: ReportFacts) -> list[tuple[str, str, str]]:
         if (raced := winner_of(facts)) is not None:
             rows.append(
                 (
-                    "Over fresh seeds",
+                    f"Over {raced.unit}s",
                     raced.mean_text.split(" over ")[0],
-                    f"{counted(len(raced.scores), 'seed')}, race",
+                    f"{counted(len(raced.scores), raced.unit)}, race",
                 )
             )
         if facts.refit is not None and (found := facts.refit.metrics.get(facts.metric)):

@@ -186,6 +186,12 @@ class Settings(_Part):
         description="best configurations to train again with fresh seeds: a number, true, false; "
         "auto: by the preset",
     )
+    folds: int | None = Field(
+        None,
+        ge=2,
+        le=20,
+        description="folds of a cross-validation over which they race, instead of fresh seeds",
+    )
     keep: Bytes | None = Field(None, description="disk space that kept weights may take")
     track: str | None = Field(
         None,

@@ -42,6 +42,13 @@ class Splits:
     """True: the data came with splits but no validation rows, which were drawn from train."""
 
     @property
+    def seen(self) -> Corpus:
+        """Training and validation examples: all that a search may use."""
+        first, other = self.train, self.validation
+        classes, spans = first.classes + other.classes, first.spans + other.spans
+        return Corpus(first.name, first.label_names, classes, spans, first.skipped)
+
+    @property
     def parts(self) -> tuple[Corpus, Corpus, Corpus]:
         return self.train, self.validation, self.test
 
@@ -82,6 +89,30 @@ def split(
     )
 
 
+def cross_validation(
+    splits: Splits, folds: int, seed: int = 0
+) -> tuple[tuple[Corpus, Corpus], ...]:
+    """Return the training and validation corpus of each fold, without the test split.
+
+    Folds are stratified, and no group and no text is in two of them. Raises UserError if there are
+    too few groups.
+    """
+    corpus = splits.seen
+    set_of = joined(corpus)
+    sets = _strata_of_sets(corpus, set_of)
+    if len(sets) < folds:
+        raise UserError(_too_few(corpus, len(set_of), len(sets), folds))
+    fold_of = _assign(sets, [1 / folds] * folds, seed)
+
+    def fold(number: int) -> tuple[Corpus, Corpus]:
+        def held_out(example: Example) -> bool:
+            return fold_of[set_of[example.group]] == number
+
+        return corpus.only(lambda example: not held_out(example)), corpus.only(held_out)
+
+    return tuple(map(fold, range(folds)))
+
+
 def joined(corpus: Corpus) -> dict[str, str]:
     """Return the set of every group, named by the first of its groups.
 
@@ -116,7 +147,7 @@ def _too_few(corpus: Corpus, groups: int, sets: int, wanted: int) -> str:
         why = f", which share texts and so make {counted(sets, 'set', 'sets')} that stay together"
     return (
         f"{corpus.name} has {count} of examples{why}, too few to split in {wanted}: bring more "
-        f"data, or set a share to 0."
+        f"data, or ask for fewer parts."
     )
 
 

@@ -350,9 +350,7 @@ def refit_splits(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
     the search does not fit. Hence the policy "calibrated" holds a few groups out of training.
     With other policies both corpora are the same, and the second is not used.
     """
-    first, other = splits.train, splits.validation
-    classes, spans = first.classes + other.classes, first.spans + other.spans
-    whole = Corpus(first.name, first.label_names, classes, spans, first.skipped)
+    whole = splits.seen
     if not _calibrates(config):
         return whole, whole  # tokenized once
     parts = split(whole, validation=CALIBRATION_SHARE, test=0)

@@ -109,7 +109,7 @@ def best(
 
 
 def _in_race(record: StudyRecord, trial: TrialRecord) -> str:
-    """Return the mean of a trial's configuration over fresh seeds; a dash if it did not race."""
+    """Return the mean of a trial's configuration in the race; a dash if it did not race."""
     found = record.race.of(trial.number) if record.race is not None else None
     return "–" if found is None else found.mean_text + ", stopped" * found.stopped
 
@@ -121,7 +121,7 @@ def _race_lines(record: StudyRecord) -> list[str]:
         again = "Other trials are the best since the race: the same `supermax tune` refreshes it."
         return [again] if stale else []
     if (best := record.race.best) is None:
-        return ["The race has no winner: every configuration failed with some seed."]
+        return ["The race has no winner: every configuration failed in some training."]
     maximize = record.directions[0] == "maximize"
     lead = f"Trial {best.trial} won the race: {record.titles[0]} {best}."
     return [lead, record.race.selection(maximize=maximize)]

@@ -11,7 +11,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 from rich.table import Table
 
-from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params, race_name
+from supermax._util.attributes import FROM, ORIGIN, STORAGE, ParamValue, plain_params, raced_study
 from supermax._util.text import counted, ended, nearest, printable
 from supermax.engine.ranking import best_of
 from supermax.engine.run.requeue import retry as queue_again
@@ -237,7 +237,7 @@ def delete(
         raise UserError(f"There are several versions of '{name}'. Name one: {shown}.")
     study = find_study(backend, name)
     race = [each for each in all_studies(backend, races=True)
-            if each.study_name == race_name(study.study_name)]  # fmt: skip
+            if raced_study(each.study_name) == study.study_name]  # fmt: skip
     for each in (study, *race):
         refuse_while_running(each)
     name, facts = study.study_name, _facts(study)

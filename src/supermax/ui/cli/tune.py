@@ -134,6 +134,13 @@ def tune(
             autocompletion=among(("auto", "true", "false")),
         ),
     ] = None,
+    folds: Annotated[
+        Text,
+        typer.Option(
+            help="Folds of a cross-validation over which these configurations race, instead of "
+            "fresh seeds."
+        ),
+    ] = None,
     track: Annotated[
         Text, typer.Option(help="Log trials to MLflow: a URI, a file, or mlflow.")
     ] = None,
@@ -188,6 +195,7 @@ def tune(
         "pruner": pruner,
         "objectives": objective or None,
         "race": race,
+        "folds": folds,
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
