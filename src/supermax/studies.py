@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from supermax._util.attributes import EVALUATED, is_race, metric_names, race_name
+from supermax._util.attributes import is_race, metric_names, race_name
 from supermax._util.text import in_short, is_url, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.run.sharing import runs_of
@@ -137,8 +137,6 @@ def open_race(study: Study, folds: int | None = None) -> Study:
         )
         if names := metric_names(study):
             name_values(race, names)
-        if EVALUATED in study.user_attrs and EVALUATED not in race.user_attrs:
-            race.set_user_attr(EVALUATED, study.user_attrs[EVALUATED])
         return race
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import RACE, REPLICATE, SCHEDULE, plain_params
+from supermax._util.attributes import EVALUATED, RACE, REPLICATE, SCHEDULE, plain_params
 from supermax._util.text import counted
 from supermax.engine.ranking import ranked
 from supermax.engine.run.options import RunOptions
@@ -40,6 +40,8 @@ TRIALS_EACH = 15
 FEWEST_TRIALS = 10
 """Trials of a search below which it has no race by default: the race would take longer than the
 search, and little was selected."""
+CROSS_VALIDATION = "cross-validation"
+"""Name of all splits but test, in a race over folds."""
 QUICK = "demo"
 """Preset whose searches have no race by default."""
 Wanted = bool | int | Literal["auto"]
@@ -119,7 +121,7 @@ class Race:
         if not contestants:
             return None, None
         rules = self._rules(contestants)
-        race, known = open_race(self.study, self.folds), -1
+        race, known = self._opened(), -1
         state, schedule = self._state(race, contestants, rules)
         if state.next:
             trials = len(self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
@@ -136,6 +138,17 @@ class Race:
             self.tell("The race cannot go on: trainings are missing. Run the same command again.")
             return None, None
         return self._stored(contestants, state, rules), None
+
+    def _opened(self) -> Study:
+        """Open the study of the race, and store what its values are computed on."""
+        race, evaluated = open_race(self.study, self.folds), self.study.user_attrs.get(EVALUATED)
+        if self.folds is not None and self.splits is not None:
+            examples = self.splits.seen.count(self.objective.agent)
+            evaluated = {"split": CROSS_VALIDATION, "examples": examples}
+        if evaluated is not None and EVALUATED not in race.user_attrs:
+            with explain_write_errors(race._storage):
+                race.set_user_attr(EVALUATED, evaluated)
+        return race
 
     def _rules(self, contestants: Sequence[FrozenTrial]) -> RaceRules:
         if self.folds is None:

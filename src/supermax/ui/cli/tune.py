@@ -402,6 +402,7 @@ def run_one(
 
 def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     """Return lines about the best trial, and the commands to use next."""
+    from supermax.search.race import CROSS_VALIDATION
     from supermax.search.search import titles_of
 
     study, where = shlex.quote(settings.study), _where(settings)
@@ -424,12 +425,15 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         f"{name} {value:.4f}" for name, value in zip(titles, best["values"], strict=True)
     )
     value, which = best["values"][0], "Best so far"
+    split, rows_used = "validation", tuned.splits.validation
     if (raced := best["race"]) is not None and raced.mean is not None:
         value, which, values = raced.mean, "Winner of the race", f"{titles[0]} {raced}"
+        if raced.unit == "fold":
+            split, rows_used = CROSS_VALIDATION, tuned.splits.seen
     return [
         *([paused] if paused else []),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
-        f"(validation, n={tuned.splits.validation.count(tuned.agent)}).",
+        f"({split}, n={rows_used.count(tuned.agent)}).",
         *_baseline_warning(titles[0], tuned.trivial_baseline(value)),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
