@@ -103,6 +103,8 @@ class RunState:
     ended_at: float | None = None
     states: Counter[str] = field(default_factory=Counter)  # of the trials of this run
     best: tuple[int, float] | None = None
+    winner: tuple[int, str] | None = None
+    """Trial that has won the race of the study, and its value with that in the search."""
     metrics: tuple[str, ...] = ()  # names of the values, one per objective; (): not named
     evaluated_on: tuple[str, int] | None = None  # split and number of examples
     running: dict[int, RunningTrial] = field(default_factory=dict)
