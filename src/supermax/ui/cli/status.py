@@ -25,7 +25,7 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import UserError
-from supermax.results.machines import short_hosts
+from supermax.results.machines import at_work, short_hosts
 from supermax.results.race import Contestant, race_of
 from supermax.studies import all_studies, existing, locks_of, without_password
 from supermax.ui.cli.completing import studies
@@ -162,6 +162,8 @@ class Snapshot:
                 return activity
             where = f" on {self.fields['host']}" if self.standing == file.ELSEWHERE else ""
             return f"{activity}{where}, {clock(self.state.elapsed())}"
+        if others := at_work(self.runs):
+            return others
         if self.standing == file.ENDED:
             return one_line(self.state.ending or "ended early")
         return self.standing
@@ -242,7 +244,7 @@ def _print_list(snapshots: list[Snapshot], storage: str, as_json: bool) -> None:
         state, eta = snapshot.state, snapshot.state.eta()
         of = "" if state.target is None else f"/{state.target}"
         table.add_row(
-            Text("*" if snapshot.alive else " ", style="green"),
+            Text("*" if snapshot.alive or at_work(snapshot.runs) else " ", style="green"),
             Text(one_line(state.study_name)),
             Text(snapshot.run_text(), style="green" if snapshot.alive else ""),
             f"{state.finished}{of}",
