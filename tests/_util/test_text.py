@@ -16,6 +16,7 @@ from supermax._util.text import (
     masked_addresses,
     masked_url,
     metric_title,
+    mistyped_url,
     nearest,
     one_line,
     printable,
@@ -90,6 +91,31 @@ def test_an_invalid_url_is_shown_without_its_login() -> None:
 )
 def test_no_secret_of_a_url_is_shown(url: str, shown: str) -> None:
     assert masked_url(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("folder", "start"),
+    [
+        ("s3:/bucket/x", "s3://"),
+        ("s3//bucket/x", "s3://"),
+        ("S3:bucket", "s3://"),
+        ("gs:/me:hunter2@bucket", "gs://"),
+        ("file:/shared", "file://"),
+        ("s3://bucket/x", None),
+        ("s4://bucket", None),
+        ("/shared/s3:/x", None),
+        ("./s3:/bucket/x", None),
+        ("s3/bucket", None),
+        ("run:1", None),
+        ("checkpoints", None),
+    ],
+)
+def test_a_folder_that_is_meant_as_a_url(folder: str, start: str | None) -> None:
+    why = mistyped_url(folder)
+    assert (why is None) == (start is None)
+    if why is not None:
+        assert f"write {start}… for the URL, or ./" in why
+        assert "hunter2" not in why
 
 
 def test_code_in_a_traceback_is_unchanged() -> None:

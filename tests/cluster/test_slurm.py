@@ -99,6 +99,26 @@ def test_the_file_of_a_service_is_found_from_every_shell(
     assert "PGSERVICEFILE" not in (here / "slurm-criteria" / "job.sh").read_text()
 
 
+def test_the_line_of_an_earlier_job_may_be_set_in_the_shell(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page says to paste it. The same command then writes the same job."""
+    first = sm(*ARRAY, "--database", "db")
+    script = (here / "slurm-criteria" / "job.sh").read_text()
+    (line,) = (text for text in first.splitlines() if "export" in text)
+    for pair in shlex.split(line.partition("export ")[2]):
+        monkeypatch.setenv(*pair.split("=", 1))
+    assert sm(*ARRAY, "--database", "db") == first
+    assert (here / "slurm-criteria" / "job.sh").read_text() == script
+    assert "PGSERVICEFILE" not in script
+    other = sm(*ARRAY, "--database", "another")
+    assert "Until then, SUPERMAX_STORAGE names another storage in this shell." in other
+    Path("mine.yaml").write_text(f"agent: criteria\nstorage: {URL}\n")
+    said = sm("slurm", "mine.yaml", *ARRAY[2:], "--database", "db", code=2)
+    assert "but mine.yaml, line 2 names a storage: leave one of them out" in said
+    assert "job.sh" in sm(*ARRAY)  # without --database, the line names the storage
+
+
 def test_the_users_settings_come_first(here: Path) -> None:
     (here / "mine.yaml").write_text(
         f"agent: criteria\nname: my study\nstorage: {URL}\nworkers: 2\n"

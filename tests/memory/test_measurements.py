@@ -142,6 +142,23 @@ def test_a_long_file_is_cut_and_only_regular_files_are_read(tmp_path: Path) -> N
     assert MeasurementLog(tmp_path, "a card", "torch 1").known(SPEC).measurements == 0
 
 
+def test_processes_that_measure_at_the_same_time_lose_no_measurement(tmp_path: Path) -> None:
+    """Cells of several coordinators share the file."""
+    children = []
+    for _ in range(4):
+        if (pid := os.fork()) == 0:
+            book = MeasurementLog(tmp_path, "a card", "torch 1")
+            for _ in range(25):
+                book.note(SPEC, measured(SPEC, 1.0))
+                book.known(SPEC)
+            os._exit(0)
+        children.append(pid)
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    (page,) = tmp_path.glob("*.jsonl")
+    assert len([json.loads(line) for line in page.read_text().splitlines()]) == 100
+    assert MeasurementLog(tmp_path, "a card", "torch 1").known(SPEC).measurements == 100
+
+
 def test_bf16_and_fp16_share_their_measurements(tmp_path: Path) -> None:
     """Only the cells know which of the two their GPU supports."""
     book = MeasurementLog(tmp_path, "a card", "torch 1")

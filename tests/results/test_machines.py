@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import optuna
+import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
@@ -14,10 +16,11 @@ from supermax._util.attributes import CLAIM, TAKEN_FROM
 from supermax.engine.run.sharing import RunOfStudy
 from supermax.engine.storage.lease_tables import ENDED, RUNNING, RunInfo
 from supermax.engine.storage.run_folder import TrialFolder
-from supermax.results.machines import machine_text, run_names, short_hosts
+from supermax.results.machines import at_work, machine_text, run_names, short_hosts
 from supermax.results.records import StudyRecord, TrialRecord
+from supermax.results.report.overview import overview
 from supermax.results.report.page import page
-from supermax.ui.cli.status import _runs_table
+from supermax.ui.cli.status import Snapshot, _runs_table, find_snapshot
 
 
 def run(name: str, host: str, state: str = RUNNING, expires: float = 200.0) -> RunOfStudy:
@@ -66,6 +69,23 @@ def test_more_unfinished_trials_than_workers_are_paused() -> None:
     html = page(record(paused, run("b", "right.x")))
     assert '<td>1, 2, 4, 5, 6</td><td class="n">3</td>' in html
     assert ">paused<" not in page(record(run("a", "left.x"), run("b", "right.x")))
+
+
+def test_lists_of_studies_name_the_machines_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This one may have no run: the dashboard and `status` show those of the others."""
+    ended, lost = run("a", "left.x", ENDED), run("b", "right.x", expires=95.0)
+    left, right = run("c", "left.x"), run("d", "right.x")
+    for runs, words in (
+        ((ended, lost), ""),
+        ((ended, left, replace(left)), "running on left"),
+        ((left, right), "running on 2 machines"),
+    ):
+        assert at_work(runs) == words
+        shown = record(*runs)
+        monkeypatch.setattr("supermax.results.report.overview.read_record", lambda _, s=shown: s)
+        monkeypatch.setattr(sys.modules[Snapshot.__module__], "runs_of", lambda _, r=runs: r)
+        assert overview(shown.study).state == (words or "finished")
+        assert find_snapshot(shown.study).run_text() == (words or "no run known")
 
 
 def test_the_report_lists_the_machines_of_a_shared_study() -> None:

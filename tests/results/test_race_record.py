@@ -20,6 +20,8 @@ from supermax.search.settings import Settings
 from supermax.space import load
 from supermax.studies import open_study
 from supermax.ui.cli import app
+from supermax.ui.display.state import REACHED, RunState
+from supermax.ui.display.status import status_json
 
 FIRST = Contestant(4, 0.791, (0.70, 0.71, 0.72), 0.71, 0.0151, True)
 WINNER = Contestant(2, 0.783, (0.75, 0.74, 0.76, 0.75, 0.755), 0.751, 0.0123, False)
@@ -139,3 +141,43 @@ def test_the_setting(written: object, parsed: object) -> None:
 def test_a_wrong_setting(wrong: object) -> None:
     with pytest.raises(ValueError, match="race"):
         Settings.model_validate({"agent": "criteria", "trials": 3, "epochs": 1, "race": wrong})
+
+
+BOTH = "trial 2 won the race: value 0.783 in the search, 0.751 ± 0.012 over 5 seeds"
+
+
+def test_status_and_study_show_name_the_winner_with_both_numbers(storage: str) -> None:
+    assert f"best: {BOTH} (maximize)" in output("status", "notes", "--storage", storage)
+    assert "value 0.751 ± 0.012 over 5 seeds (trial 2)" in output("status", "--storage", storage)
+    assert BOTH in output("status", "notes", "--watch", "--storage", storage)
+    both = BOTH.replace("value ", "")
+    assert f"best: {both}" in output("study", "show", "notes", "--storage", storage)
+    assert " 0.751 ± 0.012 over 5 seeds " in output("study", "list", "--storage", storage)
+    for command in (("status", "notes"), ("study", "show", "notes"), ("study", "list")):
+        data = json.loads(output(*command, "--json", "--storage", storage))
+        found = data[0] if isinstance(data, list) else data
+        assert (found if command[0] == "status" else found["best"])["race"] == {
+            **WINNER.data(),
+            "scores": list(WINNER.scores),
+        }
+    assert f"Best: {both}." in output("study", "delete", "notes", "--yes", "--storage", storage)
+
+
+def test_status_and_study_show_use_no_stale_race(storage: str) -> None:
+    study = optuna.load_study(study_name="notes", storage=f"sqlite:///{storage}")
+    study.tell(study.ask(), 0.95)
+    assert "best: value 0.95 in trial 5" in output("status", "notes", "--storage", storage)
+    assert "best: trial 5, 0.95" in output("study", "show", "notes", "--storage", storage)
+
+
+def test_the_view_of_an_ended_run_names_the_winner(storage: str, tmp_path: Path) -> None:
+    study = optuna.load_study(study_name="notes", storage=f"sqlite:///{storage}")
+    state = RunState(study_name="notes", directions=("maximize",), run_dir=str(tmp_path))
+    state.started_at, state.best, state.finished = 1.0, (4, 0.791), 5
+    state.close(REACHED)
+    (tmp_path / "status.json").write_text(json.dumps(status_json(state)))
+    asked = ("status", "notes", "--run-dir", str(tmp_path), "--storage", storage)
+    assert BOTH in output(*asked)
+    assert json.loads(output(*asked, "--json"))["best"] == {"trial": 4, "value": 0.791}
+    study.tell(study.ask(), 0.95)
+    assert "value 0.791 in trial 4" in output(*asked)

@@ -56,7 +56,9 @@ def test_a_warm_start_enqueues_the_best_of_another_study(storage: Any) -> None:
         wanted = {k: v for k, v in plain_params(theirs).items() if k != "warmup"}
         assert plain_params(ours) == wanted
         assert ours.user_attrs[ORIGIN] == {"study": "s", "number": theirs.number}
-    assert warm_start(study, space, source, top=5)[1]["it is there already"] > 0
+    again = warm_start(study, space, source, top=5)  # as if the program were started again
+    assert (again[0], again[1]["it is there already"]) == (0, 5)
+    assert warm_start(study, space, source, top=6)[0] == 1
 
 
 def test_prior_draws_are_valid() -> None:

@@ -58,6 +58,36 @@ def test_weights_are_kept_for_the_best_within_a_budget(tmp_path: Path) -> None:
     assert sorted(int(p.parent.name) for p in tmp_path.rglob(WEIGHTS)) == [1, number]
 
 
+def test_runs_of_a_shared_study_together_keep_the_best(tmp_path: Path) -> None:
+    """Each has a folder of its own, and keeps those of the study's best trials that it trained.
+    It removes others after its next trial."""
+    study, folders = study_of([]), [tmp_path / "a", tmp_path / "b"]
+    runs = [WeightRetention(folder, top=2) for folder in folders]
+
+    def train(run: int, value: float) -> None:
+        number = len(study.trials)
+        folder = folders[run] / "trials" / f"{number:05}"
+        folder.mkdir(parents=True)
+        if worth_keeping(folder.parent, 2, value, number):
+            (folder / WEIGHTS).write_bytes(b"x")
+        study.add_trial(create_trial(value=value))
+        runs[run](study, study.trials[number])
+
+    def kept(folder: Path) -> list[int]:
+        return sorted(int(path.parent.name) for path in folder.rglob(WEIGHTS))
+
+    for run, value in enumerate((0.5, 0.6)):  # trials 0 and 1
+        train(run, value)
+    assert [kept(folder) for folder in folders] == [[0], [1]]
+    train(0, 0.7)  # 0 is no longer among the best two
+    assert [kept(folder) for folder in folders] == [[2], [1]]
+    train(0, 0.8)  # nor is 1, which the other run has
+    train(1, 0.9)
+    assert kept(folders[1]) == [4]
+    train(0, 0.1)
+    assert kept(folders[0]) == [3]
+
+
 def test_the_work_after_a_trial_does_not_grow_with_the_study(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

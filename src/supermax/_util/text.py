@@ -15,6 +15,10 @@ SERVICE_PREFIX = "supermax-"
 _SEQUENCES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[()][AB012]|\x1b[@-_]")
 _PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):[^\s'\"]*@")
 _STORAGE_URL = re.compile(r"(postgres(ql)?|mysql|mariadb|sqlite|journal)(\+\w+)?(:|//)", re.I)
+_FOLDER_URL = re.compile(
+    r"(s3a?|gs|gcs|az|abfss?|adl|hdfs|webhdfs|https?|s?ftp|ssh|smb|file|oss|oci|hf|memory)(:|//)",
+    re.I,
+)
 _LOGIN = re.compile(r"(?<=://)[^\s/]+@")
 # bob:secret@host/ without a scheme.
 _BARE = re.compile(r"(?<![^\s/:@'\"])([^\s/:@'\"]+):(?!//)[^\s/'\"]+@(?=[\w.-]+[/:])")
@@ -94,6 +98,18 @@ def is_url(text: str) -> bool:
     """Return whether a storage is meant as a URL, also one whose `://` is mistyped: as the name
     of a file, its password would be shown."""
     return "://" in text or _STORAGE_URL.match(text) is not None
+
+
+def mistyped_url(folder: str) -> str | None:
+    """Return what is wrong with a folder that is meant as a URL, but whose `://` is mistyped: as a
+    path, it would be created here. None: it is a URL, or a path."""
+    if "://" in folder or (found := _FOLDER_URL.match(folder)) is None:
+        return None
+    shown = masked_url(folder)
+    return (
+        f"{shown} is neither a folder nor a URL: write {found[1].lower()}://… for the URL, or "
+        f"./{shown} for a folder of that name"
+    )
 
 
 def masked_url(url: str) -> str:

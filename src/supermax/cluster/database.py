@@ -112,6 +112,11 @@ class DatabaseFolder:
         assert service is not None
         return {"PGSERVICEFILE": str(self.service_file), "SUPERMAX_STORAGE": service.url}
 
+    @property
+    def url(self) -> str:
+        """Storage URL, once the folder was created."""
+        return self.environment["SUPERMAX_STORAGE"]
+
     def export_line(self) -> str:
         """Return the environment variables as a line for a shell."""
         pairs = (f"{name}={shlex.quote(value)}" for name, value in self.environment.items())

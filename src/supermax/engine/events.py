@@ -81,10 +81,11 @@ class TrialPaused(Event):
 
 @dataclass(frozen=True)
 class StudyChanged(Event):
-    """Trials that other runs have finished."""
+    """Trials that other runs have finished, or another number of workers in these runs."""
 
     finished: int  # finished trials in the study
     best: tuple[int, float] | None  # trial number and value; None for several objectives
+    workers: int | None = None  # of the other runs; None: unknown, the study is in a file
 
 
 @dataclass(frozen=True)

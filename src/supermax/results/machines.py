@@ -32,6 +32,14 @@ def short_hosts(hosts: Iterable[str]) -> dict[str, str]:
     return short if len(set(short.values())) == len(short) else {host: host for host in short}
 
 
+def at_work(runs: Iterable[RunOfStudy]) -> str:
+    """Return where runs are at work: running on left, running on 3 machines; "" if none is."""
+    hosts = {run.info.host for run in runs if run.info.alive}
+    if len(hosts) > 1:
+        return f"running on {len(hosts)} machines"
+    return "".join(f"running on {one_line(host, 80)}" for host in short_hosts(hosts).values())
+
+
 def owners_of(trial: TrialRecord) -> list[str]:
     """Return the runs that have had a trial, in order; the last one has it or has finished it."""
     attributes = trial.trial.system_attrs

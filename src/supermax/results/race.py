@@ -1,17 +1,22 @@
 """Outcome of a race: the best configurations of a search, trained again with fresh seeds or on the
 folds of a cross-validation.
 
-attribute of the study ──read_race()──▶ RaceRecord ──▶ winner, Contestant
+attribute of the study ──race_of()──▶ RaceRecord, unless it is out of date ──▶ winner, Contestant
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from optuna.study import Study
+from optuna.trial import FrozenTrial
+
+from supermax._util.attributes import RACE
 from supermax._util.text import counted
+from supermax.engine.ranking import ranked
 
 _MOST_DECIMALS = 6
 Unit = Literal["seed", "fold"]
@@ -121,6 +126,16 @@ class RaceRecord:
     def data(self) -> dict[str, Any]:
         """Return it as JSON, for the attribute of the study."""
         return asdict(self)
+
+
+def race_of(study: Study, ranking: Sequence[FrozenTrial] | None = None) -> RaceRecord | None:
+    """Return the race of a study's best configurations; None: there was none, or other trials have
+    become the best since. `ranking`: the ranked trials of the study, if they are known."""
+    if (race := read_race(study.user_attrs.get(RACE))) is None:
+        return None
+    if ranking is None:
+        ranking = ranked(study.get_trials(deepcopy=False), study.directions)
+    return race if race.is_of([trial.number for trial in ranking]) else None
 
 
 def read_race(stored: object) -> RaceRecord | None:

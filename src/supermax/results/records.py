@@ -23,7 +23,6 @@ from supermax._util.attributes import (
     EXPERIMENT,
     NOTICES,
     ORIGIN,
-    RACE,
     RESULT,
     metric_names,
     plain_params,
@@ -38,7 +37,7 @@ from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder
 from supermax.engine.trial.stacks import Frame, own_frame
 from supermax.errors import UserError
-from supermax.results.race import RaceRecord, read_race
+from supermax.results.race import RaceRecord, race_of
 
 
 @dataclass(frozen=True)
@@ -302,9 +301,7 @@ class StudyRecord:
     def race(self) -> RaceRecord | None:
         """Race of the best configurations over fresh seeds; None: there was none, or other trials
         have become the best since."""
-        race = read_race(self.study.user_attrs.get(RACE))
-        ranking = [trial.number for trial in self._ranked]
-        return race if race is not None and race.is_of(ranking) else None
+        return race_of(self.study, self._ranked)
 
     def best_first(self) -> list[TrialRecord]:
         """Return the ranking with the winner of the race, if there is one, before the others."""

@@ -4,15 +4,16 @@ study."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from optuna.study import Study
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import ORIGIN, plain_params
+from supermax._util.attributes import ORIGIN, ParamValue, plain_params
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space.migration.carry import Unfit, carried
+from supermax.space.migration.exclusive import exclusive
 from supermax.space.model import Space, flatten
 
 
@@ -24,7 +25,8 @@ def enqueue(study: Study, space: Space, config: Mapping[str, object]) -> bool:
     values = flatten(config)
     if wrong := space.mistakes(values, partial=True):
         raise UserError(listed("This configuration cannot be enqueued:", wrong))
-    return _enqueue(study, values)
+    with exclusive(study._storage, study.study_name):
+        return _enqueue(study, values)
 
 
 def enqueue_defaults(study: Study, space: Space) -> bool:
@@ -39,7 +41,8 @@ def enqueue_defaults(study: Study, space: Space) -> bool:
         raise UserError(f"These parameters have no default: {', '.join(missing)}.")
     if wrong := space.mistakes(values):
         raise UserError(listed("The defaults are not feasible:", wrong))
-    return _enqueue(study, values)
+    with exclusive(study._storage, study.study_name):
+        return _enqueue(study, values)
 
 
 def warm_start(
@@ -58,19 +61,30 @@ def warm_start(
         complete = source.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         sign = -1.0 if source.direction.name == "MAXIMIZE" else 1.0
         best = sorted(complete, key=lambda trial: sign * trial.values[0])
-    queued, left = 0, Counter[str]()
+    with exclusive(study._storage, study.study_name):
+        return _enqueue_best(study, space, source, best, top)
+
+
+def _enqueue_best(
+    study: Study, space: Space, source: Study, best: Sequence[FrozenTrial], top: int
+) -> tuple[int, Counter[str]]:
+    """Enqueue the first `top` configurations that are valid. Those that the study has already
+    count: every run of a shared study calls this, and so does a program that is started again."""
+    queued, left, found = 0, Counter[str](), list[dict[str, ParamValue]]()
     for trial in best:
-        if queued == top:
+        if len(found) == top:
             break
         root = (source.study_name, trial.number)
         fitted = carried(trial, root, set(plain_params(trial)), space)
         if isinstance(fitted, Unfit):
             left[fitted.reason] += 1
-        elif not (values := plain_params(fitted)):
+            continue
+        if not (values := plain_params(fitted)):
             left["it has no parameter of this space"] += 1
-        elif _enqueue(
-            study, values, {ORIGIN: {"study": source.study_name, "number": trial.number}}
-        ):
+            continue
+        found += [values] if values not in found else []
+        origin = {ORIGIN: {"study": source.study_name, "number": trial.number}}
+        if _enqueue(study, values, origin):
             queued += 1
         else:
             left["it is there already"] += 1

@@ -20,6 +20,7 @@ from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
 from supermax.engine.processes.ray_cluster import connect
 from supermax.search.cluster import Cluster, read_cluster
 from tests import ROOT
+from tests.conftest import eventually
 from tests.engine.executors import EXECUTOR, cluster
 from tests.engine.programs import short_trial, value_of
 
@@ -83,19 +84,30 @@ def test_trials_of_a_killed_node_finish_elsewhere(
     assert any("was lost" in event.text for event in seen if isinstance(event, Notice))
 
 
+def demand_of(nodes: Any) -> list[dict[str, float]]:
+    """Return the resources that the cluster lacks, as Ray's autoscaler reads them."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    found = get_cluster_status(nodes.address).resource_demands.ray_task_actor_demand
+    return [dict(bundle.bundle) for demand in found for bundle in demand.bundles_by_count]
+
+
 def test_a_run_waits_for_room_and_uses_a_node_that_comes_later(
     nodes: Any, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supermax.engine.processes.hosts._NOTICE_AFTER", 1.0)
     late: list[Any] = []
+    demands: list[dict[str, float]] = []
 
     def watch(event: Event) -> None:
         if isinstance(event, Notice) and "Waiting for the Ray cluster" in event.text and not late:
+            assert eventually(lambda: demands.extend(demand_of(nodes)) or bool(demands))
             late.append(nodes.add_node(num_cpus=4))
 
     executor = supermax.RayExecutor(num_cpus=4)
     supermax.optimize(study, short_trial, 2, executor=executor, progress=watch)
     assert [trial.value for trial in study.trials] == [value_of(**t.params) for t in study.trials]
+    assert {demand["CPU"] for demand in demands} == {4}
     nodes.remove_node(late[0])
 
 

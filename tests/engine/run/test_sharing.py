@@ -188,6 +188,9 @@ def test_unusable_checkpoints_are_refused_before_the_run(proxy: Proxy, tmp_path:
         with pytest.raises(UserError, match=r"Checkpoints cannot be stored at s4://") as caught:
             supermax.optimize(study, short_trial, 1, checkpoints="s4://me:secret@x/y")
         assert "secret" not in str(caught.value)
+        with pytest.raises(UserError, match=r"^checkpoints: s3:/x is neither .* write s3://…"):
+            supermax.optimize(study, short_trial, 1, checkpoints="s3:/x")
+        assert not Path("s3:").exists()
         with pytest.raises(EnvironmentFault, match="of checkpoints cannot be created"):
             supermax.optimize(study, short_trial, 1, checkpoints=tmp_path / "file")
         assert study.trials == []

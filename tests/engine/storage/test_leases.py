@@ -30,7 +30,13 @@ from supermax.engine.storage.lease_tables import (
     read_owners,
     read_runs,
 )
-from supermax.engine.storage.leases import LeaseLost, Leases, RunSuperseded, TargetReached
+from supermax.engine.storage.leases import (
+    Elsewhere,
+    LeaseLost,
+    Leases,
+    RunSuperseded,
+    TargetReached,
+)
 from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import TrialFolder
@@ -165,9 +171,10 @@ def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
     one, other = opened("one"), opened("other")
     trial = one.create_new_trial(study_id(one))
     assert leases(other).expired() == []
-    assert leases(other).count_elsewhere() == 1
-    assert leases(one).count_elsewhere() == 0
+    assert leases(other).count_elsewhere() == Elsewhere(trials=1, workers=1)
+    assert leases(one).count_elsewhere() == Elsewhere(trials=0, workers=1)
     leases(one).end(release=True)
+    assert leases(other).count_elsewhere() == Elsewhere(trials=1, workers=0)
     (lost,) = leases(other).expired()
     assert (lost.trial_id, lost.run, lost.takeovers) == (trial, "one", 0)
     leases(one).renew()  # it is back before the other one is done
@@ -353,7 +360,7 @@ def test_a_trial_that_another_program_finished_is_neither_counted_nor_taken(
     one.inner.set_trial_state_values(trial, TrialState.FAIL)  # study.tell of Optuna
     assert leases(one).expired() == []
     assert not leases(one).take_over(lost)
-    assert leases(one).count_elsewhere() == 0
+    assert leases(one).count_elsewhere().trials == 0
     one.create_new_trial(study_id(one))
     with pytest.raises(TargetReached):
         one.create_new_trial(study_id(one))
@@ -411,7 +418,7 @@ def test_an_offered_trial_is_taken_by_another_run_at_once(opened: Opener) -> Non
         one.set_trial_user_attr(trial, "late", 1)
     assert leases(one).renew() == set()
     assert leases(one).expired() == []  # while another run is alive
-    assert leases(one).count_elsewhere() == 1
+    assert leases(one).count_elsewhere().trials == 1
     with pytest.raises(TargetReached):  # it still counts
         other.create_new_trial(study_id(other))
     assert read_owners(backend(one), study_id(one), offered=False) == {}

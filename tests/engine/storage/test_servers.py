@@ -17,6 +17,7 @@ import pytest
 import sqlalchemy
 import sqlalchemy.exc
 from optuna.storages import RDBStorage
+from optuna.trial import TrialState
 from sqlalchemy.engine import make_url
 
 import supermax
@@ -25,6 +26,7 @@ from supermax.engine.storage.database_errors import Problem, problem_of
 from supermax.engine.storage.servers import NothingStored, too_old, with_driver
 from supermax.errors import EnvironmentFault, UserError
 from supermax.studies import existing, make_storage
+from tests import ROOT
 from tests.engine.programs import short_trial
 from tests.engine.storage.postgres import Proxy, Server
 from tests.ui.cli.helping import sm
@@ -204,6 +206,48 @@ def test_runs_that_start_together_on_an_empty_database_both_open_it(empty: str) 
     assert len(opened) == 4
     for storage in opened:
         close(storage)
+
+
+TOGETHER = """
+import sys, supermax
+from tests.engine.programs import short_trial
+url, folder, space = sys.argv[1:]
+print("ready", flush=True)
+sys.stdin.readline()
+study = supermax.open_study(supermax.space.loads(space), storage=url, quiet=True)
+print(supermax.optimize(study, short_trial, 9, run_dir=folder, progress=False).told)
+"""
+
+
+@pytest.mark.slow
+def test_programs_that_start_together_on_an_empty_database_share_it(
+    empty: str, tmp_path: Path
+) -> None:
+    """They create the tables of Optuna and of leases, and the study, at the same moment."""
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", TOGETHER, empty, str(tmp_path / str(number)), SPACE],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(5)
+    ]
+    for program in programs:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+    for program in programs:
+        assert program.stdin is not None
+        program.stdin.write("\n")
+        program.stdin.flush()
+    assert sum(int(program.communicate(timeout=120)[0]) for program in programs) == 9
+    assert [program.returncode for program in programs] == [0] * 5
+    backend = existing(empty)
+    (summary,) = backend.get_all_studies()
+    trials = backend.get_all_trials(summary._study_id)
+    assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 9
+    close(backend)
 
 
 def test_reading_creates_no_tables(empty: str, port: int) -> None:

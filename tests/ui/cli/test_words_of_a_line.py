@@ -100,6 +100,17 @@ def test_an_empty_place_is_not_the_default(key: str) -> None:
         resolved("criteria", {key: Value("", f"--set {key}")})
 
 
+@pytest.mark.parametrize("command", ["tune criteria", "slurm criteria"])
+def test_checkpoints_at_a_mistyped_url_are_refused(command: str, here: Path) -> None:
+    more = ("--nodes", "1", "--time", "60") if command.startswith("slurm") else ()
+    said = sm(*command.split(), *more, "--set", "checkpoints=s3:/bucket", code=2)
+    assert "--set checkpoints: s3:/bucket is neither a folder nor a URL: write s3://…" in said
+    assert len(said.splitlines()) == 1
+    assert not (here / "s3:").exists()
+    found = resolved("criteria", {"checkpoints": Value("./s3:/bucket", "")})[0].settings
+    assert found.checkpoints == "./s3:/bucket"
+
+
 def test_a_setting_that_cannot_be_read_is_named() -> None:
     with pytest.raises(UserError, match=r"^--set name: the value"):
         assigned(["name=[red]x"])

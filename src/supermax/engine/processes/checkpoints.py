@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from supermax._util.files import make_folder
-from supermax._util.text import in_short, masked_url
+from supermax._util.text import in_short, masked_url, mistyped_url
 from supermax.errors import CheckpointUnavailable, UserError
 
 if TYPE_CHECKING:
@@ -32,6 +32,12 @@ _UPLOAD_SHARE = 10  # an upload may take a tenth of the time
 
 def is_url(place: str) -> bool:
     return "://" in place
+
+
+def check_place(place: str) -> None:
+    """Raise UserError for a URL whose `://` is mistyped."""
+    if (why := mistyped_url(place)) is not None:
+        raise UserError(f"checkpoints: {why}.")
 
 
 def check_url(url: str) -> None:

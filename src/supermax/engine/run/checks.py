@@ -12,6 +12,7 @@ from optuna.pruners import BasePruner
 from optuna.study import Study
 
 from supermax._util import system
+from supermax.engine.processes.checkpoints import check_place
 from supermax.engine.processes.fork_server import LOADING
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.processes.remote_trial import RemoteStudy
@@ -26,6 +27,7 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
         ("objective", objective, callable, "a function that takes a trial"),
         *_rows(options),
     )
+    _check_places(options)
     _check_executor(options)
     if options.executor is None:
         _check_gpus(options.devices)
@@ -56,6 +58,12 @@ def check_pruner(study: object, pruner: object) -> None:
 def check_options(options: RunOptions) -> None:
     """Raise UserError that lists all invalid options."""
     _refuse(*_rows(options))
+    _check_places(options)
+
+
+def _check_places(options: RunOptions) -> None:
+    if options.checkpoints is not None:
+        check_place(os.fspath(options.checkpoints))
 
 
 def _check_executor(options: RunOptions) -> None:

@@ -34,6 +34,8 @@ class StudyProgress:
         """A trial of the study has completed, or was pruned without a fault."""
         self.elsewhere = 0
         """Trials that other runs on the same study have leased."""
+        self._other_workers: int | None = None
+        """Workers of these runs, as announced last; None: the study is in a file."""
         self._counted = 0.0
         self._due = False
         self._seen = 0  # finished trials that were looked at
@@ -49,11 +51,14 @@ class StudyProgress:
         self._seen = len(trials)
         changed = self._counted > 0 and len(trials) != self.finished
         self.finished = len(trials)
-        if changed:
-            best = (self._best.number, self._best.values[0]) if self._best else None
-            self._emit(events.StudyChanged(self.finished, best))
+        workers = self._other_workers
         if (leases := self._storage.leases) is not None:
-            self.elsewhere = self._storage.call(leases.count_elsewhere)
+            found = self._storage.call(leases.count_elsewhere)
+            self.elsewhere, workers = found.trials, found.workers
+        if changed or workers != self._other_workers:
+            self._other_workers = workers
+            best = (self._best.number, self._best.values[0]) if self._best else None
+            self._emit(events.StudyChanged(self.finished, best, workers))
         self._counted = time.monotonic()
         self._due = False
 

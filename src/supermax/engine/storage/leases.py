@@ -91,6 +91,16 @@ class Expired:
     host: str
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Part of the other runs in a study."""
+
+    trials: int
+    """Trials that they have leased, or that this run has offered to them."""
+    workers: int
+    """Workers of those that are alive."""
+
+
 class Leases:
     """Leases of one run on one study. `seconds`: time after the last renewal at which another run
     may take over. `target`: finished trials that the study shall hold; None: no limit."""
@@ -248,13 +258,15 @@ class Leases:
             )
             return [Expired(*row) for row in found]
 
-    def count_elsewhere(self) -> int:
-        """Return the number of trials that other runs have leased, or that this run has offered
-        to them."""
+    def count_elsewhere(self) -> Elsewhere:
+        """Return the trials and workers of the other runs on the study."""
         elsewhere = sa.or_(LEASES.c.run != self.run, LEASES.c.offer == OFFERED)
-        query = self._leases(sa.func.count()).where(elsewhere)
+        leased = self._leases(sa.func.count()).where(elsewhere)
+        workers = sa.select(sa.func.sum(_OTHER.c.workers)).where(self._other_is_alive())
+        query = sa.select(leased.scalar_subquery(), workers.scalar_subquery())
         with session_of(self._backend) as session:
-            return int(session.execute(query).scalar_one())
+            trials, found = session.execute(query).one()
+        return Elsewhere(int(trials), int(found or 0))
 
     def _leases(self, *columns: Any) -> sa.Select[Any]:
         """Return the query for the leases of this study. Another program may have finished a
@@ -269,12 +281,15 @@ class Leases:
 
     def _others(self, *conditions: sa.ColumnElement[bool]) -> sa.Exists:
         """Return the condition that another run on the study is alive."""
-        return sa.exists().where(
+        return sa.exists().where(self._other_is_alive(), *conditions)
+
+    def _other_is_alive(self) -> sa.ColumnElement[bool]:
+        """Return the condition for rows of other runs on the study that are alive."""
+        return sa.and_(
             _OTHER.c.study_id == self._study_id,
             _OTHER.c.run != self.run,
             _OTHER.c.state == RUNNING,
             _OTHER.c.expires_at > DatabaseTime(),
-            *conditions,
         )
 
     def has_others(self) -> bool:

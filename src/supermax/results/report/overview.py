@@ -13,6 +13,7 @@ from supermax._util.attributes import SETTINGS
 from supermax._util.text import one_line
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
+from supermax.results.machines import at_work
 from supermax.results.records import FaultRecord, StudyRecord, finished, read_record
 
 _RECENT_TRIALS = 50
@@ -26,7 +27,8 @@ class Overview:
     study_id: int
     name: str
     state: str
-    """State of the study: running, finished, paused (trials are missing) or new."""
+    """State of the study: running (on which machines, if it is shared), finished, paused (trials
+    are missing) or new."""
     progress: str
     best: str
     fault: str
@@ -41,7 +43,7 @@ def overview(study: Study) -> Overview:
     return Overview(
         study._study_id,
         record.name,
-        _state(running, done, target),
+        at_work(record.runs) or _state(running, done, target),
         f"{done:,} of {target:,}" if target else f"{done:,}",
         _best(record),
         _last_fault(record),

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
+from supermax._util.text import mistyped_url
 from supermax.search.settings import units
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
@@ -214,6 +215,13 @@ class Settings(_Part):
     def _not_blank(cls, value: str | None) -> str | None:
         if value is not None and not value.strip():  # as of a variable that is not set
             raise ValueError("it is empty: leave it out for the default")
+        return value
+
+    @field_validator("checkpoints")
+    @classmethod
+    def _no_mistyped_url(cls, value: str | None) -> str | None:
+        if value is not None and (why := mistyped_url(value)) is not None:
+            raise ValueError(why)
         return value
 
     @field_validator("data", mode="before")

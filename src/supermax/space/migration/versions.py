@@ -27,6 +27,7 @@ from supermax.errors import UserError
 from supermax.space.migration.bulk_write import Progress, add_trials
 from supermax.space.migration.carry import Root, Unfit, assumed_of, carried, expected, roots
 from supermax.space.migration.diff import Change, changes
+from supermax.space.migration.exclusive import exclusive
 from supermax.space.model import Space
 from supermax.space.sampling import sampler_for
 
@@ -134,13 +135,14 @@ def open_version(
     space_sampler = sampler_for(space, sampler, seed=seed)
     wanted = _directions(directions)
     backend = optuna.storages.get_storage(storage)
-    versions = find_versions(backend, name)
     opener = _Opener(space, backend, space_sampler, pruner, wanted, progress, before_carrying)
-    if not versions:
-        return opener.fresh(name)
-    latest = versions[-1]
-    _check_directions(latest, wanted)
-    return opener.existing(name, latest, on_change)
+    with exclusive(backend, name):
+        versions = find_versions(backend, name)
+        if not versions:
+            return opener.fresh(name)
+        latest = versions[-1]
+        _check_directions(latest, wanted)
+        return opener.existing(name, latest, on_change)
 
 
 def _just_made(study: Study) -> bool:

@@ -20,7 +20,7 @@ from supermax.search.settings import Resolved
 from supermax.search.settings.resolving import Value
 from supermax.training.data.rows import is_table
 from supermax.ui.cli.completing import targets
-from supermax.ui.cli.tune import ALL, assigned, check_names, resolved
+from supermax.ui.cli.tune import ALL, VARIABLE, assigned, check_names, resolved
 
 _SERVERS = ("postgresql", "mysql", "mariadb")
 Text = str | None
@@ -75,7 +75,7 @@ def slurm(
     """
     seconds = jobs.parse_time(time)
     options = _options(partition, account, sbatch or [])
-    found = _search(target, storage, assign or [])
+    found = _search(target, storage, assign or [], has_database=database is not None)
     url = _server_url(found, database)
     place = _job_folder(folder or Path(f"slurm-{file_name(found.settings.study)}"), url)
     job = jobs.SlurmJob(
@@ -111,14 +111,16 @@ def _options(partition: Text, account: Text, more: list[str]) -> tuple[str, ...]
     return (*own, *more)
 
 
-def _search(target: str, storage: Text, assign: list[str]) -> Resolved:
-    """Return the settings of the search. Raises UserError."""
+def _search(target: str, storage: Text, assign: list[str], *, has_database: bool) -> Resolved:
+    """Return the settings of the search. Raises UserError. `has_database`: the job runs a database
+    of its own, whichever storage this shell names: users paste the line of an earlier job."""
     if target == ALL or is_table(Path(target)):
         raise UserError(
             f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
         )
     flags = {"storage": Value(storage, "--storage")} if storage is not None else {}
-    (found,) = resolved(target, flags | assigned(assign))
+    ignored = (VARIABLE,) if has_database else ()
+    (found,) = resolved(target, flags | assigned(assign), without=ignored)
     check_names(found.settings)
     return found
 
@@ -184,7 +186,10 @@ def _next_steps(
     """Return the commands to use next."""
     lines, status = [], f"supermax status {shlex.quote(job.name)}"
     if job.database is not None:
-        lines.append(f"Find the database: {DatabaseFolder(job.database).export_line()}")
+        folder = DatabaseFolder(job.database)
+        lines.append(f"Find the database: {folder.export_line()}")
+        if os.environ.get(VARIABLE, folder.url) != folder.url:
+            lines.append(f"Until then, {VARIABLE} names another storage in this shell.")
     elif url is not None:
         lines.append(f"Storage: {masked_url(url)}")
         status = f'SUPERMAX_STORAGE="$(cat {shlex.quote(str(job.folder.storage))})" {status}'

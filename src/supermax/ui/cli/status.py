@@ -25,7 +25,8 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import UserError
-from supermax.results.machines import short_hosts
+from supermax.results.machines import at_work, short_hosts
+from supermax.results.race import Contestant, race_of
 from supermax.studies import all_studies, existing, locks_of, without_password
 from supermax.ui.cli.completing import studies
 from supermax.ui.cli.opening import STUDY, AsJson, Storage, find_study, front_size
@@ -121,6 +122,8 @@ class Snapshot:
     """Trials on the Pareto front; None for a single objective."""
     runs: tuple[RunOfStudy, ...] = ()
     """Runs on all machines, the latest first; (): the study is not on a database server."""
+    winner: Contestant | None = None
+    """Winner of the race of the best configurations; None: there is none."""
 
     @property
     def alive(self) -> bool:
@@ -136,7 +139,8 @@ class Snapshot:
         everywhere: dict[str, object] = {}
         if self.runs:
             everywhere["runs"] = [_run_data(run) for run in self.runs]
-        return {"alive": self.alive, "standing": self.standing, **known, **everywhere}
+        race = {"race": self.winner.data() if self.winner is not None else None}
+        return {"alive": self.alive, "standing": self.standing, **known, **race, **everywhere}
 
     def line(self) -> str:
         """Return one line: run, progress, best value, time left."""
@@ -158,6 +162,8 @@ class Snapshot:
                 return activity
             where = f" on {self.fields['host']}" if self.standing == file.ELSEWHERE else ""
             return f"{activity}{where}, {clock(self.state.elapsed())}"
+        if others := at_work(self.runs):
+            return others
         if self.standing == file.ENDED:
             return one_line(self.state.ending or "ended early")
         return self.standing
@@ -165,7 +171,11 @@ class Snapshot:
 
 def find_snapshot(study: Study, run_dir: Path | None = None) -> Snapshot:
     """Return the current state of a study. A missing or damaged status file is not an error."""
-    return replace(_snapshot(study, run_dir), runs=tuple(runs_of(study)))
+    race, found = race_of(study), _snapshot(study, run_dir)
+    if race is not None and (winner := race.best) is not None:
+        found.state.winner = (winner.trial, str(winner))
+        found = replace(found, winner=winner)
+    return replace(found, runs=tuple(runs_of(study)))
 
 
 def _snapshot(study: Study, run_dir: Path | None) -> Snapshot:
@@ -234,7 +244,7 @@ def _print_list(snapshots: list[Snapshot], storage: str, as_json: bool) -> None:
         state, eta = snapshot.state, snapshot.state.eta()
         of = "" if state.target is None else f"/{state.target}"
         table.add_row(
-            Text("*" if snapshot.alive else " ", style="green"),
+            Text("*" if snapshot.alive or at_work(snapshot.runs) else " ", style="green"),
             Text(one_line(state.study_name)),
             Text(snapshot.run_text(), style="green" if snapshot.alive else ""),
             f"{state.finished}{of}",
@@ -245,6 +255,10 @@ def _print_list(snapshots: list[Snapshot], storage: str, as_json: bool) -> None:
 
 
 def _best(snapshot: Snapshot) -> str:
+    if (winner := snapshot.winner) is not None:
+        return (
+            f"{text.objective_names(snapshot.state)[0]} {winner.mean_text} (trial {winner.trial})"
+        )
     if snapshot.state.best is None:
         return front_text(snapshot.front) if snapshot.front else ""
     trial, value = snapshot.state.best

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, TypedDict, cast
 
 import optuna
 import typer
@@ -17,6 +18,7 @@ from supermax.engine.ranking import best_of
 from supermax.engine.run.requeue import retry as queue_again
 from supermax.engine.storage.locations import find_location
 from supermax.errors import UserError
+from supermax.results.race import Contestant, race_of
 from supermax.space import Space, changes, load, space_of
 from supermax.space.migration.carry import root
 from supermax.space.migration.versions import ON_CHANGE, base_name, find_versions, version_of
@@ -55,14 +57,14 @@ def list_studies(storage: Storage = STORAGE, as_json: AsJson = False) -> None:
     rows.sort(key=lambda row: (base_name(row["name"]), row["version"]))
     if as_json:
         keys = ("name", "version", "finished", "best", "front", "space")
-        print_json([{key: value for key, value in row.items() if key in keys} for row in rows])
+        print_json([{key: _json(row)[key] for key in keys} for row in rows])
         return
     if not rows:
         print(f"No study in {without_password(storage)}.")
         return
     table = Table("study", "finished", "best value", "space")
     for row in rows:
-        best = f"{row['best']['value']:g}" if row["best"] else front_text(row["front"])
+        best = _value_text(row["best"]) if row["best"] else front_text(row["front"])
         space = row["space"]
         parameters = counted(len(space["parameters"]), "parameter") if space else "not stored"
         table.add_row(literal(row["name"]), str(row["finished"]), best, parameters)
@@ -80,7 +82,7 @@ def show(name: Name, storage: Storage = STORAGE, as_json: AsJson = False) -> Non
     study = find_study(existing(storage), name)
     facts = _facts(study)
     if as_json:
-        print_json(facts)
+        print_json(_json(facts))
         return
     states = ", ".join(f"{n} {state.lower()}" for state, n in facts["states"].items())
     print(f"{printable(facts['name'])}: {', '.join(facts['directions'])}; {states or 'no trials'}")
@@ -91,7 +93,7 @@ def show(name: Name, storage: Storage = STORAGE, as_json: AsJson = False) -> Non
         print(f"carried over: {origins}")
     if facts["best"]:
         best = facts["best"]
-        print(f"best: trial {best['number']}, {best['value']:g}")
+        print(f"best: {_best_text(best)}")
         for key, value in best["params"].items():
             print(printable(f"  {key} = {value}"))
     elif facts["front"]:
@@ -246,7 +248,7 @@ def delete(
         f"them are in no other version."
     )
     if facts["best"]:
-        print(f"The best is trial {facts['best']['number']} with {facts['best']['value']:g}.")
+        print(f"Best: {_best_text(facts['best'])}.")
     print(f"Its run folder is kept: {find_location(study).run_dir}")
     if not yes and not typer.confirm("Delete it permanently?"):
         print("Nothing was deleted.")
@@ -283,6 +285,8 @@ class _BestTrial(TypedDict):
     number: int
     value: float
     params: dict[str, ParamValue]
+    race: Contestant | None
+    """Its part in the race, which it has won; None: there is no winner."""
 
 
 _Facts = TypedDict(
@@ -304,12 +308,18 @@ _Facts = TypedDict(
 
 
 def _facts(study: Study) -> _Facts:
-    """Return a study as JSON, for scripts."""
+    """Return what commands show of a study."""
     trials = study.get_trials(deepcopy=False)
     states = Counter(trial.state.name for trial in trials)
     best: _BestTrial | None = None
-    if (first := best_of(trials, study.directions)) is not None:
-        best = {"number": first.number, "value": first.values[0], "params": plain_params(first)}
+    race = race_of(study)
+    winner = race.best if race is not None else None
+    first = best_of(trials, study.directions)
+    if winner is not None:
+        first = next(trial for trial in trials if trial.number == winner.trial)
+    if first is not None:
+        number, (value, *_) = first.number, first.values
+        best = {"number": number, "value": value, "params": plain_params(first), "race": winner}
     space = space_of(study)
     origins = [t.system_attrs[ORIGIN]["study"] for t in trials if ORIGIN in t.system_attrs]
     attributes = study._storage.get_study_system_attrs(study._study_id)
@@ -327,6 +337,25 @@ def _facts(study: Study) -> _Facts:
         "from": attributes.get(FROM),
         "space": None if space is None else space.data(),
     }
+
+
+def _json(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return facts as JSON, for scripts."""
+    best = cast("_BestTrial | None", facts["best"])
+    race = best["race"] if best is not None else None
+    return {**facts, "best": {**best, "race": race.data() if race else None} if best else None}
+
+
+def _best_text(best: _BestTrial) -> str:
+    """Return the best trial with its value; the winner of a race with both numbers."""
+    if best["race"] is not None:
+        return f"trial {best['number']} won the race: {best['race']}"
+    return f"trial {best['number']}, {best['value']:g}"
+
+
+def _value_text(best: _BestTrial) -> str:
+    """Return the best value; that of the winner of a race is its mean over fresh seeds."""
+    return best["race"].mean_text if best["race"] is not None else f"{best['value']:g}"
 
 
 def _space_text(space: Space) -> str:

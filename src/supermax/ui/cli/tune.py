@@ -12,7 +12,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from supermax.search.search import Tuned
 
 ALL = "all"
-_VARIABLE = "SUPERMAX_STORAGE"
+VARIABLE = "SUPERMAX_STORAGE"
 Text = str | None
 
 
@@ -221,9 +221,11 @@ def _exec_again() -> int:
     os.execv(sys.executable, [sys.executable, "-P", "-m", "supermax", *sys.argv[1:]])
 
 
-def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
+def resolved(
+    target: str, flags: dict[str, Value], *, without: Collection[str] = ()
+) -> list[Resolved]:
     """Return the settings of each search that `target` names. For a table, they are those that
-    `supermax init` would write."""
+    `supermax init` would write. `without`: environment variables that do not count."""
     file = None
     agents: list[str | None] = [target]
     if target == ALL:
@@ -241,7 +243,7 @@ def resolved(target: str, flags: dict[str, Value]) -> list[Resolved]:
         resolve(
             agent,
             file=file,
-            environment=os.environ,
+            environment={k: v for k, v in os.environ.items() if k not in without},
             flags=flags,
             presets=presets(),
             parameters=_parameters(agent),
@@ -455,7 +457,7 @@ def _where(settings: Settings) -> str:
     of the environment, and for one that `_name_storage` has the user name."""
     default = settings.storage is None and settings.outdir == "."
     where = settings.storage_address
-    if default or where == os.environ.get(_VARIABLE) or _has_password(where):
+    if default or where == os.environ.get(VARIABLE) or _has_password(where):
         return ""
     return f" --storage {shlex.quote(where)}"
 
@@ -464,11 +466,11 @@ def _name_storage(settings: Settings) -> list[str]:
     """Return how to name a storage for other commands if its URL has a password, which is not
     printed, and if the environment does not name it."""
     where = settings.storage_address
-    if where == os.environ.get(_VARIABLE) or not _has_password(where):
+    if where == os.environ.get(VARIABLE) or not _has_password(where):
         return []
     return [
         f"The URL of the storage has a password. Type it after this command, for those that "
-        f"follow: read -rs {_VARIABLE} && export {_VARIABLE}"
+        f"follow: read -rs {VARIABLE} && export {VARIABLE}"
     ]
 
 

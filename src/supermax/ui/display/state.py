@@ -18,6 +18,7 @@ from supermax.engine.summary import Summary
 from supermax.engine.trial.notes import Fact
 from supermax.ui.display.curve import Curve
 from supermax.ui.display.gauges import Readings
+from supermax.ui.display.remaining import Work, remaining_seconds
 
 RATE_WINDOW = 100  # finished trials that the rate is computed from
 NOTICES_KEPT = 3
@@ -26,7 +27,6 @@ BESTS_SHOWN = 3
 FACTS_KEPT = 32
 RECENT_KEPT = 30
 RECENT_CURVE = 48  # points of a finished trial's curve
-ETA_AFTER = 0.1  # trials per worker that must be done before the time left is estimated
 REACHED = "the target is reached"
 
 
@@ -98,10 +98,13 @@ class RunState:
     run_dir: str = ""
     resumed: int = 0
     finished: int = 0  # in the whole study
+    launched: bool = False  # this run has launched a trial
     started_at: float | None = None
     ended_at: float | None = None
     states: Counter[str] = field(default_factory=Counter)  # of the trials of this run
     best: tuple[int, float] | None = None
+    winner: tuple[int, str] | None = None
+    """Trial that has won the race of the study, and its value with that in the search."""
     metrics: tuple[str, ...] = ()  # names of the values, one per objective; (): not named
     evaluated_on: tuple[str, int] | None = None  # split and number of examples
     running: dict[int, RunningTrial] = field(default_factory=dict)
@@ -120,6 +123,11 @@ class RunState:
     ending: str | None = None  # how the run ended; None: it goes on, or that is unknown
     summary: Summary | None = None
     finish_times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+    """Moments at which trials of this run finished, after that of its first launch."""
+    others: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
+    """Moments, and numbers of trials that other runs had finished by then. The first one is the
+    start of this run, or the last change of the number of their workers."""
+    other_workers: int | None = None  # of the other runs on the study; None: unknown
     resumed_shares: dict[int, float] = field(default_factory=dict)
     """Share of each running trial that was done before this run, by trial number."""
     finished_resumed_shares: deque[float] = field(
@@ -190,8 +198,12 @@ class RunState:
         self.evaluated_on = event.evaluated_on
         self.started_at = self.clock()
         self.finish_times.append(self.started_at)
+        self.others.append((self.started_at, 0))
 
     def _launch(self, event: ev.TrialStarted) -> None:
+        if not self.launched and len(self.finish_times) == 1:
+            self.finish_times[0] = self.clock()  # the time until then is not that of trials
+        self.launched = True
         self.waiting.discard(event.number)
         self.paused.pop(event.number, None)
         self.running[event.number] = RunningTrial(
@@ -216,9 +228,11 @@ class RunState:
 
     def _count_others(self, event: ev.StudyChanged) -> None:
         """Count trials that other runs have finished: they bring the target nearer."""
-        more = min(RATE_WINDOW, max(0, event.finished - self.finished))
-        self.finish_times.extend([self.clock()] * more)
-        self.finished_resumed_shares.extend([0.0] * more)
+        before = self.others[-1][1] if self.others else 0
+        if event.workers != self.other_workers:
+            self.other_workers = event.workers
+            self.others.clear()
+        self.others.append((self.clock(), before + max(0, event.finished - self.finished)))
         self.finished = event.finished
         if event.best is not None:
             self._compare(*event.best)
@@ -326,30 +340,34 @@ class RunState:
         return self.finished + len(self.paused) + self._running_shares()
 
     def eta(self) -> float | None:
-        """Return the estimated seconds until the target is reached; None while it is unknown.
-
-        The rate is that of the last finished trials, those of other runs included, of the trials
-        that have paused meanwhile, and of the shares of running ones. Where trials do not note
-        their epochs, an overdue one lowers the rate, so that the estimate grows while nothing
-        finishes.
-        """
+        """Return the estimated seconds until the target is reached; None while it is unknown."""
         over = self.ended_at is not None or self.stopping is not None
         if self.target is None or over or not self.finish_times:
             return None
+        left = self.target - self.done()
+        return remaining_seconds(left, self._own_work(), self._work_of_others())
+
+    def _own_work(self) -> Work:
+        """Return the last finished trials of this run, those that have paused meanwhile, and the
+        shares of running ones. Where trials do not note their epochs, an overdue one adds to the
+        time, so that an estimate grows while nothing finishes."""
         first, now = self.finish_times[0], self.clock()
         shares = self._running_shares()
         pauses = [at for at in self.paused.values() if at is not None and at >= first]
         last = max([self.finish_times[-1], *pauses])
         resumed = sum(self.resumed_shares.get(number, 0.0) for number in self.running)
         earlier = sum(self.finished_resumed_shares) + resumed
-        done_here = len(self.finish_times) - 1 + len(pauses) + shares - earlier
-        # Without shares, the first trials finish at about the same time and say little.
-        if done_here < max(1, self.workers) * (ETA_AFTER if shares else 1.0):
-            return None
-        per_trial = (now - first) / done_here
-        if not shares:
-            per_trial = max((last - first) / done_here, (now - first) / (done_here + 1))
-        return max(0.0, self.target - self.done()) * per_trial
+        done = len(self.finish_times) - 1 + len(pauses) + shares - earlier
+        seconds = now - first
+        if not shares and done > 0:
+            seconds = max(last - first, seconds * done / (done + 1))
+        return Work(done, seconds, max(1, self.workers), with_shares=shares > 0)
+
+    def _work_of_others(self) -> Work:
+        if not self.others:
+            return Work(0.0, 0.0, self.other_workers)
+        (first, before), (_, after) = self.others[0], self.others[-1]
+        return Work(after - before, self.clock() - first, self.other_workers)
 
 
 def _finished(event: ev.TrialFinished, trial: RunningTrial | None) -> FinishedTrial:

@@ -95,6 +95,8 @@ def status_json(state: RunState) -> dict[str, object]:
         "out_of_service": dict(state.out_of_service),
         "finish_times": [when(moment) for moment in state.finish_times],
         "head_starts": list(state.finished_resumed_shares),
+        "others": [[when(moment), count] for moment, count in state.others],
+        "other_workers": state.other_workers,
     }
     return {key: finite(value) for key, value in fields.items()}
 
@@ -180,6 +182,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         noticed={event.text: event.at for event in notices},
         out_of_service={str(k): str(v) for k, v in fields.get("out_of_service", {}).items()},
         log=deque((e for e in events if e.kind != "notice"), maxlen=LOG_KEPT),
+        other_workers=fields.get("other_workers"),
         stopping=fields["stopping"],
         ending=fields["ending"],
         readings=Readings(
@@ -191,6 +194,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
     )
     state.finish_times.extend(fields["finish_times"])
     state.finished_resumed_shares.extend(map(float, fields.get("head_starts", ())))
+    state.others.extend((float(moment), int(count)) for moment, count in fields.get("others", ()))
     state.recent.extend(map(_recent, fields.get("recent", ())))
     return state
 

@@ -85,7 +85,10 @@ def goal(state: RunState) -> str:
 
 
 def best_text(state: RunState) -> str:
-    """Return the best value and its trial."""
+    """Return the best value and its trial; the winner of a race with both its values."""
+    if state.winner is not None:
+        trial, values = state.winner
+        return f"trial {trial} won the race: {objective_names(state)[0]} {values}"
     if state.best is None:
         return "none yet"
     trial, value = state.best
@@ -100,7 +103,7 @@ def best_so_far(state: RunState) -> str:
         complete = counted(state.states["COMPLETE"], "complete trial")
         which = about if state.metrics else f"{len(state.directions)} objectives"
         return f"{complete} in this run, {which}"
-    if state.best is None:
+    if state.best is None and state.winner is None:
         return best_text(state)
     direction = "; ".join(filter(None, [*state.directions, evaluated(state)]))
     return f"{best_text(state)} ({direction})"
