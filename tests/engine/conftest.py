@@ -4,13 +4,12 @@ their start is tested. One database server serves all tests of a worker."""
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.engine.executors import EXECUTOR, cluster, elsewhere
-from tests.engine.storage.postgres import GivenServer, Server, restartable_server
+from tests.engine.storage.postgres import Server, given_or_started
 
 pytest.register_assert_rewrite("tests.engine.run.shared_runs")
 _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
@@ -36,8 +35,5 @@ def forked(request: pytest.FixtureRequest, engine_template: object) -> None:
 
 @pytest.fixture(scope="session")
 def database() -> Iterator[Server]:
-    if given := os.environ.get("SUPERMAX_TEST_DATABASE"):
-        yield GivenServer(given)
-        return
-    with restartable_server() as running:
+    with given_or_started() as running:
         yield running

@@ -17,7 +17,7 @@ from supermax.errors import EnvironmentFault
 from supermax.space.migration import exclusive as migration_lock
 from supermax.space.migration.exclusive import exclusive
 from tests import ROOT
-from tests.engine.storage.postgres import Proxy, restartable_server
+from tests.engine.storage.postgres import Proxy, given_or_started
 from tests.space.versions import BASE, by_root, filled, opened
 
 MACHINES = 4
@@ -32,9 +32,9 @@ sys.stdin.readline()
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def proxy() -> Iterator[Proxy]:
-    with restartable_server() as server:
+    with given_or_started() as server:
         found = Proxy(server.path)
         yield found
         found.close()
@@ -42,7 +42,10 @@ def proxy() -> Iterator[Proxy]:
 
 @pytest.fixture
 def storage(proxy: Proxy) -> Iterator[RDBStorage]:
+    """Storage without studies."""
     found = RDBStorage(proxy.url)
+    for summary in found.get_all_studies():
+        found.delete_study(summary._study_id)
     yield found
     found.engine.dispose()
 

@@ -68,6 +68,16 @@ class GivenServer(Server):
 
 
 @contextlib.contextmanager
+def given_or_started() -> Iterator[Server]:
+    """Yield the server of SUPERMAX_TEST_DATABASE, or one that is started for the tests."""
+    if given := os.environ.get("SUPERMAX_TEST_DATABASE"):
+        yield GivenServer(given)
+        return
+    with restartable_server() as running:
+        yield running
+
+
+@contextlib.contextmanager
 def restartable_server(*settings: str) -> Iterator[Server]:
     """Run a server of the wheel's binaries, with further settings.
 
