@@ -15,7 +15,7 @@ from optuna.trial import BaseTrial
 from supermax._util.attributes import REPLICATE
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.space import nest
-from supermax.tasks.objective import AgentObjective, configured
+from supermax.tasks.objective import AgentObjective
 from supermax.training.config import Config
 
 
@@ -41,7 +41,7 @@ class ReplicateObjective(AgentObjective):
         number, seed = self._scheduled(trial)
         sampled = nest(self.params[number])
         part = {**sampled.get("train", {}), "seed": seed}
-        return configured(self.agent, {**sampled, "train": part}, self.limits)
+        return self.config_of({**sampled, "train": part})
 
     def _scheduled(self, trial: BaseTrial) -> tuple[int, int]:
         number = trial.number

@@ -224,6 +224,8 @@ def best_configuration(facts: ReportFacts) -> Html:
         )
         if trial.result.get(key) is not None
     ]
+    if trial.decoding is not None:
+        rows.append(("spans decoded with", trial.decoding))
     rows.append(("took", took(trial.seconds)))
     measured = "Measured on the validation split" if facts.metric else "Measured"
     right = tag("div", tag("h3", measured), pairs(rows), json_block(facts.config))

@@ -346,6 +346,7 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "params": trial.params,
         "metrics": trial.result.get("metrics", {}),
         "best_epoch": trial.result.get("best_epoch"),
+        "decoding": trial.result.get("decoding"),
         "seconds": trial.seconds,
         "steps": trial.result.get("steps"),
         "peak_rss": trial.notes.get("peak_rss"),
@@ -387,6 +388,8 @@ def _first_and_last(curve: dict[int, float]) -> str:
 def _print_params(screen: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
         screen.print(literal(f"  {name} = {_value(value)}"))
+    if trial.decoding is not None:
+        screen.print(literal(f"  Spans are decoded with {trial.decoding}"))
 
 
 def _value(value: object) -> str:
