@@ -38,7 +38,7 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance, Demand
 from supermax.results.race import RaceRecord
-from supermax.run import callback_list, run_study
+from supermax.run import callback_list, reusing_results, run_study
 from supermax.search.cluster import Cluster
 from supermax.search.race import Race, Wanted, race_size, with_time_left
 from supermax.search.resources import Resources
@@ -286,7 +286,8 @@ class Search:
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
-        summary = self._optimized(study, objective, options, planned)
+        once_each = reusing_results(study, options)  # a race trains configurations again
+        summary = self._optimized(study, objective, once_each, planned)
         self._note_baselines(study, splits, wait=summary.stopped_by is None)
         race = None
         if summary.stopped_by is None:

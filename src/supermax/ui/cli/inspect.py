@@ -157,6 +157,10 @@ def show(
     if found.broken:
         broken = ", ".join(f"{name} by {by:.3g}" for name, by in found.broken.items())
         screen.print(f"It violates {broken}.")
+    if (original := found.notes.get("result_of")) is not None:
+        screen.print(
+            f"Trial {original} had its configuration: it has that result and did not run."
+        )
     _print_params(screen, found)
     if found.curve:
         curve = spark(list(found.curve.values()), _CURVE_WIDTH)
@@ -347,6 +351,7 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "metrics": trial.result.get("metrics", {}),
         "best_epoch": trial.result.get("best_epoch"),
         "decoding": trial.result.get("decoding"),
+        "result_of": trial.notes.get("result_of"),
         "seconds": trial.seconds,
         "steps": trial.result.get("steps"),
         "peak_rss": trial.notes.get("peak_rss"),
