@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from supermax._util.attributes import EXPERIMENT, RESULT
+from supermax.results.decoding import decoding_text
 from supermax.results.records import read_record
 from supermax.search.refit import config_of
 from supermax.space import load
@@ -27,7 +28,7 @@ def test_settings_are_chosen_and_those_of_a_study_from_before_stay(tmp_path: Pat
     assert found["policy"] == "calibrated"
     assert {"n_best", "max_answer", "threshold"} < set(found)
     record = read_record(tuned.study)
-    assert record.trial(0).decoding == (
+    assert decoding_text(record.trial(0)) == (
         f"n_best {found['n_best']}, max_answer {found['max_answer']}, "
         f"threshold {found['threshold']:.4g}"
     )
@@ -42,7 +43,7 @@ def test_settings_are_chosen_and_those_of_a_study_from_before_stay(tmp_path: Pat
     assert later.study.trials[1].user_attrs[RESULT]["decoding"] == fixed
     record = read_record(later.study)
     assert config_of(record, record.trial(1)).decode == DecodeConfig(n_best=10, max_answer=64)
-    assert record.trial(1).decoding == "n_best 10, max_answer 64, no-answer policy threshold"
+    assert decoding_text(record.trial(1)) == "n_best 10, max_answer 64, no-answer policy threshold"
 
 
 def test_settings_that_are_sampled_are_used_as_they_are() -> None:

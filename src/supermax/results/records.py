@@ -153,16 +153,6 @@ class TrialRecord:
         return [(metric_title(name, self.labels), value) for name, value in found.items()]
 
     @property
-    def decoding(self) -> str | None:
-        """Settings that decoded the spans of the best epoch, as text; None without them."""
-        found = self.result.get("decoding", {})
-        names = ("n_best", "max_answer", "threshold")
-        shown = [f"{name} {found[name]:.4g}" for name in names if _is_number(found.get(name))]
-        if (policy := found.get("policy")) not in (None, "calibrated"):
-            shown.append(f"no-answer policy {policy}")
-        return ", ".join(shown) or None
-
-    @property
     def started(self) -> float | None:
         """Start as Unix time."""
         return _unix_time(self.trial.datetime_start)

@@ -20,6 +20,7 @@ from supermax._util.files import write_whole
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
+from supermax.results.decoding import decoding_text
 from supermax.results.machines import machine_text
 from supermax.results.records import (
     AttemptRecord,
@@ -393,8 +394,8 @@ def _first_and_last(curve: dict[int, float]) -> str:
 def _print_params(screen: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
         screen.print(literal(f"  {name} = {_value(value)}"))
-    if trial.decoding is not None:
-        screen.print(literal(f"  Spans are decoded with {trial.decoding}"))
+    if (decoding := decoding_text(trial)) is not None:
+        screen.print(literal(f"  Spans are decoded with {decoding}"))
 
 
 def _value(value: object) -> str:
