@@ -29,10 +29,10 @@ IMPORTS = {
     "engine.storage": "_util engine.trial",
     "engine.trial": "_util",
     "memory": "_util",
-    "results": "_util engine engine.processes engine.run engine.storage engine.trial",
+    "results": "_util engine engine.run engine.storage engine.trial",
     "results.report": "_util engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
-    "run": "_util engine engine.processes engine.run ui.display",
+    "run": "_util engine engine.processes engine.run space ui.display",
     "search": (
         "_util engine engine.processes engine.run engine.storage engine.trial memory results "
         "results.tracking run search.settings space studies tasks training.config training.data "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import optuna
@@ -18,9 +19,13 @@ from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
 from supermax.engine.summary import Summary
 from supermax.errors import SupermaxError, UserError
+from supermax.space import SpaceSampler, space_of
 from supermax.ui.display import display_for
 from supermax.ui.display.gauges import Gauges
 from supermax.ui.display.status import StatusFile
+
+REDRAWS = 10
+"""Number of further samples for a configuration that a completed trial has had."""
 
 
 def optimize(
@@ -44,6 +49,7 @@ def optimize(
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
+    reuse_results: bool = False,
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -90,6 +96,10 @@ def optimize(
             supermax.engine.run.provision). None: `workers` trials run in parallel.
         pruner: Replaces the pruner of the study. ``supermax.Promotion()`` pauses trials and
             continues the best ones from their checkpoints. None: the study's own.
+        reuse_results: For an objective that gives a configuration the same result again: draw a
+            configuration that a completed trial has had again, a few times, and if that finds no
+            other, give the trial the earlier result without running it. Needs a study of
+            ``supermax.open_study``; configurations that are enqueued always run.
 
     Returns:
         Trials by state, faults by kind, retries, cells used, seconds.
@@ -120,9 +130,22 @@ def optimize(
         if pruner is not None:
             check_pruner(study, pruner)
             study.pruner = pruner
+        if reuse_results:
+            options = reusing_results(study, options)
         return run_study(study, objective, options)
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone
+
+
+def reusing_results(study: optuna.Study, options: RunOptions) -> RunOptions:
+    """Return options with which no configuration of the study runs again that has completed."""
+    if (space := space_of(study)) is None or not isinstance(study.sampler, SpaceSampler):
+        raise UserError(
+            f"reuse_results needs to know all parameters of a trial before it runs, but the study "
+            f"'{study.study_name}' has no search space. Open it with supermax.open_study."
+        )
+    study.sampler.redraws = REDRAWS
+    return replace(options, configure=space.sample)
 
 
 def run_study(

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
@@ -303,9 +303,9 @@ def check_storage(storage: str) -> None:
         refuse_sqlite_on_network_disk(address.file)
 
 
-def stored_parameter(storage: str, study: str, name: str) -> dict[str, Any] | None:
-    """Return a parameter of the space that the newest version of a study has stored; None: it has
-    no such parameter, or there is no such study."""
+def stored_space(storage: str, study: str) -> Space | None:
+    """Return the space that the newest version of a study has stored; None: it has none, or there
+    is no such study."""
     try:
         backend = existing(storage)
     except NothingStored:
@@ -314,8 +314,7 @@ def stored_parameter(storage: str, study: str, name: str) -> dict[str, Any] | No
     space = space_of(versions[-1]) if versions else None
     if (server := rdb.server_of(backend)) is not None:
         server.engine.dispose()
-    found: dict[str, dict[str, Any]] = space.data()["parameters"] if space is not None else {}
-    return found.get(name)
+    return space
 
 
 def all_studies(storage: BaseStorage, *, races: bool = False) -> list[Study]:

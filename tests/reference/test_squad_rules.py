@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from supermax.training.eval.metrics import Span, span_metrics
+from supermax.training.eval.metrics import Span, answer_values, span_metrics
 
 ARTICLES = {"a", "an", "the"}
 SPACELESS = ("CJK", "KANGXI", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
@@ -131,6 +131,21 @@ def test_texts_with_spaces_are_scored_as_in_squad(found: list[Case]) -> None:
     ours, theirs = measured(found), reference(found)
     assert ours["token_f1"] == pytest.approx(theirs["token_f1"])
     assert ours["exact_match"] == pytest.approx(theirs["exact_match"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(phrases, min_size=1, max_size=4), st.lists(phrases, max_size=2))
+def test_predictions_that_decoding_compares_are_scored_as_in_squad(
+    guesses: list[str], golds: list[str]
+) -> None:
+    spans, text = list[Span](), ""
+    for part in (*guesses, *golds):
+        spans.append((len(text), len(text) + len(part)))
+        text += part + "\n"
+    predictions = [(span,) for span in spans[: len(guesses)]]
+    for metric in ("exact_match", "token_f1"):
+        ours = answer_values(metric, predictions, spans[len(guesses) :], text)
+        assert ours == pytest.approx([reference([(guess, golds)])[metric] for guess in guesses])
 
 
 @settings(max_examples=300, deadline=None)

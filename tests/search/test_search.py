@@ -26,7 +26,9 @@ from supermax.results.report.writing import write_report
 from supermax.search.prepare import check_gpus
 from supermax.search.search import Search
 from supermax.search.settings import Settings
+from supermax.search.spaces import with_parameters
 from supermax.space import find_versions, load, narrowed
+from supermax.space.presets import unsearched
 from supermax.tasks import space_fitting
 from supermax.tasks.measures import check_objectives
 from supermax.tasks.objective import AgentObjective, TrialReporter
@@ -43,7 +45,7 @@ def small(agent: str = "criteria") -> Any:
     """Return a space with one encoder and few parameters, so that a trial takes a second."""
     fixed: dict[str, Any] = {"text.max_length": 48, "train.effective_batch": 16}
     if agent != "criteria":
-        fixed |= {"text.doc_stride": 8, "decode.max_answer": 16}
+        fixed |= {"text.doc_stride": 8}
     return narrowed(load(f"demo/{agent}"), fixed)
 
 
@@ -251,7 +253,11 @@ def test_a_space_of_another_agent_is_refused_before_the_first_trial(tmp_path: Pa
         "  optim.lt: {type: float, low: 1e-5, high: 1e-3, log: true}\n"
     )
     cases = (
-        (load("demo/evidence"), "decode.max_answer: the agent 'criteria' does not use it"),
+        (load("demo/evidence"), "text.doc_stride: the agent 'criteria' does not use it"),
+        (
+            with_parameters(load("demo/criteria"), unsearched("evidence")),
+            "decode.max_answer: the agent 'criteria' does not use it",
+        ),
         (typo, "optim.lt: there is no such key; did you mean 'optim.lr'?"),
         (load("classic/criteria"), "train.batch_size: there is no such key"),
     )

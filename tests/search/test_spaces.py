@@ -7,11 +7,12 @@ from pathlib import Path
 import optuna
 import pytest
 
+from supermax import UserError
 from supermax.search.settings import Settings
-from supermax.search.spaces import SEED, space_for, with_seed
+from supermax.search.spaces import SEED, space_for, with_former, with_parameters
 from supermax.space import Space, load, open_version, preset
 from supermax.space.presets import presets
-from supermax.studies import stored_parameter
+from supermax.studies import stored_space
 from supermax.tasks.objective import configured
 
 AGENTS = ("criteria", "evidence", "share", "joint")
@@ -34,15 +35,74 @@ def test_trials_without_the_parameter_have_the_first_seed() -> None:
     assert configured("criteria", {"encoder": {"name": "tiny"}}, {}).train.seed == 1
 
 
-def test_seed_of_a_study_that_has_it_stays(tmp_path: Path) -> None:
+@pytest.mark.parametrize("agent", AGENTS)
+def test_no_space_of_the_package_searches_how_spans_are_decoded(agent: str) -> None:
+    spaces = [load(agent), *(preset(agent, name).space for name in presets())]
+    names = {name for space in spaces for name in space.parameters}
+    assert [name for name in names if name.startswith(("decode.", "no_answer."))] == []
+
+
+@pytest.mark.parametrize(
+    ("narrow", "drawn"),
+    [
+        ({"decode.max_answer": 30}, {"decode.max_answer": 30}),
+        ({"no_answer.policy": "none"}, {"no_answer.policy": "none"}),
+        (
+            {"no_answer.threshold": 0.5},
+            {"no_answer.policy": "threshold", "no_answer.threshold": 0.5},
+        ),
+        ({"no_answer.ratio": 2.0}, {"no_answer.policy": "ratio", "no_answer.ratio": 2.0}),
+        (
+            {"no_answer.policy": ["calibrated"], "decode.n_best": 3},
+            {"no_answer.policy": "calibrated", "decode.n_best": 3},
+        ),
+    ],
+)
+def test_decoding_that_a_user_fixes_is_used(
+    narrow: dict[str, object], drawn: dict[str, object]
+) -> None:
+    space = space_for(Settings(agent="evidence", trials=1, epochs=1, narrow=narrow))
+    values = space.defaults() or {}
+    assert space.mistakes(values) == []
+    found = {n: v for n, v in values.items() if n.startswith(("decode.", "no_answer."))}
+    assert found == drawn
+
+
+def test_an_agent_without_spans_has_no_decoding() -> None:
+    narrow: dict[str, object] = {"decode.max_answer": 30}
+    with pytest.raises(UserError, match=r"unknown parameter 'decode.max_answer'"):
+        space_for(Settings(agent="criteria", trials=1, epochs=1, narrow=narrow))
+
+
+def test_former_parameters_of_a_study_stay(tmp_path: Path) -> None:
     address = str(tmp_path / "s.db")
-    assert stored_parameter(address, "notes", SEED) is None  # there is no file yet
+    assert stored_space(address, "notes") is None  # there is no file yet
     storage = optuna.storages.RDBStorage(f"sqlite:///{address}")
-    parameters = {"optim.lr": {"choices": [1e-3]}}
-    older = {**parameters, SEED: {"type": "int", "low": 1, "high": 5}}
-    open_version(Space(name="notes", parameters=older), storage=storage)
-    assert stored_parameter(address, "others", SEED) is None
-    seed = stored_parameter(address, "notes", SEED)
-    assert seed is not None
-    now = with_seed(Space(name="notes", parameters=parameters), seed)
-    assert open_version(now, storage=storage).study.study_name == "notes"  # no further version
+    now = Space(**{**load("demo/evidence").data(), "name": "notes"})
+    former = {
+        SEED: {"type": "int", "low": 1, "high": 5},
+        "no_answer.policy": {"choices": ["none", "threshold"]},
+        "no_answer.threshold": {
+            "when": "no_answer.policy == 'threshold'", "type": "float", "low": -4.0, "high": 4.0,
+        },
+        "decode.max_answer": {"type": "int", "low": 8, "high": 32, "step": 8},
+    }  # fmt: skip
+    data = with_parameters(now, former).data()
+    fit = {"name": "answers fit", "require": "decode.max_answer <= text.max_length - 24"}
+    data["constraints"].append(fit | {"reason": "one window"})
+    older = Space(**data)
+    open_version(older, storage=storage)
+    assert stored_space(address, "others") is None
+    stored = stored_space(address, "notes")
+    assert stored == older
+    whole = with_former(now, stored, "evidence")
+    assert open_version(whole, storage=storage).study.study_name == "notes"  # no further version
+    assert [c.name for c in whole.constraints] == ["windows move on", "answers fit"]
+    assert with_former(whole, stored, "evidence") is whole
+
+
+def test_settings_win_over_former_parameters() -> None:
+    settings = Settings(agent="evidence", trials=1, epochs=1, narrow={"decode.max_answer": 30})
+    now = space_for(settings)
+    older = with_parameters(load("evidence"), {"decode.max_answer": {"choices": [8, 16]}})
+    assert with_former(now, older, "evidence") is now

@@ -437,3 +437,45 @@ def test_a_function_gets_the_parameters_of_over() -> None:
     assert all(config["b"] == 2 * config["a"] for config in configs)
     with pytest.raises(UserError, match="failed with KeyError"):
         sampler_for(Space(parameters={"a": ints}, constraints=[{**rule, "over": ["a"]}]))
+
+
+# Configurations that a completed trial has had.
+
+TWELVE = Space(
+    parameters={
+        "a": {"choices": ["x", "y", "z"]},
+        "b": {"when": "a != 'z'", "type": "int", "low": 1, "high": 5},
+        "c": {"when": "a == 'z'", "choices": [True, False]},
+    }
+)
+
+
+def different(name: str, redraws: int, trials: int = 12) -> int:
+    """Return the number of different configurations among complete trials."""
+    sampler = sampler_for(TWELVE, name, seed=4)
+    sampler.redraws = redraws
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: len(flatten(TWELVE.sample(trial))) + trial.number % 3, trials)
+    return len({json.dumps(trial.params, sort_keys=True) for trial in study.trials})
+
+
+@pytest.mark.parametrize("name", quick_are(["random", "tpe"], ["random", "tpe", "nsgaii", "qmc"]))
+def test_a_known_configuration_is_drawn_again(name: str) -> None:
+    assert different(name, redraws=10) >= 10 > different(name, redraws=0)
+
+
+def test_enqueued_and_failed_configurations_are_not_drawn_again() -> None:
+    sampler = sampler_for(TWELVE, "random", seed=0)
+    sampler.redraws = 10
+    study = optuna.create_study(sampler=sampler)
+    for fails in (False, False, True):
+        study.enqueue_trial({"a": "z", "c": True})
+        trial = study.ask()
+        assert TWELVE.sample(trial) == {"a": "z", "c": True}
+        study.tell(trial, None if fails else 1.0, optuna.trial.TrialState.FAIL if fails else None)
+    only = Space(parameters={"a": {"choices": ["x"]}})
+    sampler = sampler_for(only, "tpe", seed=0)
+    sampler.redraws = 10
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(lambda trial: float(only.sample(trial)["a"] == "x"), 3)  # there is no other
+    assert len(study.trials) == 3

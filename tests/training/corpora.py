@@ -46,6 +46,8 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
         "train": {"effective_batch": 12, "epochs": 2},
         "optim": {"lr": 1e-3},
         "head": {"dropout": 0.0},
+        "no_answer": {"policy": "threshold"},
+        "decode": {"n_best": 10, "max_answer": 64},
     }
     for key, value in parts.items():
         data[key] = {**data.get(key, {}), **value} if isinstance(value, dict) else value
@@ -56,6 +58,13 @@ def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepare
     return prepare(
         wanted, corpus(n, 1), corpus(n // 2, 2), cache=cache, execution=Execution(**execution)
     )
+
+
+OPEN: dict[str, Any] = {
+    "no_answer": {"policy": None},
+    "decode": {"n_best": None, "max_answer": None},
+}
+"""Parts of a configuration that leave the decoding of spans to each evaluation."""
 
 
 class Quiet:

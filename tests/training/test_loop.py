@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,16 @@ from hypothesis import strategies as st
 
 from supermax.errors import Infeasible, UserError
 from supermax.training.checkpoint import Saver
-from supermax.training.config import read_config
+from supermax.training.config import read_config, with_decoding
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.eval.evaluate import evaluation_of
 from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import by_length, micro_batches, order
 from supermax.training.steps.execution import best_precision
 from tests import ROOT
 from tests.few import quick_are
-from tests.training.corpora import Quiet, Stopped, config, corpus, ready
+from tests.training.corpora import OPEN, Quiet, Stopped, config, corpus, ready
 
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.1}, "head": {"dropout": 0.3}}
 
@@ -185,6 +187,29 @@ def test_it_learns(tmp_path: Path) -> None:
     result = train(prepare(wanted, few, few, cache=tmp_path), Quiet())
     assert result.curve[-1]["train_loss"] < 0.7 * result.curve[0]["train_loss"]
     assert result.value > 0.85
+
+
+@pytest.mark.parametrize("objective", ["token_f1", "null_accuracy"])
+def test_open_decoding_is_chosen_for_the_objective(tmp_path: Path, objective: str) -> None:
+    prepared = replace(ready(tmp_path, config("evidence", **OPEN)), objective=objective)
+    found = train(prepared, Quiet()).evaluation
+    assert found.decoding is not None
+    assert found.threshold is not None
+    # The settings that it delivers, on the same rows: at least as good as any other threshold.
+    outputs = prepared.executor.run_inference(prepared.validation, 1)
+    values = []
+    for threshold in (found.threshold, -99.0, 0.0, 99.0):
+        concrete = with_decoding(prepared.config, found.decoding)
+        evaluated = evaluation_of(outputs, concrete, prepared.validation, threshold=threshold)
+        values.append(evaluated.metrics[objective])
+    assert values[0] >= max(values) - 1e-9
+
+
+def test_a_configuration_with_open_decoding_decodes_nothing_by_itself(tmp_path: Path) -> None:
+    prepared = ready(tmp_path, config("evidence", **OPEN))
+    outputs = prepared.executor.run_inference(prepared.validation, 1)
+    with pytest.raises(UserError, match=r"leaves decode\.n_best or decode\.max_answer open"):
+        evaluation_of(outputs, prepared.config, prepared.validation, threshold=0.0)
 
 
 @pytest.mark.parametrize("policy", ["none", "threshold", "ratio", "calibrated"])

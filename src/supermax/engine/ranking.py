@@ -8,16 +8,20 @@ from optuna.study import StudyDirection
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial, TrialState
 
+from supermax._util.attributes import RECORD
+
 
 def ranked(
     trials: Iterable[FrozenTrial], directions: Sequence[StudyDirection]
 ) -> list[FrozenTrial]:
-    """Return the complete trials that violate no constraint, best first.
+    """Return the complete trials that violate no constraint, best first. Copies of the results of
+    other trials are left out.
 
     With several objectives, trials of the Pareto front come first; within both groups the first
     objective decides.
     """
-    candidates = [t for t in trials if t.state is TrialState.COMPLETE and not broken(t)]
+    complete = (t for t in trials if t.state is TrialState.COMPLETE and copied_from(t) is None)
+    candidates = [trial for trial in complete if not broken(trial)]
     pareto = _pareto_numbers(candidates, directions) if len(directions) > 1 else set()
     return sorted(
         candidates,
@@ -44,6 +48,14 @@ def front(order: list[FrozenTrial], directions: Sequence[StudyDirection]) -> lis
         return order[:1]
     pareto = _pareto_numbers(order, directions)
     return [trial for trial in order if trial.number in pareto]
+
+
+def copied_from(trial: FrozenTrial) -> int | None:
+    """Return the number of the trial whose result this one has, since both have the same
+    configuration; None: it has its own."""
+    record = trial.user_attrs.get(RECORD)
+    number = record.get("result_of") if isinstance(record, dict) else None
+    return number if isinstance(number, int) else None
 
 
 def broken(trial: FrozenTrial) -> dict[str, float]:

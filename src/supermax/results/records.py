@@ -23,12 +23,12 @@ from supermax._util.attributes import (
     EXPERIMENT,
     NOTICES,
     ORIGIN,
+    RECORD,
     RESULT,
     metric_names,
     plain_params,
 )
 from supermax._util.text import metric_title
-from supermax.engine.processes.protocol import RECORD
 from supermax.engine.ranking import broken, front, ranked
 from supermax.engine.run.job import fault_from
 from supermax.engine.run.sharing import RunOfStudy, runs_of
@@ -419,6 +419,7 @@ _NOTES = {
     "seconds": (int, float),
     "spent": (int, float),
     "attempts": (int,),
+    "result_of": (int,),
     "peak_rss": (int, float),
     "device_allocated": (int, float),
     "device_reserved": (int, float),
@@ -430,6 +431,7 @@ _RESULT: dict[str, tuple[type, ...]] = {
     "confusion": (list,),
     "spans": (dict,),
     "best_epoch": (int,),
+    "decoding": (dict,),
     "epochs": (int,),
     "samples_per_second": (int, float),
     "train_loss": (list,),

@@ -25,6 +25,7 @@ from supermax.studies import explain_write_errors
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
 from supermax.tasks.data_summary import used_by
 from supermax.tasks.objective import AgentObjective, configured, local_execution
+from supermax.tasks.preflight import DECODING
 from supermax.tasks.repeating import Repetition
 from supermax.training.config import Config
 from supermax.training.data.splits import Splits
@@ -54,7 +55,8 @@ def stored_settings(stored: object, name: str) -> Settings:
 def config_of(record: StudyRecord, trial: TrialRecord) -> Config:
     """Return the configuration of a trial, to train it again."""
     experiment = record.experiment
-    return configured(experiment["agent"], nest(trial.params), experiment["limits"])
+    former = DECODING not in experiment
+    return configured(experiment["agent"], nest(trial.params), experiment["limits"], former)
 
 
 def refit_study(
@@ -167,6 +169,7 @@ def objective_of(record: StudyRecord, settings: Settings, splits: Splits) -> Age
         record.objectives,
         record.experiment["limits"],
         Execution(device="auto", precision="auto"),
+        former_decoding=DECODING not in record.experiment,
     )
 
 

@@ -38,21 +38,21 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance, Demand
 from supermax.results.race import RaceRecord
-from supermax.run import callback_list, run_study
+from supermax.run import callback_list, reusing_results, run_study
 from supermax.search.cluster import Cluster
 from supermax.search.race import Race, Wanted, race_size, with_time_left
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.search.shared_checkpoints import SharedCheckpoints
-from supermax.search.spaces import SEED, with_seed
-from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset
+from supermax.search.spaces import with_former
+from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset, space_of
 from supermax.studies import (
     explain_write_errors,
     file_of,
     make_storage,
     name_values,
     open_locked,
-    stored_parameter,
+    stored_space,
     without_password,
 )
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
@@ -62,6 +62,7 @@ from supermax.tasks.fits import footprints
 from supermax.tasks.measures import check_objectives, versions_of
 from supermax.tasks.objective import AgentObjective, configured
 from supermax.tasks.preflight import (
+    DECODING,
     VERSIONS,
     all_of,
     check_corpus,
@@ -71,6 +72,7 @@ from supermax.tasks.preflight import (
     check_parts,
     check_questions,
     check_space,
+    has_fixed_decoding,
     refuse_another,
 )
 from supermax.tasks.space_fitting import Fitted, fitted
@@ -144,7 +146,8 @@ class Tuned:
     def config(self, number: int) -> Config:
         """Return the configuration of a trial, to train it again."""
         values = plain_params(self.study.trials[number])
-        return configured(self.agent, nest(values), self.limits)
+        former = DECODING not in self.study.user_attrs.get(EXPERIMENT, {})
+        return configured(self.agent, nest(values), self.limits, former)
 
 
 @dataclass(frozen=True)
@@ -227,8 +230,9 @@ class Search:
     @cached_property
     def _machine_fit(self) -> Fitted:
         space = self.space or self._size.space
-        seed = stored_parameter(str(self.storage), self.name or self.agent, SEED)
-        return fitted(with_seed(space, seed) if seed else space, self.resources.device)
+        if (stored := stored_space(str(self.storage), self.name or self.agent)) is not None:
+            space = with_former(space, stored, self.agent)
+        return fitted(space, self.resources.device)
 
     @cached_property
     def fit(self) -> Fitted:
@@ -263,6 +267,7 @@ class Search:
             "objectives": list(objectives),
             VERSIONS: versions_of(objectives),
             "limits": limits,
+            DECODING: "chosen",
         }
         study = self._opened(fit.space, directions, experiment, splits.joined)
         _note(study, NOTICES, notices)
@@ -280,10 +285,12 @@ class Search:
             self.resources.with_device(),
             book=self.resources.measurement_log(),
             top=self.top,
+            former_decoding=DECODING not in study.user_attrs[EXPERIMENT],
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
-        summary = self._optimized(study, objective, options, planned)
+        once_each = reusing_results(study, options)  # a race trains configurations again
+        summary = self._optimized(study, objective, once_each, planned)
         self._note_baselines(study, splits, wait=summary.stopped_by is None)
         race = None
         if summary.stopped_by is None:
@@ -423,13 +430,13 @@ class Search:
         another experiment."""
         where, name = str(self.storage), self.name or self.agent
         storage = make_storage(where)
-        attrs = [version.user_attrs for version in find_versions(storage, name)]
         # A version made by `supermax study migrate` has the trials of earlier ones, but no
         # EXPERIMENT attribute: the newest that has one counts.
-        before = next(
-            (found[EXPERIMENT] for found in reversed(attrs) if EXPERIMENT in found), None
-        )
+        versions = [v for v in find_versions(storage, name) if EXPERIMENT in v.user_attrs]
+        before = versions[-1].user_attrs[EXPERIMENT] if versions else None
         refuse_another(name, without_password(where), before, experiment, joined)
+        if versions and has_fixed_decoding(before, space_of(versions[-1])):
+            experiment = {key: experiment[key] for key in experiment if key != DECODING}
         opened = open_locked(
             space,
             storage,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from supermax.search.settings import Settings
 from supermax.space import Space, load, narrowed
-from supermax.space.presets import LENGTH, preset
+from supermax.space.presets import LENGTH, preset, unsearched
 
 SEED = "train.seed"
 """Random seed of a training. The spaces of the package do not search it: the best of several seeds
-is no better configuration. Studies of earlier versions did."""
-_ANY_SEED = {"type": "int", "low": 0, "high": (1 << 31) - 1, "default": 1}
+is no better configuration."""
+_POLICY = "no_answer.policy"
+_OF_POLICIES = {"no_answer.threshold": "threshold", "no_answer.ratio": "ratio"}
+"""Policies that parameters belong to."""
 
 
 def space_for(settings: Settings) -> Space:
@@ -26,17 +29,52 @@ def space_for(settings: Settings) -> Space:
         space = Space(**{"name": settings.study, **settings.space})
     if settings.space is not None and models:
         space = narrowed(space, {"encoder.name": settings.models})
-    if SEED in settings.narrow:
-        space = with_seed(space, _ANY_SEED)
+    space = with_parameters(space, _wanted(settings))
     return narrowed(space, settings.narrow) if settings.narrow else space
 
 
-def with_seed(space: Space, parameter: Mapping[str, object]) -> Space:
-    """Return the space with the parameter of the seed, unless it has one."""
-    if SEED in space.parameters:
-        return space
+def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Return the parameters that settings narrow although no space of the package has them.
+
+    A threshold, or a ratio, also needs its no-answer policy.
+    """
+    known, narrow = unsearched(settings.agent), settings.narrow
+    wanted = {name: known[name] for name in narrow if name in known}
+    policies = [_OF_POLICIES[name] for name in wanted if name in _OF_POLICIES]
+    if policies and _POLICY not in wanted:
+        wanted[_POLICY] = {"choices": policies, "default": policies[0]}
+    return wanted
+
+
+def with_parameters(space: Space, parameters: Mapping[str, Any]) -> Space:
+    """Return the space with those of the parameters that it does not have."""
+    added = {name: p for name, p in parameters.items() if name not in space.parameters}
     data = space.data()
-    return Space(**{**data, "parameters": {**data["parameters"], SEED: parameter}})
+    return Space(**{**data, "parameters": {**data["parameters"], **added}}) if added else space
+
+
+def with_former(space: Space, stored: Space, agent: str) -> Space:
+    """Return the space with the parameters that only the stored one of a study searches, because
+    no space of the package searches them any more, and with the constraints on them.
+
+    Without them it would be another version, in which trials that are running start anew.
+    """
+    known, data = unsearched(agent), stored.data()
+    former = {name: p for name, p in data["parameters"].items() if name in known}
+    added = set(former) - set(space.parameters)
+    if not added:
+        return space
+    whole = with_parameters(space, former)
+    own = {constraint.name for constraint in space.constraints}
+    constraints = [
+        each.data()
+        for each in stored.constraints
+        if each.name not in own
+        and (names := each.expression.names if each.expression is not None else set()) & added
+        and names <= set(whole.parameters)
+    ]
+    data = whole.data()
+    return Space(**{**data, "constraints": [*data.get("constraints", ()), *constraints]})
 
 
 def fits_length(settings: Settings) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import yaml
 
@@ -21,6 +21,18 @@ from supermax.space.reading import CATALOG, load
 LENGTH = "text.max_length"
 MODEL_CHOICES = "HPO_MODEL_CHOICES"
 ENCODERS = ("encoder.name", "evidence_encoder.name")
+
+
+def unsearched(agent: str) -> dict[str, dict[str, Any]]:
+    """Return the parameters of an agent that no space of the package searches, with all of their
+    values."""
+    data = yaml.safe_load((CATALOG / "_unsearched.yaml").read_text(encoding="utf-8"))
+    of_spans = ("no_answer.", "decode.")
+    return {
+        name: parameter
+        for name, parameter in data["parameters"].items()
+        if agent != "criteria" or not name.startswith(of_spans)
+    }
 
 
 @dataclass(frozen=True)

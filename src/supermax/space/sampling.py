@@ -119,6 +119,8 @@ class SpaceSampler(BaseSampler):
     def __init__(self, space: Space, inner: BaseSampler, *, seed: int | None = None) -> None:
         self.space = space
         self.inner = inner
+        self.redraws = 0
+        """Number of further samples for a configuration that a completed trial has had."""
         self.draws: Counter[int] = Counter()
         """Number of trials by the number of configurations that were sampled for them."""
         self._rng = LazyRandomState(seed)
@@ -138,6 +140,8 @@ class SpaceSampler(BaseSampler):
         fixed = _enqueued(trial)
         proposer = _proposer(self, study, trial)
         values, count, source = self._feasible(proposer, fixed)
+        if self.redraws and not fixed:
+            values, count, source = self._new(proposer, values, count, source)
         stored = self.space.stored(values)
         proposer.accept(stored)
         self.draws[count] += 1
@@ -145,6 +149,21 @@ class SpaceSampler(BaseSampler):
             note: dict[str, int | str] = {"draws": count, "from": source}
             study._storage.set_trial_system_attr(trial._trial_id, DRAWN, note)
         return stored
+
+    def _new(
+        self, proposer: _Proposer, values: Flat, count: int, source: str
+    ) -> tuple[Flat, int, str]:
+        """Return a configuration that no completed trial has had: the given one, or a further
+        sample; else the last of these."""
+        complete = (TrialState.COMPLETE,)
+        known = [t.params for t in proposer.study.get_trials(deepcopy=False, states=complete)]
+        for _ in range(self.redraws):
+            if self.space.stored(values) not in known:
+                break
+            proposer.vary()
+            values, more, source = self._feasible(proposer, {})
+            count += more
+        return values, count, source
 
     def _feasible(
         self, proposer: _Proposer, fixed: Mapping[str, ParamValue]
@@ -293,6 +312,9 @@ class _Proposer:
     def sample_group(self, relative: Flat, stored: str) -> None:
         """Add the parameters of the group of `stored`, which is active and not sampled yet."""
 
+    def vary(self) -> None:
+        """Have `propose` return another configuration than before, as far as possible."""
+
     def accept(self, stored: Flat) -> None:
         """Record the configuration that was taken, by its names in storage."""
 
@@ -346,6 +368,9 @@ class _ByGroup(_Proposer):
         if not pool:
             return values, count, False
         return max(pool, key=lambda item: item[0])[1], count, True
+
+    def vary(self) -> None:
+        self._take_best = False
 
     def sample_joint(self, relative: Flat) -> None:
         self._acquisition = 0.0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from supermax.errors import UserError
+from supermax.training.config import with_decoding
 from supermax.training.eval.evaluate import evaluate_model
 from supermax.training.eval.metrics import check_metric
 from supermax.training.loop import Result
@@ -22,11 +23,14 @@ def _model_size(prepared: Prepared, _: Result) -> float:
     return float(count(prepared.model))
 
 
-def _latency(prepared: Prepared, _: Result) -> float:
+def _latency(prepared: Prepared, result: Result) -> float:
     """Return milliseconds of inference for each validation example, batched as in `predict`."""
     model, data, pads = prepared.model, prepared.validation, prepared.pads
+    config, decoding = prepared.config, result.evaluation.decoding
+    if decoding is not None:
+        config = with_decoding(config, decoding)
     started = time.perf_counter()
-    evaluate_model(model, prepared.config, data, pads, prepared.execution)
+    evaluate_model(model, config, data, pads, prepared.execution, result.evaluation.threshold)
     return (time.perf_counter() - started) * 1e3 / max(1, len(prepared.validation.examples))
 
 

@@ -9,7 +9,7 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +31,7 @@ from supermax.tasks.probing import run_probes
 from supermax.tasks.specs import spec_of
 from supermax.tasks.trial_plan import TrialPlan, apply_plan
 from supermax.tasks.weight_retention import worth_keeping
-from supermax.training.config import Config, read_config
+from supermax.training.config import FORMER_DECODING, Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.eval.counts import counts_of
 from supermax.training.loop import SAVE_EVERY, Result, train
@@ -100,6 +100,9 @@ class AgentObjective:
     """Log for memory and time of trials; None: they are not logged."""
     top: int | None = None
     """Trials whose weights a WeightRetention keeps; None: every trial writes its weights."""
+    former_decoding: bool = False
+    """True: decoding settings that the space lacks have fixed values, as in earlier versions;
+    False: they are chosen in each evaluation."""
 
     def __call__(self, trial: RemoteTrial) -> float | tuple[float, ...]:
         config = self.sampled(trial)
@@ -140,7 +143,11 @@ class AgentObjective:
 
     def sampled(self, trial: BaseTrial) -> Config:
         """Return the configuration that a trial samples."""
-        return configured(self.agent, self.space.sample(trial), self.limits)
+        return self.config_of(self.space.sample(trial))
+
+    def config_of(self, sampled: Mapping[str, Any]) -> Config:
+        """Return the configuration of sampled parameters."""
+        return configured(self.agent, sampled, self.limits, self.former_decoding)
 
     def reporter(self, trial: BaseTrial) -> TrialReporter:
         if len(self.objectives) > 1:
@@ -173,11 +180,20 @@ class _MultiObjectiveReporter(TrialReporter):
         return False
 
 
-def configured(agent: str, sampled: Mapping[str, Any], limits: Mapping[str, object]) -> Config:
-    """Return the configuration of a trial from its sampled parameters and the search's limits."""
-    return read_config(
-        {**sampled, "agent": agent, "train": {**sampled.get("train", {}), **limits}}
-    )
+def configured(
+    agent: str,
+    sampled: Mapping[str, Any],
+    limits: Mapping[str, object],
+    former_decoding: bool = False,
+) -> Config:
+    """Return the configuration of a trial from its sampled parameters and the search's limits.
+
+    `former_decoding` gives decoding settings that are not sampled the values of earlier versions.
+    """
+    fixed: Mapping[str, Mapping[str, object]] = FORMER_DECODING if former_decoding else {}
+    parts = {name: {**part, **sampled.get(name, {})} for name, part in fixed.items()}
+    train = {**sampled.get("train", {}), **limits}
+    return read_config({**sampled, **parts, "agent": agent, "train": train})
 
 
 def encoder_title(config: Config) -> str:
@@ -208,7 +224,7 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "parameters": count(prepared.model),
         "new": sorted({name.split(".")[0] for name in prepared.model.new_parameters}),
         "untrained": [source.name for source in prepared.sources if not source.trained],
-        "threshold": result.evaluation.threshold,
+        **_decoding(result),
         **counts_of(prepared.validation.examples, result.evaluation),
         "train_loss": [round(row["train_loss"], 6) for row in result.curve],
         "samples_per_second": result.samples_per_second and round(result.samples_per_second, 1),
@@ -217,6 +233,12 @@ def summary(prepared: Prepared, result: Result, labels: Sequence[str]) -> dict[s
         "steps": prepared.executor.how,
         "recording": round(prepared.executor.capture_seconds, 2),
     }
+
+
+def _decoding(result: Result) -> dict[str, object]:
+    """Return the settings that decoded the spans of the best epoch; {} without a span head."""
+    decoding = result.evaluation.decoding
+    return {} if decoding is None else {"decoding": asdict(decoding)}
 
 
 def save_weights(result: Result, folder: Path) -> None:

@@ -11,7 +11,7 @@ from supermax._util.attributes import AGENTS
 from supermax._util.text import counted, listed, nearest
 from supermax.errors import Infeasible, UserError
 from supermax.space import Space, load
-from supermax.space.presets import LENGTH
+from supermax.space.presets import LENGTH, unsearched
 from supermax.tasks.space_values import integers
 from supermax.training.config import TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 VERSIONS = "metric_versions"
 """Key of an experiment for the versions of its metrics' definitions."""
+DECODING = "decoding"
+"""Key of an experiment whose decoding settings are chosen in each evaluation, unless the space
+searches them. Without it, as in earlier versions, they have fixed values."""
 _SHOWN = 10  # rows that a message names
 _MOST_SPECIAL_TOKENS = 16  # that a tokenizer adds to a text
 
@@ -59,8 +62,8 @@ def check_limits(limits: Mapping[str, object], space: Space) -> None:
 def check_space(agent: str, space: Space) -> None:
     """Raise UserError if a parameter is no key of the configuration, or none of the agent."""
     known = config_keys()
-    own = set(load(agent).parameters)
-    others = {name for other in AGENTS for name in load(other).parameters} - own
+    own = {*load(agent).parameters, *unsearched(agent)}
+    others = {n for other in AGENTS for n in (*load(other).parameters, *unsearched(other))} - own
     wrong = [
         f"{name}: there is no such key{nearest(name, known)}"
         for name in space.parameters
@@ -207,6 +210,15 @@ def refuse_another(
             + "\nTheir values cannot be compared. Give this search another name or another "
             "storage (--study NAME or --storage PLACE). The study can still be shown and reported."
         )
+
+
+def has_fixed_decoding(experiment: object, space: Space | None) -> bool:
+    """Return True for an experiment of an earlier version whose space lacked decoding settings:
+    they had fixed values, which its further trials must have too."""
+    if not isinstance(experiment, dict) or DECODING in experiment:
+        return False
+    searched = set() if space is None else set(space.parameters)
+    return not {"no_answer.policy", "decode.n_best", "decode.max_answer"} <= searched
 
 
 def _other_definitions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from optuna.trial import BaseTrial
 from supermax._util.attributes import REPLICATE
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.space import nest
-from supermax.tasks.objective import AgentObjective, configured
+from supermax.tasks.objective import AgentObjective
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 
@@ -55,7 +55,7 @@ class ReplicateObjective(AgentObjective):
         seed = replicate + FIRST_SEED if self.folds else replicate
         sampled = nest(self.params[number])
         part = {**sampled.get("train", {}), "seed": seed}
-        return configured(self.agent, {**sampled, "train": part}, self.limits)
+        return self.config_of({**sampled, "train": part})
 
     def _scheduled(self, trial: BaseTrial) -> tuple[int, int]:
         number = trial.number

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -94,15 +95,25 @@ class LossConfig(_Part):
 
 
 class NoAnswerConfig(_Part):
-    policy: Literal["none", "threshold", "ratio", "calibrated"] = "threshold"
+    policy: Literal["none", "threshold", "ratio", "calibrated"] | None = None
+    """None: a threshold that is chosen in each evaluation, for the best value of the objective."""
     threshold: float = 0.0
     ratio: float = Field(1.0, gt=0)
 
 
 class DecodeConfig(_Part):
-    n_best: int = Field(10, ge=1)
-    max_answer: int = Field(64, ge=1)
-    """Tokens of the longest answer that is considered."""
+    n_best: int | None = Field(None, ge=1)
+    """Most likely starts, and ends, whose pairs are considered; None: chosen in each
+    evaluation."""
+    max_answer: int | None = Field(None, ge=1)
+    """Tokens of the longest answer that is considered; None: chosen in each evaluation."""
+
+
+FORMER_DECODING: dict[str, dict[str, Any]] = {
+    "no_answer": {"policy": "threshold"},
+    "decode": {"n_best": 10, "max_answer": 64},
+}
+"""Settings that earlier versions had where a space did not search them."""
 
 
 class FusionConfig(_Part):
@@ -125,6 +136,32 @@ class Config(_Part):
     no_answer: NoAnswerConfig = NoAnswerConfig()
     decode: DecodeConfig = DecodeConfig()
     fusion: FusionConfig = FusionConfig()
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Settings that turn the outputs of a span head into answers."""
+
+    n_best: int
+    max_answer: int
+    policy: Literal["none", "threshold", "ratio", "calibrated"]
+    threshold: float | None = None
+    """Threshold of the policy "calibrated"; None with other policies."""
+
+
+def chooses_decoding(config: Config) -> bool:
+    """Return True if an evaluation chooses settings: the agent finds spans, and not all settings
+    are given."""
+    decode, policy = config.decode, config.no_answer.policy
+    is_open = None in (decode.n_best, decode.max_answer, policy) or policy == "calibrated"
+    return config.agent != "criteria" and is_open
+
+
+def with_decoding(config: Config, decoding: Decoding) -> Config:
+    """Return the configuration with these settings, which nothing has to choose any more."""
+    decode = DecodeConfig(n_best=decoding.n_best, max_answer=decoding.max_answer)
+    no_answer = config.no_answer.model_copy(update={"policy": decoding.policy})
+    return config.model_copy(update={"decode": decode, "no_answer": no_answer})
 
 
 def read_config(data: Mapping[str, object]) -> Config:

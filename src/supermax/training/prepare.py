@@ -21,7 +21,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
-from supermax.training.eval.metrics import check_metric
+from supermax.training.eval.metrics import check_metric, span_objective
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
@@ -72,9 +72,13 @@ class Prepared:
     seed: int
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the model on the validation split and leave it in evaluation mode."""
+        """Evaluate the model on the validation split and leave it in evaluation mode.
+
+        Decoding settings that the configuration leaves open are chosen for the objective.
+        """
         outputs = self.executor.run_inference(self.validation, self.config.train.epochs)
-        return evaluation_of(outputs, self.config, self.validation)
+        choose_for = span_objective(self.objective)
+        return evaluation_of(outputs, self.config, self.validation, choose_for)
 
 
 def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:

@@ -173,6 +173,12 @@ def notes(
             "seconds": seconds,
             "parameters": 124_645_632,
             "threshold": 0.5,
+            "decoding": {
+                "n_best": 20,
+                "max_answer": 32,
+                "policy": "calibrated",
+                "threshold": 0.5,
+            },
             "train_loss": [round(1.1 * math.exp(-0.4 * s), 4) for s in curve],
             "samples_per_second": rng.uniform(80, 120),
             "steps": "compiled and recorded",

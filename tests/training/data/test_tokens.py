@@ -23,11 +23,10 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from supermax.training.config import DecodeConfig
 from supermax.training.data.examples import Example
 from supermax.training.data.offsets import without_tokens
 from supermax.training.data.tokens import Tokens, tokenized
-from supermax.training.eval.decode import decode_spans
+from supermax.training.eval.decode import SpanLimits, decode_spans
 from supermax.training.eval.metrics import Span
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
@@ -149,7 +148,7 @@ def decoded(tokens: Tokens, window: int) -> tuple[int, int]:
     logits = np.zeros((2, 1, length))
     logits[0, 0, tokens.start[window]] = logits[1, 0, tokens.end[window]] = 9
     offsets = offsets_of(tokens, window)[None]
-    answers = decode_spans(["one"], *logits, offsets, DecodeConfig(max_answer=length))
+    answers = decode_spans(["one"], *logits, offsets, SpanLimits(max_answer=length))
     first, last = answers.spans[0].tolist()
     return first, last
 

@@ -31,7 +31,7 @@ from supermax.training.deploy.exported import Description
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.batches import collate
 from supermax.training.steps.execution import Execution
-from tests.training.corpora import config, corpus, ready
+from tests.training.corpora import OPEN, config, corpus, ready
 
 FAMILIES = ["bert", "roberta", "deberta", "xlmr", "electra", "modernbert", "distilbert"]
 
@@ -356,5 +356,8 @@ def test_what_a_model_cannot_be_used_without(tmp_path: Path) -> None:
     prepared = ready(tmp_path, wanted, n=4)
     with pytest.raises(UserError, match="without its threshold"):
         put(tmp_path / "m", prepared)
+    with pytest.raises(UserError, match=r"with_decoding\(config, evaluation.decoding\)") as caught:
+        put(tmp_path / "m", ready(tmp_path, config("evidence", **OPEN), n=4))
+    assert "leaves decoding settings open" in str(caught.value)
     assert not (tmp_path / "m").exists()
     assert prepared.execution == Execution()

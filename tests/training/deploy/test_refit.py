@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from supermax.errors import UserError
+from supermax.training.config import DecodeConfig
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.splits import Splits
 from supermax.training.deploy import refit as module
@@ -36,7 +37,7 @@ from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
-from tests.training.corpora import Quiet, config, corpus
+from tests.training.corpora import OPEN, Quiet, config, corpus
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +97,19 @@ def test_the_exported_model_is_the_tested_one(tmp_path: Path) -> None:
 
 def test_the_same_call_gives_the_same_result(tmp_path: Path) -> None:
     assert run(tmp_path, seeds=[4]) == run(tmp_path, seeds=[4])
+
+
+def test_decoding_that_was_left_open_is_chosen_exported_and_tested(tmp_path: Path) -> None:
+    result = run(tmp_path, "evidence", parts=OPEN, folder=tmp_path / "model", seeds=[5])
+    chosen = result.runs[0].decoding
+    assert chosen is not None
+    loaded = load_exported(tmp_path / "model")
+    assert loaded.config.decode == DecodeConfig(n_best=chosen.n_best, max_answer=chosen.max_answer)
+    assert (loaded.config.no_answer.policy, loaded.threshold) == ("calibrated", chosen.threshold)
+    test = SPLITS.test.spans
+    spans = [each.spans or () for each in predict_examples(loaded, test)]
+    expected = span_metrics(spans, [e.spans or () for e in test], [e.text for e in test])
+    assert expected == pytest.approx(result.runs[0].metrics, nan_ok=True)
 
 
 # What is looked at when.
@@ -278,8 +292,9 @@ def test_a_refit_trains_on_train_and_validation(
     assert learnt == [{e.id for e in SPLITS.train.classes + SPLITS.validation.classes}]
 
 
+@pytest.mark.parametrize("parts", [{"no_answer": {"policy": "calibrated"}}, OPEN])
 def test_a_threshold_comes_from_groups_that_were_not_trained_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: dict[str, Any]
 ) -> None:
     held: list[Any] = []
     real = Prepared.evaluate
@@ -289,7 +304,7 @@ def test_a_threshold_comes_from_groups_that_were_not_trained_on(
         return real(prepared)
 
     monkeypatch.setattr(Prepared, "evaluate", noted)
-    result = run(tmp_path, "share", parts={"no_answer": {"policy": "calibrated"}}, seeds=[1, 2])
+    result = run(tmp_path, "share", parts=parts, seeds=[1, 2])
     assert all(r.threshold is not None for r in result.runs)
     test = {e.group for e in SPLITS.test.examples}
     for prepared in held:

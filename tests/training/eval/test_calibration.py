@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supermax.training.config import Config
+from supermax.training.config import Config, NoAnswerConfig
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tokenized_split import TokenizedSplit
-from supermax.training.eval.decode import cross_fit
+from supermax.training.eval.choose_decoding import Candidates, cross_fit
+from supermax.training.eval.decode import Answers, SpanLimits
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.models.assembly import Outputs
 from supermax.training.prepare import Prepared, prepare
@@ -47,7 +49,7 @@ def evaluated(config: Config, data: TokenizedSplit, margins: Any, answered: Any)
         replace(e, spans=((0, len(e.text)),) if some else ())
         for e, some in zip(data.examples, answered, strict=True)
     )
-    return evaluation_of(looks, config, replace(data, examples=examples))
+    return evaluation_of(looks, config, replace(data, examples=examples), "token_f1")
 
 
 @pytest.mark.slow
@@ -80,6 +82,15 @@ def test_the_threshold_that_is_delivered_is_fitted_on_all_rows(tmp_path: Path) -
     }
 
 
+def thresholds(groups: Sequence[str], margins: Sequence[float], gain: Sequence[float]) -> Any:
+    count = len(groups)
+    ids, spans = tuple(map(str, range(count))), np.array([[0, 1]] * count).reshape(-1, 2)
+    answers = Answers(ids, spans, np.array(margins, float), np.zeros(count))
+    policy = NoAnswerConfig(policy="calibrated")
+    found = Candidates([SpanLimits()], [answers], np.array([gain], float), policy)
+    return cross_fit(found, groups)[1]
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(-3, 3), st.integers(-2, 2))),
@@ -91,7 +102,7 @@ def test_no_row_has_a_part_in_its_own_threshold(
 ) -> None:
     def fitted(rows: list[tuple[str, int, int]]) -> Any:
         groups, margins, gain = zip(*rows, strict=True) if rows else ((), (), ())
-        return cross_fit(np.array(margins, float), np.array(gain, float), groups)
+        return thresholds(groups, margins, gain)
 
     before = fitted(rows)
     turned = [(g, m, -n if g == own else n) for g, m, n in rows]
@@ -103,5 +114,5 @@ def test_no_row_has_a_part_in_its_own_threshold(
 
 
 def test_a_single_group_is_not_calibrated_on_itself() -> None:
-    found = cross_fit(np.array([3.0, 4.0]), np.array([-1.0, -1.0]), ["same", "same"])
+    found = thresholds(["same", "same"], [3.0, 4.0], [-1.0, -1.0])
     assert found.tolist() == [0, 0]

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from supermax import UserError
-from supermax.training.config import DecodeConfig, NoAnswerConfig
+from supermax.training.config import NoAnswerConfig
 from supermax.training.eval.decode import (
     Answers,
+    SpanLimits,
     best_threshold,
-    calibrate,
     decode_spans,
     gains,
     predict_spans,
@@ -40,7 +40,7 @@ def random_windows(seed: int, windows: int) -> tuple[Any, Any, Any]:
     return start, end, offsets
 
 
-def every_span(start: Any, end: Any, offsets: Any, config: DecodeConfig) -> tuple[Any, Any]:
+def every_span(start: Any, end: Any, offsets: Any, config: SpanLimits) -> tuple[Any, Any]:
     """Return the best span of one window by a search over all allowed spans."""
     context = [t for t in range(LENGTH) if offsets[t, 0] >= 0]
     firsts = sorted(context, key=lambda t: -start[t])[: config.n_best]
@@ -64,7 +64,7 @@ def test_the_best_of_all_spans_of_all_windows(
     seed: int, owners: list[str], n_best: int, max_answer: int
 ) -> None:
     start, end, offsets = random_windows(seed, len(owners))
-    config = DecodeConfig(n_best=n_best, max_answer=max_answer)
+    config = SpanLimits(n_best=n_best, max_answer=max_answer)
     answers = decode_spans(owners, start, end, offsets, config)
     assert answers.ids == tuple(dict.fromkeys(owners))
     for row, name in enumerate(answers.ids):
@@ -86,7 +86,7 @@ def window(**logits: tuple[float, float]) -> tuple[Any, Any, Any]:
 
 def test_only_the_context_and_only_forwards() -> None:
     logits = window(question=(90, 90), null=(80, 80), t3=(7, 0), t1=(5, 8))
-    answers = decode_spans(["x"], *logits, DecodeConfig(n_best=2))
+    answers = decode_spans(["x"], *logits, SpanLimits(n_best=2))
     assert answers.spans.tolist() == [[4, 7]]  # t1 alone; t3 to t1 would score 15
     assert answers.score.tolist() == [13]
     assert answers.null.tolist() == [160]
@@ -94,28 +94,28 @@ def test_only_the_context_and_only_forwards() -> None:
 
 def test_the_longest_answer() -> None:
     logits = window(t0=(5, 1), t4=(0, 5))
-    whole = decode_spans(["x"], *logits, DecodeConfig(max_answer=5))
+    whole = decode_spans(["x"], *logits, SpanLimits(max_answer=5))
     assert whole.spans.tolist() == [[0, 19]]
-    short = decode_spans(["x"], *logits, DecodeConfig(max_answer=4))
+    short = decode_spans(["x"], *logits, SpanLimits(max_answer=4))
     assert short.spans.tolist() == [[0, 3]]
 
 
 def test_there_is_an_answer_even_where_the_best_ends_lie_before_the_best_starts() -> None:
     logits = window(t4=(5, -4), t0=(-4, 5), t2=(2, 2))
-    answers = decode_spans(["x"], *logits, DecodeConfig(n_best=1))
+    answers = decode_spans(["x"], *logits, SpanLimits(n_best=1))
     assert answers.spans.tolist() == [[8, 11]]
     assert answers.score.tolist() == [4]
 
 
 def test_an_example_without_any_token_is_never_answered() -> None:
     start, end, offsets = window()
-    answers = decode_spans(["x"], start, end, np.full_like(offsets, -1), DecodeConfig())
+    answers = decode_spans(["x"], start, end, np.full_like(offsets, -1), SpanLimits())
     assert answers.spans.tolist() == [[-1, -1]]
     for policy in ("none", "threshold", "ratio"):
         one = NoAnswerConfig.model_validate({"policy": policy, "threshold": -1e9, "ratio": 1e-9})
         assert predict_spans(answers, one) == [[]]
     gain = gains(predict_spans(answers, ALWAYS), [[(0, 1)]], ["a b"])
-    assert calibrate(answers.margin, gain) == 0
+    assert best_threshold(answers.margin, gain) == (0, 0)
 
 
 # No answer.
@@ -147,7 +147,7 @@ def test_policies() -> None:
 
 def test_within_a_window_the_ratio_is_one_of_probabilities() -> None:
     start, end, offsets = window(null=(1.0, 0.5), t1=(1.2, 0.7))
-    answers = decode_spans(["x"], start, end, offsets, DecodeConfig())
+    answers = decode_spans(["x"], start, end, offsets, SpanLimits())
     p = [np.exp(x[0]) / np.exp(x[0]).sum() for x in (start, end)]
     ratio = (p[0][3] * p[1][3]) / (p[0][0] * p[1][0])
     assert given_by(answers, policy="ratio", ratio=ratio * 0.999) == [True]
@@ -166,16 +166,18 @@ def test_no_other_threshold_is_better(cases: list[tuple[int, bool, bool]]) -> No
         one = NoAnswerConfig(policy="threshold", threshold=threshold)
         return float(token_f1(predict_spans(answers, one), true, texts).mean())
 
-    found = calibrate(answers.margin, gains(predict_spans(answers, ALWAYS), true, texts))
+    gain = gains(predict_spans(answers, ALWAYS), true, texts)
+    found, total = best_threshold(answers.margin, gain)
+    assert total == pytest.approx(gain[answers.margin > found].sum())
     assert math.isfinite(found)
     assert score(found) == pytest.approx(max(score(t / 2) for t in range(-12, 13)))
 
 
 def test_a_threshold_between_neighbouring_numbers() -> None:
     above = np.nextafter(1.0, 2.0)
-    found = best_threshold(np.array([1.0, above]), np.array([-1.0, 1.0]))
-    assert 1.0 <= found < above
-    assert best_threshold(np.array([]), np.array([])) == 0
+    found, gain = best_threshold(np.array([1.0, above]), np.array([-1.0, 1.0]))
+    assert (1.0 <= found < above, gain) == (True, 1.0)
+    assert best_threshold(np.array([]), np.array([])) == (0, 0)
 
 
 def test_thousands_of_windows_take_about_a_second() -> None:
@@ -185,8 +187,6 @@ def test_thousands_of_windows_take_about_a_second() -> None:
     offsets[:20] = -1
     ids = [f"e{i // 2}" for i in range(2000)]
     before = time.process_time()
-    answers = decode_spans(
-        ids, start, end, np.broadcast_to(offsets, (2000, 384, 2)), DecodeConfig()
-    )
+    answers = decode_spans(ids, start, end, np.broadcast_to(offsets, (2000, 384, 2)), SpanLimits())
     assert len(answers.ids) == 1000
     assert time.process_time() - before < 10  # loops in Python take far longer

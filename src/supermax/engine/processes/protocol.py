@@ -23,8 +23,6 @@ from optuna.trial import FrozenTrial
 
 from supermax.engine.trial.notes import Fact
 
-RECORD = "supermax"
-"""Key of the only trial user attribute that Supermax writes."""
 PAUSE = "pause"
 """Reply to ShouldPrune: the trial is interrupted here, and may continue later."""
 _READ_SIZE = 1 << 16  # bytes

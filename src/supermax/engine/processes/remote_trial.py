@@ -26,10 +26,10 @@ from optuna.study import Study, StudyDirection
 from optuna.study.study import _ThreadLocalStudyAttribute
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from supermax._util.attributes import RECORD
 from supermax.engine.processes.checkpoints import Checkpoints
 from supermax.engine.processes.protocol import (
     PAUSE,
-    RECORD,
     Attribute,
     Channel,
     Message,

@@ -54,9 +54,10 @@ class Admission:
         pool: Pool,
         requests: RequestHandler,
         emit: Callable[[Notice], None],
+        configure: Callable[[Trial], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._planner = planner
+        self._planner, self._configure = planner, configure
         self._pool = pool
         self._requests = requests
         self._emit = emit
@@ -85,6 +86,24 @@ class Admission:
     @property
     def plans(self) -> bool:
         return self._planner is not None
+
+    @property
+    def samples_first(self) -> bool:
+        """True: parameters are sampled before a trial has a cell."""
+        return self._planner is not None or self._configure is not None
+
+    def configure(self, job: Job) -> None:
+        """Sample the parameters of a trial that has not run yet, unless that is done."""
+        if self._configure is None or job.configured:
+            return
+        job.configured = True
+        with self._requests.stored_together(job):
+            try:
+                self._configure(PlannerTrial(self._requests, job))
+            except (EnvironmentFault, LeaseLost, StudyDeleted):
+                raise
+            except Exception:  # raised again in its cell, and reported as the trial's error
+                return
 
     def provide(self, job: Job) -> Refusal | None:
         """Have the planner provide for the job; return its refusal, or None.

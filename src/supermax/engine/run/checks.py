@@ -100,6 +100,7 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
         ("callbacks", options.callbacks, _are_functions, "a list of functions"),
         ("planner", options.planner, _or_none(_is_planner), _PLANNER),
+        ("configure", options.configure, _or_none(callable), "a function"),
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),
         ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),

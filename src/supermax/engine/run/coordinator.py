@@ -58,6 +58,7 @@ from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
+from supermax.engine.run.reuse import ResultReuse
 from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.run.sharing import SharedRun
 from supermax.engine.storage.leases import LeaseLost, TargetReached
@@ -101,7 +102,8 @@ class Coordinator:
         )
         self.deadlines = Deadlines(processes, options.trial_timeout, options.stall_timeout)
         self.gpus = GpuWatch(self.pool, emit, processes.wake, {TAG: storage.claim})
-        self.admission = Admission(options.planner, self.pool, requests, emit)
+        self.admission = Admission(options.planner, self.pool, requests, emit, options.configure)
+        self.reuse = ResultReuse(storage, len(study.directions))
         self.progress = StudyProgress(storage, options.n_trials, study.directions, emit)
         self.attempt_end = AttemptEnd(
             study, storage, self.progress, self.pool, self.admission, options, emit, shared
@@ -225,10 +227,12 @@ class Coordinator:
             job = self.trials.next_due(now, self.admission.must_wait)
             if job is None and not self.trials.wants_new():
                 return
-            if job is None and self.admission.plans and self.pool.has_idle:
+            if job is None and self.admission.samples_first and self.pool.has_idle:
                 if (job := self.ask_trial()) is None:
                     return
                 self.trials.waiting.append(job)
+            if job is not None and self.has_known_result(job):
+                return
             if job is not None and (refused := self.admission.provide(job)) is not None:
                 self.trials.waiting.remove(job)
                 self.refuse(job, refused)
@@ -251,6 +255,19 @@ class Coordinator:
             self.progress.recount()
             return None
         return Job(trial, self.folder.trial(trial.number))
+
+    def has_known_result(self, job: Job) -> bool:
+        """Finish a trial without a cell if a completed one has had its configuration."""
+        if self.options.configure is None or not job.is_new:
+            return False
+        self.admission.configure(job)
+        if (original := self.reuse.original_of(job)) is None:
+            return False
+        evidence = self.reuse.copy_result(job, original)
+        self.trials.waiting.remove(job)
+        self.conclude(job, evidence, None, earlier_run=True)
+        self._recheck_now = True  # an idle worker is still without a trial
+        return True
 
     def refuse(self, job: Job, refused: Refusal) -> None:
         """End a trial that cannot run, without a cell. It is reported to the sampler."""

@@ -60,6 +60,10 @@ class Job:
     """GPUs or machines on which it failed in this run, maybe because of them."""
     machine: str | None = None
     """Machine of the cluster that ran its last attempt; None: this one, or none in this run."""
+    configured: bool = False
+    """True: its parameters have been sampled before it has a cell."""
+    result_of: int | None = None
+    """Number of the trial whose result it has; None: its own."""
     paused: bool = False
     """True: it waits at a rung of a `Promotion`."""
     filler: bool = False
@@ -68,6 +72,11 @@ class Job:
     @property
     def number(self) -> int:
         return int(self.trial.number)
+
+    @property
+    def is_new(self) -> bool:
+        """True: it has never been launched."""
+        return self.attempt == 0
 
     def outcome(self) -> Outcome | None:
         """Return the outcome that the last attempt has written; None: there is none, or a retry

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, Trial
 
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
@@ -58,6 +58,11 @@ class RunOptions:
     called with each event instead."""
     planner: Planner | None = None
     """Planner of the memory of each trial; None: memory is not planned."""
+
+    configure: Callable[[Trial], object] | None = None
+    """Function that samples all parameters of a trial before it has a cell. A trial with the
+    configuration of a completed one then gets its result without running. None: each trial
+    runs."""
 
     def pauses_at(self, first_cell: float | None) -> float:
         """Return the moment at which the run pauses; infinite: never. `first_cell`: when the first

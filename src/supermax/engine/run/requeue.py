@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from supermax._util.attributes import plain_params
-from supermax.engine.processes.protocol import RECORD
+from supermax._util.attributes import RECORD, plain_params
 from supermax.engine.run.tell import FORMAT, repeated_by
 
 

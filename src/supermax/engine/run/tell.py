@@ -10,7 +10,7 @@ from optuna.study import Study
 from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax.engine.processes.protocol import RECORD
+from supermax._util.attributes import RECORD
 from supermax.engine.run.job import Job
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
@@ -86,6 +86,8 @@ def record(job: Job, evidence: Evidence) -> dict[str, object]:
         kept["reserved"] = {job.provision.where: job.provision.reserve}
     if (repeats := repeated_by(job.trial.user_attrs)) is not None:
         kept["repeats"] = repeats
+    if job.result_of is not None:
+        kept["result_of"] = job.result_of
     if outcome is not None:
         if outcome.device_allocated is not None:
             kept["device_allocated"] = outcome.device_allocated

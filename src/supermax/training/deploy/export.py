@@ -121,12 +121,19 @@ def check_free(folder: str | Path) -> None:
 
 
 def _check(prepared: Prepared, description: Description) -> None:
-    """Raise UserError if the threshold or a class name is missing."""
-    policy, model = prepared.config.no_answer.policy, prepared.model
-    if model.span_head is not None and policy == "calibrated" and description.threshold is None:
-        raise UserError(
-            "The no-answer policy 'calibrated' cannot be exported without its threshold."
-        )
+    """Raise UserError if a decoding setting or a class name is missing."""
+    config, model = prepared.config, prepared.model
+    policy, decode = config.no_answer.policy, config.decode
+    if model.span_head is not None:
+        if None in (policy, decode.n_best, decode.max_answer):
+            raise UserError(
+                "A configuration that leaves decoding settings open cannot be exported: put those "
+                "of an evaluation into it, with_decoding(config, evaluation.decoding)."
+            )
+        if policy == "calibrated" and description.threshold is None:
+            raise UserError(
+                "The no-answer policy 'calibrated' cannot be exported without its threshold."
+            )
     if model.class_head is None:
         return
     outputs, names = model.class_head[-1].out_features, len(description.label_names)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, cast
@@ -28,7 +28,7 @@ from supermax._util.files import make_private, open_private
 from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.checkpoint import Saver, read_checkpoint, write_checkpoint
-from supermax.training.config import Config
+from supermax.training.config import Config, Decoding, chooses_decoding, with_decoding
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
@@ -52,7 +52,7 @@ from supermax.training.steps.execution import Execution
 from supermax.training.steps.throughput import Throughput
 
 CALIBRATION_SHARE = 0.1
-"""Share of the groups that are held out of training to calibrate the no-answer threshold."""
+"""Share of the groups that are held out of training to choose decoding settings on."""
 _DONE = "done.pt"
 Progress = Callable[[int, int, float], None]
 """Called after every epoch with seed, epoch (from 1) and mean loss."""
@@ -82,10 +82,15 @@ class RefitRun:
 
     seed: int
     metrics: dict[str, float]
-    threshold: float | None
-    """Threshold of the no-answer policy "calibrated"; None with other policies."""
+    decoding: Decoding | None
+    """Settings that decode spans; None: the model has no span head."""
     counts: Counts = field(default_factory=Counts)
     """Confusion matrix and span outcomes, as `counts_of` returns them."""
+
+    @property
+    def threshold(self) -> float | None:
+        """Threshold of the margin above which an answer is given; None if none was fitted."""
+        return None if self.decoding is None else self.decoding.threshold
 
 
 @dataclass(frozen=True)
@@ -140,11 +145,11 @@ def refit(
     facts = [configuration, _fingerprint(splits), epochs, execution.precision, *marks]
     with _resume_folder(cache, facts, seeds) as resume:
         work = _Work(config, splits, epochs, objective, cache, execution, resume, smaller, stages)
-        thresholds = {
+        decodings = {
             seed: work.within_memory(partial(_train_seed, work, seed, progress, save_every))
             for seed in seeds
         }
-        prepared, data, tested = work.within_memory(partial(_test_seeds, work, thresholds))
+        prepared, data, tested = work.within_memory(partial(_test_seeds, work, decodings))
         runs = tuple(run for run, _ in tested)
         metrics = estimates(data.examples, [evaluation for _, evaluation in tested])
         median = runs[_median([run.metrics[objective] for run in runs], higher)]
@@ -152,7 +157,7 @@ def refit(
         result = Refit(objective, metrics, runs, median.seed, folder, notes)
         if folder is not None:
             stages(Stage("export", median.seed))
-            trained = replace(prepared, config=work.seeded(median.seed))
+            trained = replace(prepared, config=work.decoded(median.seed, median.decoding))
             description = _description(result, median, splits, epochs, columns or {})
             export(folder, trained, work.weights(median.seed), description)
     return result
@@ -251,6 +256,11 @@ class _Work:
         train = self.config.train.model_copy(update={"seed": seed})
         return self.config.model_copy(update={"train": train})
 
+    def decoded(self, seed: int, decoding: Decoding | None) -> Config:
+        """Return the configuration of a seed whose decoding settings are all given."""
+        config = self.seeded(seed)
+        return config if decoding is None else with_decoding(config, decoding)
+
     def prepared(self, seed: int) -> Prepared:
         return prepare(
             self.seeded(seed),
@@ -270,10 +280,11 @@ class _Work:
 
 def _train_seed(
     work: _Work, seed: int, progress: Progress | None, save_every: float
-) -> float | None:
+) -> Decoding | None:
     """Train with a seed and save the weights.
 
-    Returns the threshold of the no-answer policy "calibrated"; None with other policies.
+    Returns the decoding settings that are chosen on the held-out groups; None if there is nothing
+    to choose.
     """
     folder = work.seed_folder(seed)
     make_private(folder)
@@ -287,12 +298,12 @@ def _train_seed(
         weights = train_without_validation(
             prepared, work.epochs, on_epoch, folder, save_every=save_every, throughput=throughput
         )
-        threshold = prepared.evaluate().threshold if _calibrates(work.config) else None
-        done = {"weights": weights, "threshold": threshold}
+        chosen = prepared.evaluate().decoding if chooses_decoding(work.config) else None
+        done = {"weights": weights, "decoding": None if chosen is None else asdict(chosen)}
         write_checkpoint(folder / _DONE, done)
         Saver(folder).clear()
-    calibrated: float | None = done["threshold"]
-    return calibrated
+    stored = done.get("decoding")
+    return None if stored is None else Decoding(**stored)
 
 
 def _train_stage(
@@ -302,26 +313,28 @@ def _train_stage(
 
 
 def _test_seeds(
-    work: _Work, thresholds: Mapping[int, float | None]
+    work: _Work, decodings: Mapping[int, Decoding | None]
 ) -> tuple[Prepared, TokenizedSplit, list[tuple[RefitRun, Evaluation]]]:
     """Evaluate the models of all seeds on the test split."""
-    prepared = work.prepared(next(iter(thresholds)))
+    prepared = work.prepared(next(iter(decodings)))
     data = tokenize(
         work.config, work.splits.test, prepared.sources, prepared.tokenizers, work.cache
     )
-    return prepared, data, [_test_seed(work, prepared, data, *each) for each in thresholds.items()]
+    return prepared, data, [_test_seed(work, prepared, data, *each) for each in decodings.items()]
 
 
 def _test_seed(
-    work: _Work, prepared: Prepared, test: TokenizedSplit, seed: int, threshold: float | None
+    work: _Work, prepared: Prepared, test: TokenizedSplit, seed: int, decoding: Decoding | None
 ) -> tuple[RefitRun, Evaluation]:
     """Evaluate the model of a seed on the test split."""
     work.stages(Stage("test", seed))
     model, pads = prepared.model, prepared.pads
     model.load_state_dict(work.weights(seed))
-    evaluation = evaluate_model(model, work.config, test, pads, work.execution, threshold)
+    threshold = None if decoding is None else decoding.threshold
+    config = work.decoded(seed, decoding)
+    evaluation = evaluate_model(model, config, test, pads, work.execution, threshold)
     counts = counts_of(test.examples, evaluation)
-    return RefitRun(seed, evaluation.metrics, evaluation.threshold, counts), evaluation
+    return RefitRun(seed, evaluation.metrics, evaluation.decoding, counts), evaluation
 
 
 def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) -> None:
@@ -343,22 +356,18 @@ def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) ->
 
 
 def refit_splits(config: Config, splits: Splits) -> tuple[Corpus, Corpus]:
-    """Return the corpus to train on and the one to calibrate the no-answer threshold on.
+    """Return the corpus to train on and the one to choose decoding settings on.
 
     A model's margins are larger on its training data than on unseen data, so a threshold fitted
     there would reject too few answers; and margins differ between models, so the threshold of
-    the search does not fit. Hence the policy "calibrated" holds a few groups out of training.
-    With other policies both corpora are the same, and the second is not used.
+    the search does not fit. Hence a few groups are held out of training. If the configuration
+    leaves nothing open, both corpora are the same, and the second is not used.
     """
     whole = splits.seen
-    if not _calibrates(config):
+    if not chooses_decoding(config):
         return whole, whole  # tokenized once
     parts = split(whole, validation=CALIBRATION_SHARE, test=0)
     return parts.train, parts.validation
-
-
-def _calibrates(config: Config) -> bool:
-    return config.no_answer.policy == "calibrated" and config.agent != "criteria"
 
 
 def _median(values: Sequence[float], higher: bool) -> int:

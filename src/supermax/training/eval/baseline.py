@@ -163,7 +163,9 @@ def _threshold(train: Sequence[Example], vectorizer: TfidfVectorizer) -> float:
         best = [[] if span is None else [span] for span in spans]
         margins.append(scores)
         gained.append(gains(best, *_truths(test)))
-    return best_threshold(np.concatenate(margins), np.concatenate(gained)) if margins else 0.0
+    if not margins:
+        return 0.0
+    return best_threshold(np.concatenate(margins), np.concatenate(gained))[0]
 
 
 def _words(question: str) -> str:

@@ -2,8 +2,6 @@
 
     windows ──decode_spans()──▶ Answers: best span of each example, its score, score of no answer
     Answers ──predict_spans()─▶ spans, or none, by the no-answer policy
-    margins, gains() ──calibrate()──▶ threshold of the policy "calibrated"
-                     └─cross_fit()──▶ thresholds to evaluate that policy with
 
 A span's score is the sum of its start and end logits, as in SQuAD 2. The score of no answer is
 that of position 0, minimized over an example's windows: one window that holds an answer is
@@ -12,20 +10,28 @@ enough.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from supermax.errors import UserError
-from supermax.training.config import DecodeConfig, NoAnswerConfig
+from supermax.training.config import NoAnswerConfig
 from supermax.training.eval.metrics import Floats, Ints, Span, token_f1
 
-FOLDS = 5
-"""Folds of the groups of a split, to cross-fit a calibrated threshold."""
+_CHUNK = 2048  # windows whose pairs of starts and ends are in memory at the same time
+
+
+class SpanLimits(NamedTuple):
+    """Limits of the spans that are considered."""
+
+    n_best: int = 20
+    """Most likely starts, and ends, whose pairs are considered."""
+    max_answer: int = 64
+    """Tokens of the longest span."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,25 @@ def decode_spans(
     start_logits: npt.ArrayLike,
     end_logits: npt.ArrayLike,
     offsets: npt.ArrayLike,
-    config: DecodeConfig,
+    limits: SpanLimits,
 ) -> Answers:
     """Return the best answer of each example over all of its windows.
 
     `ids` [W] names each window's example. `offsets` [W, L, 2] are the characters of the tokens
     of the context, (-1, -1) elsewhere: on the question, special tokens and padding.
     """
+    return decode_spans_within(ids, start_logits, end_logits, offsets, [limits])[0]
+
+
+def decode_spans_within(
+    ids: Sequence[str],
+    start_logits: npt.ArrayLike,
+    end_logits: npt.ArrayLike,
+    offsets: npt.ArrayLike,
+    limits: Sequence[SpanLimits],
+) -> list[Answers]:
+    """Return the answers of `decode_spans` within each of the limits, in one pass over the
+    logits."""
     start, end = (np.asarray(x, dtype=np.float64) for x in (start_logits, end_logits))
     token_offsets = np.asarray(offsets, dtype=np.int64)
     row_of = {name: row for row, name in enumerate(dict.fromkeys(ids))}
@@ -65,35 +83,51 @@ def decode_spans(
     null = np.full(len(row_of), np.inf)
     with np.errstate(invalid="ignore"):  # NaN stays NaN
         np.minimum.at(null, rows, start[:, 0] + end[:, 0])
-    scores, spans = _best_of_windows(start, end, token_offsets, config)
-    # Sort by example, then best first; ties go to the earliest window.
-    order = np.lexsort((-scores, rows))
-    first = order[np.unique(rows[order], return_index=True)[1]]
-    return Answers(tuple(row_of), spans[first], scores[first], null)
+    pieces = [
+        _best_of_windows(start[part], end[part], token_offsets[part], limits)
+        for part in (slice(i, i + _CHUNK) for i in range(0, len(rows), _CHUNK))
+    ]
+    result = []
+    for each in zip(*pieces, strict=True):
+        scores, spans = (np.concatenate(arrays) for arrays in zip(*each, strict=True))
+        # Sort by example, then best first; ties go to the earliest window.
+        order = np.lexsort((-scores, rows))
+        first = order[np.unique(rows[order], return_index=True)[1]]
+        result.append(Answers(tuple(row_of), spans[first], scores[first], null))
+    return result
 
 
 def _best_of_windows(
-    start: Floats, end: Floats, offsets: Ints, config: DecodeConfig
-) -> tuple[Floats, Ints]:
-    """Return score [W] and characters [W, 2] of the best span of each window."""
+    start: Floats, end: Floats, offsets: Ints, limits: Sequence[SpanLimits]
+) -> list[tuple[Floats, Ints]]:
+    """Return, for each of the limits, score [W] and characters [W, 2] of each window's best span.
+
+    The pairs of all limits are among those with the largest `n_best`, which are computed once.
+    """
     context = offsets[..., 0] >= 0
     start, end = (np.where(context, logits, -np.inf) for logits in (start, end))
-    firsts, lasts = _top(start, config.n_best), _top(end, config.n_best)
-    length = lasts[:, None, :] - firsts[:, :, None] + 1
+    most = max(each.n_best for each in limits)
+    firsts, lasts = _top(start, most), _top(end, most)
+    lengths = lasts[:, None, :] - firsts[:, :, None] + 1
     sums = np.take_along_axis(start, firsts, 1)[:, :, None]
     sums = sums + np.take_along_axis(end, lasts, 1)[:, None, :]
-    sums = np.where((length >= 1) & (length <= config.max_answer), sums, -np.inf)
-    flat = sums.reshape(len(sums), -1)
-    rows, best = np.arange(len(flat)), flat.argmax(1)
-    first, last = firsts[rows, best // lasts.shape[1]], lasts[rows, best % lasts.shape[1]]
-    scores = flat[rows, best]
+    sums = np.where(lengths >= 1, sums, -np.inf)
     # If no pair of the n best is a valid span, fall back to the best single token.
     single = (start + end).argmax(1)
-    no_pair = np.isneginf(scores)
-    first, last = np.where(no_pair, single, first), np.where(no_pair, single, last)
-    scores = np.where(no_pair, (start + end)[rows, single], scores)
-    spans = np.stack([offsets[rows, first, 0], offsets[rows, last, 1]], axis=1)
-    return scores, np.where(np.isneginf(scores)[:, None], -1, spans)
+    rows = np.arange(len(start))
+    result = []
+    for each in limits:
+        n = min(each.n_best, firsts.shape[1])
+        short = lengths[:, :n, :n] <= each.max_answer
+        flat = np.where(short, sums[:, :n, :n], -np.inf).reshape(len(rows), -1)
+        best = flat.argmax(1)
+        scores, no_pair = flat[rows, best], np.isneginf(flat[rows, best])
+        first = np.where(no_pair, single, firsts[rows, best // n])
+        last = np.where(no_pair, single, lasts[rows, best % n])
+        scores = np.where(no_pair, (start + end)[rows, single], scores)
+        spans = np.stack([offsets[rows, first, 0], offsets[rows, last, 1]], axis=1)
+        result.append((scores, np.where(np.isneginf(scores)[:, None], -1, spans)))
+    return result
 
 
 def _top(logits: Floats, count: int) -> Ints:
@@ -108,14 +142,20 @@ def predict_spans(
 
     The policy decides. none: every example with a token is answered. threshold: examples whose
     margin is above it. ratio: examples whose exp(margin) is above it, which within one window is
-    the probability of the best span over that of no answer. calibrated: like threshold, with the
-    value of `calibrate`, or one value for each example.
+    the probability of the best span over that of no answer. calibrated: like threshold, with a
+    fitted value, or one value for each example; so without a policy.
     """
-    margins = answers.margin
+    threshold: float | Floats | None = fixed_threshold(config)
+    if threshold is None:
+        threshold = calibrated
+    if threshold is None:
+        raise UserError(
+            "The no-answer policy 'calibrated' needs a threshold fitted on validation data, and "
+            "none was given."
+        )
+    answered = answers.margin > threshold
     if config.policy == "none":
-        answered = np.ones(len(margins), dtype=np.bool_)
-    else:
-        answered = margins > _threshold(config, calibrated)
+        answered[:] = True
     answered &= answers.spans[:, 0] >= 0
     return [
         [(int(first), int(last))] if is_answered else []
@@ -123,17 +163,15 @@ def predict_spans(
     ]
 
 
-def _threshold(config: NoAnswerConfig, calibrated: float | Floats | None) -> float | Floats:
+def fixed_threshold(config: NoAnswerConfig) -> float | None:
+    """Return the margin above which a policy answers; None if it has to be fitted."""
+    if config.policy == "none":
+        return -math.inf
     if config.policy == "threshold":
         return config.threshold
     if config.policy == "ratio":
         return math.log(config.ratio)  # exp(margin) may overflow
-    if calibrated is None:
-        raise UserError(
-            "The no-answer policy 'calibrated' needs a threshold fitted on validation data, and "
-            "none was given."
-        )
-    return calibrated
+    return None
 
 
 def gains(
@@ -144,47 +182,23 @@ def gains(
     return np.asarray(token_f1(best, true, texts) - without_answer)
 
 
-def calibrate(margins: Floats, gain: Floats) -> float:
-    """Return the threshold of the margin with the best mean token F1 on these examples.
+def best_threshold(margins: Floats, gain: Floats) -> tuple[float, float]:
+    """Return the threshold of the margin above which the gains have the largest sum, and that sum.
 
-    Ties go to the threshold closest to 0.
+    Ties go to the threshold closest to 0. Examples without any token, whose margins are not
+    finite, do not count.
     """
     usable = np.isfinite(margins)
-    return best_threshold(margins[usable], gain[usable])
-
-
-def cross_fit(margins: Floats, gain: Floats, groups: Sequence[str]) -> Floats:
-    """Return a threshold for each example [N], fitted on groups of other folds than its own.
-
-    Metrics with these thresholds estimate a calibrated threshold on unseen examples: no example
-    influences its own threshold.
-    """
-    fold = _folds(groups)
-    thresholds = np.zeros(len(margins))
-    for held_out in range(FOLDS):
-        others = fold != held_out
-        thresholds[~others] = calibrate(margins[others], gain[others])
-    return thresholds
-
-
-def _folds(groups: Sequence[str]) -> Ints:
-    """Return the fold of each example, which depends only on the names of all groups."""
-    digests = {g: hashlib.sha256(g.encode("utf-8", "surrogatepass")).digest() for g in groups}
-    fold = {group: i % FOLDS for i, group in enumerate(sorted(digests, key=digests.__getitem__))}
-    return np.array([fold[group] for group in groups], dtype=np.int64)
-
-
-def best_threshold(margins: Floats, gain: Floats) -> float:
-    """Return the threshold above which the gains have the largest sum; ties: the closest to 0."""
+    margins, gain = margins[usable], gain[usable]
     if not len(margins):
-        return 0.0
+        return 0.0, 0.0
     order = np.argsort(-margins, kind="stable")
     values, sums = margins[order], np.append(0.0, np.cumsum(gain[order]))
     # Cuts between two values that differ, and at both ends: above all, and below all.
     cuts = np.flatnonzero(np.concatenate([[True], np.diff(values) != 0, [True]]))
-    thresholds = _between(values, cuts)
-    best = np.isclose(sums[cuts], sums[cuts].max(), rtol=0, atol=1e-9)
-    return float(min(thresholds[best], key=abs))
+    thresholds, most = _between(values, cuts), sums[cuts].max()
+    best = np.isclose(sums[cuts], most, rtol=0, atol=1e-9)
+    return float(min(thresholds[best], key=abs)), float(most)
 
 
 def _between(values: Floats, cuts: npt.NDArray[np.intp]) -> Floats:

@@ -10,19 +10,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from supermax.training.config import Config, NoAnswerConfig
+from supermax.errors import UserError
+from supermax.training.config import Config, Decoding, chooses_decoding
 from supermax.training.data.examples import Example
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens
+from supermax.training.eval.choose_decoding import (
+    candidates_of,
+    choose,
+    options,
+    predict_cross_fitted,
+)
 from supermax.training.eval.decode import (
     Answers,
-    calibrate,
-    cross_fit,
-    decode_spans,
-    gains,
+    SpanLimits,
+    decode_spans_within,
     predict_spans,
 )
-from supermax.training.eval.metrics import Floats, Span, class_metrics, span_metrics
+from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.models.assembly import Model
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.execution import Execution
@@ -41,14 +46,19 @@ class Evaluation:
     """Probabilities of the classes, by the example's id."""
     spans: dict[str, list[Span]]
     """Predicted answers, by the example's id."""
-    threshold: float | None = None
-    """Threshold of the policy "calibrated"; None with other policies.
+    decoding: Decoding | None = None
+    """Settings that decoded the spans; None: the model has no span head.
 
-    If it was fitted on this split, then on all rows. Spans and metrics use cross-fitted thresholds
+    If this evaluation chose them, then on all rows. Spans and metrics use cross-fitted settings
     instead, where no row influences its own.
     """
     margins: dict[str, float] = field(default_factory=dict)
     """Margin of each example's best span over no answer, even if no answer is predicted."""
+
+    @property
+    def threshold(self) -> float | None:
+        """Threshold of the margin above which an answer is given; None if none was fitted."""
+        return None if self.decoding is None else self.decoding.threshold
 
 
 def evaluate_model(
@@ -60,19 +70,27 @@ def evaluate_model(
     threshold: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Evaluation:
-    """Run inference on a split and evaluate it.
+    """Run inference on a split and evaluate it with decoding settings that are chosen already.
 
-    `threshold` is that of the policy "calibrated"; None fits it on this split. `on_progress` is
-    called with the number of sequences that are done and of all sequences.
+    `threshold` is that of the policy "calibrated". `on_progress` is called with the number of
+    sequences that are done and of all sequences.
     """
     outputs = run_inference(model, data, pads, execution, on_progress)
-    return evaluation_of(outputs, config, data, threshold)
+    return evaluation_of(outputs, config, data, threshold=threshold)
 
 
 def evaluation_of(
-    outputs: InferenceOutputs, config: Config, data: TokenizedSplit, threshold: float | None = None
+    outputs: InferenceOutputs,
+    config: Config,
+    data: TokenizedSplit,
+    choose_for: str | None = None,
+    threshold: float | None = None,
 ) -> Evaluation:
-    """Evaluate inference outputs, as `evaluate_model` does."""
+    """Evaluate inference outputs.
+
+    Decoding settings that the configuration leaves open are chosen on this split, for the metric
+    `choose_for`. With None they must be there, and `threshold` is that of "calibrated".
+    """
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
@@ -80,6 +98,7 @@ def evaluation_of(
     probabilities: dict[str, list[float]] = {}
     spans: dict[str, list[Span]] = {}
     margins: dict[str, float] = {}
+    decoding: Decoding | None = None
     view = data.views[-1]
     if classes is not None:
         rows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
@@ -90,21 +109,44 @@ def evaluation_of(
         if (labels != NONE).all():
             metrics |= class_metrics(labels, softmax)
     if starts is not None and ends is not None:
-        answers, examples = _answers(config, data, view, starts, ends)
-        truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
-        thresholds: float | Floats | None = threshold
-        if config.no_answer.policy == "calibrated" and threshold is None:
-            best = predict_spans(answers, NoAnswerConfig(policy="none"))
-            margin, gain = answers.margin, gains(best, truths, texts)
-            threshold = calibrate(margin, gain)
-            thresholds = cross_fit(margin, gain, [e.group for e in examples])
-        predicted = predict_spans(answers, config.no_answer, thresholds)
+        found, examples = _answers(config, data, view, starts, ends)
+        answers, predicted, decoding = _decoded(config, found, examples, choose_for, threshold)
         spans = dict(zip(answers.ids, predicted, strict=True))
         margins = dict(zip(answers.ids, answers.margin.tolist(), strict=True))
+        truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
         values = span_metrics(predicted, truths, texts)
         # A diverged model predicts no answers: its metrics are NaN, not those of no answer.
         metrics |= values if _finite(view, starts, ends) else dict.fromkeys(values, float("nan"))
-    return Evaluation(metrics, probabilities, spans, threshold, margins)
+    return Evaluation(metrics, probabilities, spans, decoding, margins)
+
+
+def _decoded(
+    config: Config,
+    found: list[Answers],
+    examples: list[Example],
+    choose_for: str | None,
+    threshold: float | None,
+) -> tuple[Answers, list[list[Span]], Decoding]:
+    """Return the best answers, the predicted ones, and the decoding settings.
+
+    `found` has the best answers within each of the configuration's options.
+    """
+    limits, policy = options(config.decode), config.no_answer
+    if choose_for is None or not chooses_decoding(config):
+        if len(limits) > 1:
+            raise UserError(
+                "The configuration leaves decode.n_best or decode.max_answer open, which are "
+                "chosen on validation data."
+            )
+        decoding = Decoding(*limits[0], policy.policy or "calibrated", threshold)
+        return found[0], predict_spans(found[0], policy, threshold), decoding
+    # The policy "calibrated" has always been fitted on token F1.
+    metric = "token_f1" if policy.policy == "calibrated" else choose_for
+    truths, texts = [e.spans or () for e in examples], [e.text for e in examples]
+    candidates = candidates_of(limits, found, metric, policy, truths, texts)
+    decoding = choose(candidates)
+    best = limits.index(SpanLimits(decoding.n_best, decoding.max_answer))
+    return found[best], predict_cross_fitted(candidates, [e.group for e in examples]), decoding
 
 
 def _logits(batches: Iterable[tuple[Indices, Tensor | None]]) -> Logits | None:
@@ -129,8 +171,9 @@ def _finite(view: Tokens, *logits: Logits) -> bool:
 
 def _answers(
     config: Config, data: TokenizedSplit, view: Tokens, starts: Logits, ends: Logits
-) -> tuple[Answers, list[Example]]:
-    """Return the answers of the span examples, and these examples in the same order."""
+) -> tuple[list[Answers], list[Example]]:
+    """Return the best answers of the span examples within each of the configuration's options, and
+    these examples in the same order."""
     windows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is not None]
     padded = (len(windows), int(view.lengths[windows].max()))
     start_logits, end_logits = np.full(padded, -1e9), np.full(padded, -1e9)
@@ -141,6 +184,7 @@ def _answers(
         offsets[row, :length] = view.offsets[view.begin[i] : view.begin[i + 1]]
     owners = [data.examples[view.example[i]] for i in windows]
     ids = [example.id for example in owners]
-    answers = decode_spans(ids, start_logits, end_logits, offsets, config.decode)
+    limits = options(config.decode)
+    found = decode_spans_within(ids, start_logits, end_logits, offsets, limits)
     by_id = dict(zip(ids, owners, strict=True))
-    return answers, [by_id[name] for name in answers.ids]
+    return found, [by_id[name] for name in found[0].ids]

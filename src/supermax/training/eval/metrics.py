@@ -244,6 +244,35 @@ def token_f1(
     return np.array(values, dtype=np.float64)
 
 
+def span_objective(objective: str) -> str:
+    """Return the metric that spans are decoded for: the objective, or token F1 if it is none of
+    spans."""
+    metric = METRICS.get(objective)
+    return objective if metric is not None and metric.agents == _SPANS else "token_f1"
+
+
+def answer_values(
+    metric: str, guesses: Iterable[Sequence[Span]], true: Sequence[Span], text: str
+) -> list[float]:
+    """Return the metric of one example for each of several predictions, as `span_metrics` computes
+    it; 0 if the example is none of the metric's."""
+    if metric == "null_accuracy":
+        return [float(bool(guess) == bool(true)) for guess in guesses]
+    if metric == "has_answer_f1" and not true:
+        return [0.0 for _ in guesses]
+    golds = [(span,) for span in true]
+    if metric in ("span_f1", "span_exact"):
+        places = [_positions(spans, text) for spans in golds]
+        f1 = partial(_position_f1, text)
+        values = [squad.best_score(f1, _positions(spans, text), places) for spans in guesses]
+        return values if metric == "span_f1" else [float(value == 1) for value in values]
+    split = squad.characters if metric == "char_f1" else squad.tokens
+    parts = [split(_piece(spans, text)) for spans in golds]
+    score: Callable[[Sequence[str], Sequence[str]], float]
+    score = squad.exact if metric == "exact_match" else squad.f1
+    return [squad.best_score(score, split(_piece(spans, text)), parts) for spans in guesses]
+
+
 def _piece(spans: Iterable[Span], text: str) -> str:
     return " ".join(text[start:end] for start, end in spans)
 

@@ -20,6 +20,7 @@ from supermax._util.files import write_whole
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import EnvironmentFault, UserError
+from supermax.results.decoding import decoding_text
 from supermax.results.machines import machine_text
 from supermax.results.records import (
     AttemptRecord,
@@ -157,6 +158,10 @@ def show(
     if found.broken:
         broken = ", ".join(f"{name} by {by:.3g}" for name, by in found.broken.items())
         screen.print(f"It violates {broken}.")
+    if (original := found.notes.get("result_of")) is not None:
+        screen.print(
+            f"Trial {original} had its configuration: it has that result and did not run."
+        )
     _print_params(screen, found)
     if found.curve:
         curve = spark(list(found.curve.values()), _CURVE_WIDTH)
@@ -346,6 +351,8 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "params": trial.params,
         "metrics": trial.result.get("metrics", {}),
         "best_epoch": trial.result.get("best_epoch"),
+        "decoding": trial.result.get("decoding"),
+        "result_of": trial.notes.get("result_of"),
         "seconds": trial.seconds,
         "steps": trial.result.get("steps"),
         "peak_rss": trial.notes.get("peak_rss"),
@@ -387,6 +394,8 @@ def _first_and_last(curve: dict[int, float]) -> str:
 def _print_params(screen: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
         screen.print(literal(f"  {name} = {_value(value)}"))
+    if (decoding := decoding_text(trial)) is not None:
+        screen.print(literal(f"  Spans are decoded with {decoding}"))
 
 
 def _value(value: object) -> str:

@@ -30,8 +30,8 @@ from supermax.errors import UserError
 from supermax.search.settings import Resolved, resolve
 from supermax.search.settings.model import Pruner, Sampler, Settings
 from supermax.search.settings.resolving import Value
-from supermax.search.spaces import SEED, space_for
-from supermax.space.presets import presets
+from supermax.search.spaces import space_for
+from supermax.space.presets import presets, unsearched
 from supermax.space.reading import load
 from supermax.studies import check_storage, file_of, without_password
 from supermax.training.data.guessing import guess_file
@@ -314,10 +314,12 @@ def _describes(place: Path, path: Path) -> bool:
 
 
 def _parameters(agent: str | None) -> dict[str, Any]:
-    """Return the parameters that --set may narrow: those of the agent's space, or of all, and the
-    seed."""
-    agents = AGENTS if agent is None else [agent]
-    return {name: p for each in agents for name, p in load(each).parameters.items()} | {SEED: None}
+    """Return the parameters that --set may narrow: those of the agent's space, or of all, and
+    those that no space of the package searches."""
+    found: dict[str, Any] = {}
+    for each in AGENTS if agent is None else [agent]:
+        found |= load(each).parameters | unsearched(each)
+    return found
 
 
 def assigned(pairs: list[str]) -> dict[str, Value]:
