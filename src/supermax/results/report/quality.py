@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supermax._util.text import counted
+from supermax.results.intervals import interval
 from supermax.results.report.collect import ReportFacts
 from supermax.results.report.html import Html, join, tag
-from supermax.results.report.intervals import interval
 from supermax.results.report.noted import PARTS, Baselines, DataNote, PredictionCounts, RefitNote
 from supermax.results.report.sections import html_table, pairs
 from supermax.results.report.text import fixed
