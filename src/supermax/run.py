@@ -13,6 +13,7 @@ from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.checks import check_pruner
+from supermax.engine.run.no_gain import WhenNoGain, when_to_stop
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
@@ -44,6 +45,7 @@ def optimize(
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
+    stop: Literal["when_no_gain"] | WhenNoGain | None = None,
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -90,6 +92,10 @@ def optimize(
             supermax.engine.run.provision). None: `workers` trials run in parallel.
         pruner: Replaces the pruner of the study. ``supermax.Promotion()`` pauses trials and
             continues the best ones from their checkpoints. None: the study's own.
+        stop: ``"when_no_gain"``: end the run by itself, once the expected improvement of the best
+            value by further trials is below 5 % of the distance from the median to the best
+            value. ``supermax.WhenNoGain(noise=0.01)``: below this error of a value. None: run
+            until `n_trials`.
 
     Returns:
         Trials by state, faults by kind, retries, cells used, seconds.
@@ -115,6 +121,7 @@ def optimize(
         callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,
+        stop=when_to_stop(stop),  # type: ignore[arg-type]
     )
     try:
         if pruner is not None:

@@ -17,9 +17,17 @@ from optuna.storages import get_storage
 
 import supermax
 from supermax._util import system
-from supermax._util.attributes import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_params
+from supermax._util.attributes import (
+    BASELINES,
+    EXPERIMENT,
+    RESULT,
+    STATE,
+    WEIGHTS,
+    plain_params,
+)
+from supermax.engine import gain
 from supermax.engine.run.options import RunOptions
-from supermax.engine.summary import Summary
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.writing import write_report
@@ -497,3 +505,19 @@ def test_gpus_that_cannot_be_used_are_refused(
     else:
         with pytest.raises(UserError, match=expected):
             check_gpus(settings)
+
+
+@pytest.mark.slow
+def test_search_ends_by_itself_and_races_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gain, "FEWEST", 6)
+    rule = supermax.WhenNoGain(1.0)
+    tuned = search_in(tmp_path, trials=40, race=2).run(stop=rule, progress=False)
+    assert tuned.summary.stopped_by == NO_GAIN
+    assert 6 <= tuned.summary.finished <= 7
+    assert tuned.race is not None
+    assert len(tuned.race.contestants) == 2
+    assert "tfidf" in tuned.study.user_attrs[BASELINES]
+    on = search_in(tmp_path, trials=9, race=False).run(progress=False)
+    assert (on.summary.finished, on.summary.stopped_by) == (9, None)
