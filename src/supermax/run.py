@@ -45,6 +45,7 @@ def optimize(
     progress: bool | Listener | None = None,
     planner: Planner | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
+    paused_space: int | None = None,
     stop: Literal["when_no_gain"] | WhenNoGain | None = None,
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
@@ -92,6 +93,9 @@ def optimize(
             supermax.engine.run.provision). None: `workers` trials run in parallel.
         pruner: Replaces the pruner of the study. ``supermax.Promotion()`` pauses trials and
             continues the best ones from their checkpoints. None: the study's own.
+        paused_space: Bytes on disk that checkpoints of paused trials may take. Beyond that, the
+            worst trials of the lowest rung lose theirs, and start again if they continue. None:
+            half of what is free on the disk.
         stop: ``"when_no_gain"``: end the run by itself, once the expected improvement of the best
             value by further trials is below 5 % of the distance from the median to the best
             value. ``supermax.WhenNoGain(noise=0.01)``: below this error of a value. None: run
@@ -121,6 +125,7 @@ def optimize(
         callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,
+        paused_space=paused_space,
         stop=when_to_stop(stop),  # type: ignore[arg-type]
     )
     try:

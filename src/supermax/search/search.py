@@ -34,6 +34,8 @@ from supermax.engine.ranking import ranked
 from supermax.engine.run.checks import check_options
 from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
+from supermax.engine.run.paused_space import FEWEST
+from supermax.engine.run.promotion import Promotion
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
@@ -390,6 +392,7 @@ class Search:
         options = replace(
             options,
             workers=allowed.workers,
+            paused_space=allowed.paused,
             callbacks=callbacks,
             planner=planner if planned else options.planner,
         )
@@ -415,7 +418,8 @@ class Search:
 
         def demand(sources: Iterable[Source]) -> Demand:
             found = footprints(self.fit.space, sources, self.agent, self.resources.foreseen())
-            return Demand(found, options.workers, planned, self.top, self.budget)
+            paused = FEWEST if isinstance(self.pruner, Promotion) else 0
+            return Demand(found, options.workers, planned, self.top, self.budget, paused)
 
         sources = self.fit.sources
         by_encoder = {name: demand([source]) for name, source in sources.items()}

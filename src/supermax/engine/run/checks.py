@@ -98,6 +98,7 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("devices", options.devices, _are_devices, "a list of indices or names of GPUs"),
         ("callbacks", options.callbacks, _are_functions, "a list of functions"),
         ("planner", options.planner, _or_none(_is_planner), _PLANNER),
+        ("paused_space", options.paused_space, _or_none(_integer_from(0)), "a number of bytes"),
         ("stop", options.stop, _or_none(_is_rule), "'when_no_gain' or a supermax.WhenNoGain"),
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),

@@ -56,6 +56,7 @@ from supermax.engine.run.no_gain import GainWatch
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.paused import PausedTrials
+from supermax.engine.run.paused_space import PausedSpace
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
@@ -110,7 +111,8 @@ class Coordinator:
         self.others = OtherRuns(
             shared, study, storage, folder, self.progress, emit, processes.wake
         )
-        paused = PausedTrials(study, storage.history, emit)
+        space = PausedSpace(options.paused_space, folder, emit)
+        paused = PausedTrials(study, storage.history, emit, space)
         show_paused(study, paused)
         self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
         self.gains = GainWatch(study, options.stop, storage.history, emit)

@@ -57,6 +57,8 @@ class RunOptions:
     progress: bool | Listener | None = None
     """None: live view on a terminal, else plain lines. True: as None. False: nothing. A function:
     called with each event instead."""
+    paused_space: int | None = None
+    """Bytes on disk that checkpoints of paused trials may take; None: half of what is free."""
     stop: WhenNoGain | None = None
     """Rule by which the run ends by itself; None: it does not."""
     planner: Planner | None = None

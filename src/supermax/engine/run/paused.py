@@ -8,6 +8,7 @@ from optuna.study import Study
 
 from supermax.engine import events
 from supermax.engine.run.job import Job
+from supermax.engine.run.paused_space import PausedSpace
 from supermax.engine.run.promotion import Ladder, Promotion, reports_of
 from supermax.engine.storage.history import TrialHistory
 
@@ -16,11 +17,16 @@ class PausedTrials:
     """Paused trials of a run, and the decision which of them continues."""
 
     def __init__(
-        self, study: Study, history: Callable[[], TrialHistory], emit: events.Listener
+        self,
+        study: Study,
+        history: Callable[[], TrialHistory],
+        emit: events.Listener,
+        space: PausedSpace | None = None,
     ) -> None:
+        """`space`: disk space of their checkpoints; None: without a limit."""
         pruner = study.pruner if len(study.directions) == 1 else None
         self._ladder = Ladder(pruner, study.direction) if isinstance(pruner, Promotion) else None
-        self._history, self._emit = history, emit
+        self._history, self._emit, self._space = history, emit, space
         self._seen = 0  # finished trials that the ladder has
         self._jobs: dict[int, Job] = {}
 
@@ -52,6 +58,9 @@ class PausedTrials:
         self._ladder.pause(job.number)
         self._jobs[job.number] = job
         self._emit(events.TrialPaused(job.number, at_rung=True))
+        if self._space is not None:
+            self._space.add(job)
+            self._space.make_room(self._jobs[n] for n in self._ladder.worst_first())
 
     def has_next(self, *, may_fill: bool) -> bool:
         """Return whether a paused trial is to be continued now: one among the best of its rung,
@@ -81,6 +90,8 @@ class PausedTrials:
         if number is None or self._ladder is None:
             return None
         self._ladder.resume(number)
+        if self._space is not None:
+            self._space.discard(number)
         return self._jobs.pop(number)
 
     def _updated(self) -> Ladder:
