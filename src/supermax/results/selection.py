@@ -94,8 +94,8 @@ def _rows_in_a_group(record: StudyRecord) -> float:
     all be right or wrong together."""
     try:
         split = record.note(DATA)["splits"]["validation"]  # type: ignore[index]
-        return max(1.0, split["rows"] / split["groups"])
-    except (KeyError, TypeError, ZeroDivisionError):
+        return max(1.0, float(split["rows"]) / float(split["groups"]))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return 1.0
 
 

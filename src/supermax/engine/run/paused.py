@@ -7,9 +7,10 @@ from collections.abc import Callable
 from optuna.study import Study
 
 from supermax.engine import events
+from supermax.engine.run.front_ladder import ladder_of
 from supermax.engine.run.job import Job
 from supermax.engine.run.paused_space import PausedSpace
-from supermax.engine.run.promotion import Ladder, Promotion, reports_of
+from supermax.engine.run.promotion import Ladder
 from supermax.engine.storage.history import TrialHistory
 
 
@@ -24,8 +25,7 @@ class PausedTrials:
         space: PausedSpace | None = None,
     ) -> None:
         """`space`: disk space of their checkpoints; None: without a limit."""
-        pruner = study.pruner if len(study.directions) == 1 else None
-        self._ladder = Ladder(pruner, study.direction) if isinstance(pruner, Promotion) else None
+        self._ladder = ladder_of(study)
         self._history, self._emit, self._space = history, emit, space
         self._seen = 0  # finished trials that the ladder has
         self._jobs: dict[int, Job] = {}
@@ -45,16 +45,17 @@ class PausedTrials:
         """Return whether a trial pauses after its last report. `may_fill`: workers would have
         nothing else to do."""
         ladder = self._updated()
-        if ladder.pauses(job.number, _reports(job)):
+        reports = ladder.read(job.trial._cached_frozen_trial)
+        if ladder.pauses(job.number, reports):
             return True
-        if not job.filler or ladder.is_last(len(_reports(job))):
+        if not job.filler or ladder.is_last(len(reports)):
             return False
         return not may_fill or ladder.promotable() is not None
 
     def add(self, job: Job) -> None:
         """Keep a trial that has paused."""
         assert self._ladder is not None
-        self._ladder.add(job.number, _reports(job))
+        self._ladder.add(job.number, self._ladder.read(job.trial._cached_frozen_trial))
         self._ladder.pause(job.number)
         self._jobs[job.number] = job
         self._emit(events.TrialPaused(job.number, at_rung=True))
@@ -106,7 +107,3 @@ class PausedTrials:
         self._ladder.update(finished[self._seen :])
         self._seen = len(finished)
         return self._ladder
-
-
-def _reports(job: Job) -> list[float]:
-    return reports_of(job.trial._cached_frozen_trial)

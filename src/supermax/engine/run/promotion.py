@@ -127,11 +127,15 @@ class Ladder:
     def update(self, trials: Iterable[FrozenTrial]) -> None:
         """Add the reports of these trials."""
         for trial in trials:
-            values = reports_of(trial)
+            values = self.read(trial)
             if trial.state is TrialState.COMPLETE and self._pruner.max_reports is None:
                 self._extend(len(values))
             if values:
                 self.add(trial.number, values)
+
+    def read(self, trial: FrozenTrial) -> list[float]:
+        """Return the reports of a trial, one number each."""
+        return reports_of(trial)
 
     def add(self, number: int, values: Sequence[float]) -> None:
         """Record the values that a trial has reported so far."""
