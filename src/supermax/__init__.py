@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from supermax.engine.processes.ray_cluster import RayExecutor
     from supermax.engine.processes.remote_trial import RemoteTrial as Trial
     from supermax.engine.processes.remote_trial import TrialInterrupted
+    from supermax.engine.run.no_gain import WhenNoGain
     from supermax.engine.run.promotion import Promotion
     from supermax.engine.run.requeue import retry
     from supermax.engine.summary import Summary
@@ -60,6 +61,7 @@ __all__ = [
     "Trial",
     "TrialInterrupted",
     "UserError",
+    "WhenNoGain",
     "open_study",
     "optimize",
     "retry",
@@ -73,6 +75,7 @@ _LAZY_IMPORTS = {
     "Summary": "supermax.engine.summary:Summary",
     "Trial": "supermax.engine.processes.remote_trial:RemoteTrial",
     "TrialInterrupted": "supermax.engine.processes.remote_trial:TrialInterrupted",
+    "WhenNoGain": "supermax.engine.run.no_gain:WhenNoGain",
     "open_study": "supermax.studies:open_study",
     "optimize": "supermax.run:optimize",
     "retry": "supermax.engine.run.requeue:retry",

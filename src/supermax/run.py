@@ -14,6 +14,7 @@ from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.checks import check_pruner
+from supermax.engine.run.no_gain import WhenNoGain, when_to_stop
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
@@ -50,6 +51,8 @@ def optimize(
     planner: Planner | None = None,
     pruner: optuna.pruners.BasePruner | None = None,
     reuse_results: bool = False,
+    paused_space: int | None = None,
+    stop: Literal["when_no_gain"] | WhenNoGain | None = None,
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -100,6 +103,13 @@ def optimize(
             configuration that a completed trial has had again, a few times, and if that finds no
             other, give the trial the earlier result without running it. Needs a study of
             ``supermax.open_study``; configurations that are enqueued always run.
+        paused_space: Bytes on disk that checkpoints of paused trials may take. Beyond that, the
+            worst trials of the lowest rung lose theirs, and start again if they continue. None:
+            half of what is free on the disk.
+        stop: ``"when_no_gain"``: end the run by itself, once the expected improvement of the best
+            value by further trials is below 5 % of the distance from the median to the best
+            value. ``supermax.WhenNoGain(noise=0.01)``: below this error of a value. None: run
+            until `n_trials`.
 
     Returns:
         Trials by state, faults by kind, retries, cells used, seconds.
@@ -125,6 +135,8 @@ def optimize(
         callbacks=callback_list(callbacks),
         progress=progress,
         planner=planner,
+        paused_space=paused_space,
+        stop=when_to_stop(stop),  # type: ignore[arg-type]
     )
     try:
         if pruner is not None:

@@ -57,6 +57,7 @@ def test_no_mix_of_trials_exceeds_the_bound(
     st.integers(1, 5),
     st.none() | st.integers(1, 30),
     st.integers(0, 400),
+    st.integers(0, 4),
 )
 def test_the_allowance_fits_the_disk(
     trials: list[Footprint],
@@ -65,14 +66,18 @@ def test_the_allowance_fits_the_disk(
     top: int,
     keep: int | None,
     free: int,
+    paused: int,
 ) -> None:
-    demand = Demand(trials, workers, memory, top, keep)
+    demand = Demand(trials, workers, memory, top, keep, paused)
     found = allowance(demand, free)
     if found is None:
         one = replace(demand, workers=1)
         assert free < one.total
-        assert free < one.states + one.largest
+        assert free < one.states + one.largest + one.pauses
         return
+    assert found.paused >= demand.pauses
+    rest = replace(demand, workers=found.workers, keep=found.keep, paused=0)
+    assert rest.total + found.paused <= free
     assert 1 <= found.workers <= workers
     assert replace(demand, workers=found.workers, keep=found.keep).total <= found.total <= free
     if demand.total <= free:

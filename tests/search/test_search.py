@@ -9,21 +9,33 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import optuna
 import pytest
 from optuna.storages import get_storage
+from optuna.trial import TrialState
 
 import supermax
 from supermax._util import system
-from supermax._util.attributes import EXPERIMENT, RESULT, STATE, WEIGHTS, plain_params
+from supermax._util.attributes import (
+    BASELINES,
+    EXPERIMENT,
+    RESULT,
+    STATE,
+    WEIGHTS,
+    plain_params,
+)
+from supermax.engine import gain
+from supermax.engine.run.front_ladder import points_of
 from supermax.engine.run.options import RunOptions
-from supermax.engine.summary import Summary
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.errors import UserError
 from supermax.results.records import read_record
 from supermax.results.report.writing import write_report
 from supermax.search.prepare import check_gpus
+from supermax.search.replay import ReplayedTrial
 from supermax.search.search import Search
 from supermax.search.settings import Settings
 from supermax.search.spaces import with_parameters
@@ -503,3 +515,87 @@ def test_gpus_that_cannot_be_used_are_refused(
     else:
         with pytest.raises(UserError, match=expected):
             check_gpus(settings)
+
+
+@pytest.mark.slow
+def test_search_ends_by_itself_and_races_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gain, "FEWEST", 6)
+    rule = supermax.WhenNoGain(1.0)
+    tuned = search_in(tmp_path, trials=40, race=2).run(stop=rule, progress=False)
+    assert tuned.summary.stopped_by == NO_GAIN
+    assert 6 <= tuned.summary.finished <= 7
+    assert tuned.race is not None
+    assert len(tuned.race.contestants) == 2
+    assert "tfidf" in tuned.study.user_attrs[BASELINES]
+    on = search_in(tmp_path, trials=9, race=False).run(progress=False)
+    assert (on.summary.finished, on.summary.stopped_by) == (9, None)
+
+
+@pytest.mark.slow
+def test_trials_with_several_objectives_pause_by_their_fronts(tmp_path: Path) -> None:
+    pruner = supermax.Promotion(max_reports=3, min_agreement=-1, run_through=0)
+    search = search_in(tmp_path, trials=8, objectives=["macro_f1", "model_size"], pruner=pruner)
+    tuned = search.run(progress=False)
+    states = tuned.summary.trials
+    assert states["COMPLETE"] + states["PRUNED"] == 8
+    assert states["PRUNED"] > 0
+    for trial in tuned.study.trials:
+        points = points_of(trial, 2)
+        epochs = 3 if trial.state is TrialState.COMPLETE else 1
+        assert len(points) == epochs
+        assert points[0][1] == trial.user_attrs.get(RESULT, {}).get("parameters", points[0][1])
+
+
+class Reported:
+    """Trial that keeps its reports."""
+
+    stop_requested = False
+
+    def __init__(self, pruner: optuna.pruners.BasePruner) -> None:
+        self.study = SimpleNamespace(pruner=pruner)
+        self.reports: list[tuple[Any, int]] = []
+
+    def report(self, value: Any, epoch: int) -> None:
+        self.reports.append((value, epoch))
+
+    def should_prune(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("second", "pruner", "reports"),
+    [
+        ("accuracy", supermax.Promotion(), [([0.5, 0.75], 1)]),
+        ("latency", supermax.Promotion(), []),  # it is measured at the end
+        ("accuracy", optuna.pruners.MedianPruner(), []),
+    ],
+)
+def test_several_objectives_are_reported_to_a_promotion(
+    second: str, pruner: optuna.pruners.BasePruner, reports: list[Any], tmp_path: Path
+) -> None:
+    trial = Reported(pruner)
+    splits = split(corpus(40))
+    objective = AgentObjective(
+        "criteria", small(), splits.train, splits.validation, tmp_path, ["macro_f1", second], {}
+    )
+    reporter: Any = objective.reporter(cast(Any, trial))
+    reporter.begin(SimpleNamespace())
+    reporter.measured({"macro_f1": 0.5, "accuracy": 0.75})
+    reporter.report(0.5, 1)
+    assert trial.reports == reports
+    assert reporter.should_prune() is False
+    trial.stop_requested = True
+    if not reports:
+        with pytest.raises(supermax.TrialInterrupted):
+            reporter.report(0.5, 2)
+
+
+def test_replayed_trial_shows_the_first_of_several_values(tmp_path: Path) -> None:
+    shown: list[tuple[int, float]] = []
+    record: Any = SimpleNamespace(params={}, number=3, trial=SimpleNamespace(params={}))
+    trial = ReplayedTrial(record, tmp_path, lambda step, value: shown.append((step, value)))
+    trial.report([0.5, 20.0], 1)
+    trial.report(0.25, 2)
+    assert shown == [(1, 0.5), (2, 0.25)]

@@ -142,6 +142,14 @@ def test_keeping_less_makes_room_for_trials(tmp_path: Path) -> None:
     assert within_disk(less, tmp_path, "", {}) == (Allowance(8, less.keep, less.total), "")
 
 
+def test_without_room_for_paused_trials_the_advice_works(tmp_path: Path) -> None:
+    free = shutil.disk_usage(tmp_path).free
+    demand = Demand([Footprint(1, free // 2, free // 4)], 1, None, top=1, paused=4)
+    with pytest.raises(EnvironmentFault, match="--pruner median"):
+        within_disk(demand, tmp_path, "name another disk", {})
+    assert within_disk(replace(demand, paused=0), tmp_path, "", {})[0].workers == 1
+
+
 @pytest.mark.slow
 def test_without_room_for_one_trial_the_advice_works(disk: Sized, tmp_path: Path) -> None:
     place = disk(64 * MIB)

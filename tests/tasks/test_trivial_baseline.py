@@ -9,9 +9,12 @@ import pytest
 from optuna.trial import create_trial
 
 from supermax._util.attributes import RESULT
-from supermax.engine.summary import Summary
+from supermax.engine.gain import Gain
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.search.search import Tuned
-from supermax.search.settings import Settings
+from supermax.search.settings import Settings, resolve
+from supermax.search.settings.resolving import Value
+from supermax.space.presets import presets
 from supermax.training.data.splits import Splits
 from supermax.ui.cli.tune import outcome
 from tests.training.corpora import corpus
@@ -53,3 +56,18 @@ def test_one_that_learns_is_not() -> None:
     assert "trivial baseline" not in said("criteria", "macro_f1", 0.9)
     assert "trivial baseline" in said("criteria", "macro_f1", 0.3)
     assert "trivial baseline" not in said("criteria", "model_size", 10.0)
+
+
+def test_search_that_ended_by_itself_says_why_and_how_to_go_on() -> None:
+    expected = Gain(60, 30, 0.002, 0.012)
+    summary = Summary({"COMPLETE": 60}, stopped_by=NO_GAIN, gain=expected)
+    told = said("criteria", "macro_f1", 0.9, summary)
+    why = "no further gain is expected (expected gain of the next 30 trials: 0.002, noise 0.012)"
+    assert f"ended by itself after 60 of 1 trials, since {why}" in told
+    assert "Paused" not in told
+    assert "To go on, add --stop never." in told
+    stopping, going_on = (
+        resolve("criteria", flags={"stop": Value(stop, "--stop")}, presets=presets()).settings
+        for stop in ("when_no_gain", "never")
+    )
+    assert (stopping.stop, going_on.stop) == ("when_no_gain", "never")

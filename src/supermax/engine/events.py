@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from supermax.engine.gain import Gain
+
 if TYPE_CHECKING:
     from supermax.engine.summary import Summary
     from supermax.engine.trial.notes import Fact
@@ -127,6 +129,13 @@ class OutOfService(Event):
 
     place: str
     why: str
+
+
+@dataclass(frozen=True)
+class GainEstimated(Event):
+    """Expected gain of further trials. If it is over, no new ones start."""
+
+    gain: Gain
 
 
 @dataclass(frozen=True)

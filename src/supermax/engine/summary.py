@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supermax._util.text import counted, took
+from supermax.engine.gain import Gain
+
+NO_GAIN = "no gain"
+"""What stops a run that ends by itself."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +25,16 @@ class Summary:
     told: int = 0
     cells: int = 0
     seconds: float = 0.0
-    stopped_by: str | None = None  # "timeout", "interrupt", "study.stop()"; None: target reached
+    stopped_by: str | None = None
+    """"timeout", "interrupt", "study.stop()" or "no gain"; None: the target was reached."""
+    gain: Gain | None = None
+    """Expected gain of further trials; None: it was not estimated."""
     run_dir: Path = Path()
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the search is at its end: at its target, or by itself."""
+        return self.stopped_by in (None, NO_GAIN)
 
     @property
     def finished(self) -> int:
@@ -34,7 +46,9 @@ class Summary:
         states = f" ({', '.join(done)})" if done else ""
         faults = ", ".join(f"{count} {kind}" for kind, count in self.faults.items()) or "none"
         unfinished = self.trials.get("RUNNING", 0)
-        paused = f" Stopped by {self.stopped_by}." if self.stopped_by else ""
+        paused = "" if self.complete else f" Stopped by {self.stopped_by}."
+        if self.stopped_by == NO_GAIN:
+            paused = f" Ended by itself, since no further gain is expected ({self.gain})."
         left = f" {counted(unfinished, 'trial')} not finished." if unfinished else ""
         again = " Run again to go on." if self.stopped_by in ("interrupt", "timeout") else ""
         return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from supermax.memory.estimate import CONTEXT, STATE
@@ -49,6 +49,8 @@ class Demand:
     """Number of best trials whose weights are kept."""
     keep: int | None = None
     """Bytes that kept weights may take; None: no limit but `top`."""
+    paused: int = 0
+    """Least number of paused trials whose checkpoints are kept."""
 
     @property
     def largest(self) -> int:
@@ -82,8 +84,13 @@ class Demand:
         return math.ceil(min(bounds))
 
     @property
+    def pauses(self) -> int:
+        """Most bytes of the checkpoints of `paused` trials: a state each, without the next one."""
+        return self.paused * max(trial.states for trial in self.trials) // 2
+
+    @property
     def total(self) -> int:
-        return self.states + self.weights
+        return self.states + self.weights + self.pauses
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,9 @@ class Allowance:
     """Bytes that kept weights may take; None: no limit."""
     total: int
     """Most bytes on disk."""
+    paused: int = field(default=0, compare=False)
+    """Bytes that checkpoints of paused trials may take: half of what the rest of the run leaves,
+    and those of the least number in any case."""
 
 
 def allowance(demand: Demand, free: int) -> Allowance | None:
@@ -103,6 +113,7 @@ def allowance(demand: Demand, free: int) -> Allowance | None:
     for workers in range(demand.workers, 0, -1):
         less = replace(demand, workers=workers)
         if less.total <= free:
-            return Allowance(workers, demand.keep, less.total)
-    keep = free - replace(demand, workers=1).states
-    return Allowance(1, keep, free) if keep >= demand.largest else None
+            paused = demand.pauses + (free - less.total) // 2
+            return Allowance(workers, demand.keep, less.total, paused)
+    keep = free - replace(demand, workers=1).states - demand.pauses
+    return Allowance(1, keep, free, demand.pauses) if keep >= demand.largest else None

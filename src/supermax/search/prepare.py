@@ -18,6 +18,7 @@ from optuna.pruners import BasePruner
 from supermax._util.attributes import ALL_GPUS
 from supermax._util.files import user_name
 from supermax.engine.processes.mps import PIPE, SHARE, shared
+from supermax.engine.run.no_gain import WHEN_NO_GAIN, WhenNoGain
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.promotion import Promotion
 from supermax.errors import EnvironmentFault, UserError
@@ -77,6 +78,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         options=RunOptions(
             reuse_cells=True,
             timeout=settings.timeout,
+            stop=WhenNoGain() if settings.stop == WHEN_NO_GAIN else None,
             trial_timeout=settings.trial_timeout,
             stall_timeout=settings.stall_timeout,
             lease=settings.lease,

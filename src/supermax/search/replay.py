@@ -112,9 +112,10 @@ class ReplayedTrial(FixedTrial):
         self.stop_requested = False
         self._on_report = on_report
 
-    def report(self, value: float, step: int) -> None:
-        super().report(value, step)
-        self._on_report(step, value)
+    def report(self, value: float | Sequence[float], step: int) -> None:
+        first = value[0] if isinstance(value, Sequence) else value
+        super().report(first, step)
+        self._on_report(step, first)
 
     def note(self, **facts: Any) -> None:
         """Ignore the facts: there is no live view."""

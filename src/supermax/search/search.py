@@ -32,7 +32,10 @@ from supermax._util.attributes import (
 from supermax._util.text import ended, metric_title, nearest
 from supermax.engine.ranking import ranked
 from supermax.engine.run.checks import check_options
+from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
+from supermax.engine.run.paused_space import FEWEST
+from supermax.engine.run.promotion import Promotion
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
@@ -45,6 +48,7 @@ from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
 from supermax.search.shared_checkpoints import SharedCheckpoints
 from supermax.search.spaces import with_former
+from supermax.search.stopping import with_noise
 from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset, space_of
 from supermax.studies import (
     explain_write_errors,
@@ -289,30 +293,38 @@ class Search:
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
+        options = replace(options, stop=with_noise(options.stop, study, objectives[0]))
         once_each = reusing_results(study, options)  # a race trains configurations again
         summary = self._optimized(study, objective, once_each, planned)
-        self._note_baselines(study, splits, wait=summary.stopped_by is None)
+        self._note_baselines(study, splits, wait=summary.complete)
         race = None
-        if summary.stopped_by is None:
-            options = with_time_left(options, summary.seconds)
-            race, stopped = self._race(study, objective, options, planned)
-            summary = replace(summary, stopped_by=stopped)
+        if summary.complete:
+            options = with_time_left(replace(options, stop=None), summary.seconds)
+            trials = min(options.n_trials or 0, summary.finished)
+            race, stopped = self._race(study, objective, options, planned, trials)
+            summary = replace(summary, stopped_by=stopped or summary.stopped_by)
         return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits, race)
 
     def _race(
-        self, study: Study, objective: AgentObjective, options: RunOptions, planned: bool
+        self,
+        study: Study,
+        objective: AgentObjective,
+        options: RunOptions,
+        planned: bool,
+        trials: int,
     ) -> tuple[RaceRecord | None, str | None]:
-        """Race the best configurations. Return the outcome, and what stopped the run."""
-        size = race_size(self.race, self.preset, options.n_trials or 0, self.folds)
+        """Race the best configurations of `trials` trials. Return the outcome, and what stopped
+        the run."""
+        size = race_size(self.race, self.preset, trials, self.folds)
         if size and len(objective.objectives) > 1:
             self.tell("There is no race: configurations race by one objective, not by several.")
             size = 0
         if not size:
             return None, None
 
-        def run(race: Study, replicates: AgentObjective, trials: int) -> Summary:
+        def run(race: Study, replicates: AgentObjective, replications: int) -> Summary:
             run_dir = options.run_dir and race_name(str(options.run_dir), self.folds)
-            own = replace(options, n_trials=trials, run_dir=run_dir)
+            own = replace(options, n_trials=replications, run_dir=run_dir)
             return self._optimized(race, replicates, own, planned)
 
         defaults = self.fit.space.defaults()
@@ -368,6 +380,7 @@ class Search:
             options,
             devices=options.devices or (),
             callbacks=callback_list(options.callbacks),
+            stop=when_to_stop(options.stop),  # type: ignore[arg-type]
         )
         check_options(options)
         return replace(options, workers=self.resources.workers(wanted, options.devices))
@@ -392,6 +405,7 @@ class Search:
         options = replace(
             options,
             workers=allowed.workers,
+            paused_space=allowed.paused,
             callbacks=callbacks,
             planner=planner if planned else options.planner,
         )
@@ -417,7 +431,8 @@ class Search:
 
         def demand(sources: Iterable[Source]) -> Demand:
             found = footprints(self.fit.space, sources, self.agent, self.resources.foreseen())
-            return Demand(found, options.workers, planned, self.top, self.budget)
+            paused = FEWEST if isinstance(self.pruner, Promotion) else 0
+            return Demand(found, options.workers, planned, self.top, self.budget, paused)
 
         sources = self.fit.sources
         by_encoder = {name: demand([source]) for name, source in sources.items()}

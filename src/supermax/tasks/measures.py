@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,7 @@ from supermax.training.models.assembly import count
 from supermax.training.prepare import DEFAULT_METRIC, Prepared
 
 
-def _model_size(prepared: Prepared, _: Result) -> float:
+def _model_size(prepared: Prepared, _: Result | None) -> float:
     """Return the number of parameters."""
     return float(count(prepared.model))
 
@@ -34,7 +34,7 @@ def _latency(prepared: Prepared, result: Result) -> float:
     return (time.perf_counter() - started) * 1e3 / max(1, len(prepared.validation.examples))
 
 
-def _peak_memory(prepared: Prepared, _: Result) -> float:
+def _peak_memory(prepared: Prepared, _: Result | None) -> float:
     """Return peak bytes allocated on the GPU, or the peak resident set on a CPU."""
     if prepared.execution.device.startswith("cuda"):
         return float(torch.cuda.max_memory_allocated(prepared.execution.device))
@@ -47,6 +47,20 @@ COSTS: dict[str, Callable[[Prepared, Result], float]] = {
     "latency": _latency,
     "peak_memory": _peak_memory,
 }
+
+
+AT_THE_END = ("latency",)
+"""Costs that are measured once, after the training."""
+
+
+def values_so_far(
+    names: Sequence[str], prepared: Prepared, metrics: Mapping[str, float]
+) -> list[float] | None:
+    """Return the values of the objectives after an epoch; None: one is only known at the end."""
+    early = {"model_size": _model_size, "peak_memory": _peak_memory}
+    if any(name in AT_THE_END for name in names):
+        return None
+    return [early[name](prepared, None) if name in early else metrics[name] for name in names]
 
 
 def check_objectives(

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import optuna
 import torch
@@ -20,12 +20,13 @@ from safetensors.torch import save_file
 
 from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
+from supermax.engine.run.promotion import Promotion
 from supermax.errors import UserError
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import Space
 from supermax.space.presets import encoders_in
-from supermax.tasks.measures import values_of
+from supermax.tasks.measures import values_of, values_so_far
 from supermax.tasks.measuring import measure_trial
 from supermax.tasks.probing import run_probes
 from supermax.tasks.specs import spec_of
@@ -57,6 +58,9 @@ class TrialReporter:
 
     trial: BaseTrial
     _last: float = math.nan
+
+    def begin(self, prepared: Prepared) -> None:
+        """Note what is trained, before the first epoch."""
 
     def report(self, value: float, epoch: int) -> None:
         self._last = value
@@ -123,6 +127,7 @@ class AgentObjective:
             execution=execution,
             objective=self.objectives[0],
         )
+        reporter.begin(prepared)
         with measure_trial(prepared, self._spec(prepared), self.book, before, probes) as gauge:
             result = train(prepared, reporter, trial.checkpoint_dir, save_every=self.save_every)
             gauge.result = result
@@ -151,7 +156,7 @@ class AgentObjective:
 
     def reporter(self, trial: BaseTrial) -> TrialReporter:
         if len(self.objectives) > 1:
-            return _MultiObjectiveReporter(trial)
+            return _MultiObjectiveReporter(trial, objectives=self.objectives)
         return TrialReporter(trial)
 
     def _spec(self, prepared: Prepared) -> Spec:
@@ -169,15 +174,35 @@ class AgentObjective:
         )
 
 
+@dataclass
 class _MultiObjectiveReporter(TrialReporter):
-    """Reporter for several objectives: Optuna then has no reports and no pruning, only stops."""
+    """Reporter for several objectives, for which Optuna has no reports and no pruning. It reports
+    all of them to a Promotion, unless one is only known at the end; otherwise there are only
+    stops."""
+
+    objectives: Sequence[str] = ()
+    _prepared: Prepared | None = None
+    _values: list[float] | None = None
+    """Values after this epoch; None: they are not reported."""
+
+    def begin(self, prepared: Prepared) -> None:
+        study = getattr(self.trial, "study", None)  # a replayed trial has none
+        if isinstance(getattr(study, "pruner", None), Promotion):
+            self._prepared = prepared
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        if self._prepared is not None:
+            self._values = values_so_far(self.objectives, self._prepared, metrics)
 
     def report(self, value: float, epoch: int) -> None:
-        if self.stop_requested:
+        self._last = value
+        if self._values is not None:
+            cast(RemoteTrial, self.trial).report(self._values, epoch)
+        elif self.stop_requested:
             raise TrialInterrupted
 
     def should_prune(self) -> bool:
-        return False
+        return self._values is not None and super().should_prune()
 
 
 def configured(

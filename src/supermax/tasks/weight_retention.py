@@ -172,7 +172,7 @@ def within_disk(
     if found.keep is not None and found.keep != demand.keep:
         lines.append(f"Weights of the best may take {size_text(found.keep)}.")
     advice = [f"free {_up(demand.total - has)}", elsewhere]
-    if (keep := (has - demand.states) >> 20) > demand.largest >> 20:
+    if (keep := (has - demand.states - demand.pauses) >> 20) > demand.largest >> 20:
         advice.append(f"keep less (--set keep={keep}MiB)")
     lines.append(f"To have all of it, {', or '.join(advice)}.")
     return found, " ".join(lines)
@@ -186,6 +186,8 @@ def _no_room(
     smaller = [name for name, part in alone.items() if allowance(part, has) is not None]
     if smaller:
         advice.append(f"search smaller encoders only (--models {','.join(smaller)})")
+    if demand.paused and allowance(replace(demand, paused=0), has) is not None:
+        advice.append("choose a pruner that does not keep paused trials (--pruner median)")
     return (
         f"{there} has room for {size_text(has)} of checkpoints and weights, and one trial at a "
         f"time with the weights of the best one may take {size_text(one.total)}. "

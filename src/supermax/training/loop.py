@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,13 @@ from supermax.training.steps.throughput import Throughput
 
 SAVE_EVERY = 60.0
 """Seconds between two checkpoints, each written at the first end of an epoch after them."""
+
+
+@runtime_checkable
+class MetricsReceiver(Protocol):
+    """Reporter that wants all metrics of an epoch, before its report."""
+
+    def measured(self, metrics: Mapping[str, float]) -> None: ...
 
 
 class Reporter(Protocol):
@@ -210,6 +217,8 @@ def _report_epoch(
         checkpoints.save(state, best)
     if stopping:
         checkpoints.wait()
+    if isinstance(reporter, MetricsReceiver):
+        reporter.measured(evaluation.metrics)
     try:
         reporter.report(evaluation.metrics[prepared.objective], state.epoch)
         pruned = reporter.should_prune()

@@ -125,6 +125,28 @@ def test_paused_trial_whose_reports_are_lost_continues() -> None:
     assert ladder.promotable() is None
 
 
+def test_trial_that_starts_again_does_not_pause_where_it_was() -> None:
+    ladder = Ladder(always(), MINIMIZE)
+    for number in range(6):
+        assert ladder.pauses(number, [float(number)])
+        ladder.pause(number)
+    assert ladder.promotable() == 0
+    ladder.resume(0)
+    for number in range(6, 9):  # by now it would not be among the best
+        ladder.add(number, [-float(number)])
+    assert not ladder.pauses(0, [0.0])
+    assert not ladder.pauses(0, [0.0, 0.0])
+    assert ladder.pauses(0, [0.0, 0.0, 0.0])
+
+
+def test_worst_paused_trials_come_first() -> None:
+    ladder = Ladder(always(), MINIMIZE)
+    for number, values in enumerate([[2.0], [3.0, 3.0, 3.0], [9.0], [4.0, 4.0, 4.0], []]):
+        ladder.add(number, values)
+        ladder.pause(number)
+    assert ladder.worst_first() == [4, 2, 0, 3, 1]
+
+
 def test_trial_that_has_continued_past_a_rung_hides_no_better_one() -> None:
     """Its loss at the rung counts, as for the others."""
     ladder = Ladder(always(), MINIMIZE)

@@ -14,10 +14,10 @@ import yaml
 from sklearn.metrics import accuracy_score, f1_score
 
 from supermax._util.attributes import BASELINES, DATA, NOTICES, REFIT, SETTINGS
+from supermax.results.intervals import interval
 from supermax.results.records import StudyRecord, read_record
 from supermax.results.report import figures
 from supermax.results.report.collect import collect
-from supermax.results.report.intervals import interval
 from supermax.results.report.page import page
 from supermax.results.report.text import rate
 from supermax.search.settings.model import Settings

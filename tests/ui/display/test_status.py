@@ -95,7 +95,7 @@ class TestReading:
     def test_damaged_fields_are_none_too(self, tmp_path: Path) -> None:
         good = status_json(search())
         newer = {"metrics", "evaluated_on", "recent", "head_starts", "out_of_service", "paused",
-                 "others", "other_workers"}  # fmt: skip
+                 "others", "other_workers", "gain"}  # fmt: skip
         for key in set(good) - {"elapsed", "eta", "state", "stopped_by"} - newer:
             damaged = {k: v for k, v in good.items() if k != key}
             with pytest.raises(ValueError):

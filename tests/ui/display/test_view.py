@@ -13,6 +13,8 @@ from rich.console import Console
 
 from supermax._util.text import one_line
 from supermax.engine import events as ev
+from supermax.engine.gain import Gain
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.memory.devices import Gpu
 from supermax.ui.display import text
 from supermax.ui.display.charts import bar, cut, fold, spark
@@ -96,6 +98,29 @@ def test_a_lost_gpu_is_shown_until_the_end() -> None:
     state.close()
     assert wanted in lines(restore(status_json(state)), 100)
     assert lines(state, 20)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_expected_gain_is_shown_and_then_that_the_search_ends(width: int) -> None:
+    state = search()
+    state.update(ev.GainEstimated(Gain(60, 30, 0.02, 0.012)))
+    text = "gain     0.02 expected of the next 30 trials, noise 0.012"
+    assert row(lines(state, width), "gain") == text
+    assert state.eta() is not None
+    state.update(ev.GainEstimated(Gain(70, 35, 0.002, 0.012)))
+    drawn = row(lines(state, width), "gain")
+    assert "0.002 expected of the next 35 trials, noise 0.012; no new trials start" in drawn
+    assert state.eta() is None
+    state.update(ev.RunEnded(Summary(stopped_by=NO_GAIN)))
+    again = restore(status_json(state))
+    assert row(lines(again, width), "ended").endswith(
+        "by itself, since no further gain is expected"
+    )
+    assert again.gain == state.gain
+    assert status_json(state)["gain"] == {
+        "after": 70, "trials": 35, "expected": 0.002, "noise": 0.012, "assumed": False,
+        "over": True,
+    }  # fmt: skip
 
 
 class TestColumns:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
@@ -26,7 +26,7 @@ from optuna.study import Study, StudyDirection
 from optuna.study.study import _ThreadLocalStudyAttribute
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from supermax._util.attributes import RECORD
+from supermax._util.attributes import RECORD, REPORTED
 from supermax.engine.processes.checkpoints import Checkpoints
 from supermax.engine.processes.protocol import (
     PAUSE,
@@ -299,6 +299,7 @@ class RemoteTrial(Trial):
         self._cached_frozen_trial = task.trial
         self.relative_search_space = None
         self._relative_params = None
+        self._reports_all = False  # it reports a value for each of several objectives
         self._fixed_params = task.trial.system_attrs.get("fixed_params", {})
 
     @property
@@ -342,14 +343,31 @@ class RemoteTrial(Trial):
         """
         self._connection.note(facts)
 
-    def report(self, value: float, step: int) -> None:
+    def report(self, value: float | Sequence[float], step: int) -> None:
+        """Report an intermediate value; with several objectives, a sequence with the value of each
+        (Optuna has no reports then). :class:`supermax.Promotion` compares trials by them."""
         self._connection.send_notes()
-        super().report(value, step)
+        if len(self.study.directions) > 1 and isinstance(value, Sequence):
+            self._report_all(value, step)
+        else:
+            super().report(cast(float, value), step)
         self._connection.checkpoints.upload()
         self._connection.raise_if_stopped()
 
+    def _report_all(self, values: Sequence[float], step: int) -> None:
+        objectives = len(self.study.directions)
+        if len(values) != objectives or int(step) < 0:
+            raise ValueError(
+                f"A report of this study has {objectives} values, one per objective, and a step "
+                f"of at least 0, and not {values!r:.80} and {step!r:.20}."
+            )
+        self.storage.set_trial_system_attr(
+            self._trial_id, f"{REPORTED}{int(step)}", [float(value) for value in values]
+        )
+        self._reports_all = True
+
     def should_prune(self) -> bool:
-        if len(self.study.directions) > 1:
+        if len(self.study.directions) > 1 and not self._reports_all:
             return super().should_prune()  # raises NotImplementedError
         self._connection.raise_if_stopped()
         answer = self._connection.request(ShouldPrune())

@@ -16,6 +16,7 @@ from supermax.engine.processes.checkpoints import check_place
 from supermax.engine.processes.fork_server import LOADING
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.processes.remote_trial import RemoteStudy
+from supermax.engine.run.no_gain import WhenNoGain
 from supermax.engine.run.options import RunOptions
 from supermax.errors import UserError
 
@@ -29,6 +30,11 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
     )
     _check_places(options)
     _check_executor(options)
+    if options.stop is not None and len(study.directions) > 1:
+        raise UserError(
+            f"A run stops by itself only with one objective, and this study has "
+            f"{len(study.directions)}. Leave it out (stop=None, --stop never)."
+        )
     if options.executor is None:
         _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
@@ -101,6 +107,8 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("callbacks", options.callbacks, _are_functions, "a list of functions"),
         ("planner", options.planner, _or_none(_is_planner), _PLANNER),
         ("configure", options.configure, _or_none(callable), "a function"),
+        ("paused_space", options.paused_space, _or_none(_integer_from(0)), "a number of bytes"),
+        ("stop", options.stop, _or_none(_is_rule), "'when_no_gain' or a supermax.WhenNoGain"),
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),
         ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
@@ -174,6 +182,12 @@ def _are_devices(value: object) -> bool:
 
 def _are_functions(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(map(callable, value))
+
+
+def _is_rule(value: object) -> bool:
+    if not isinstance(value, WhenNoGain):
+        return False
+    return value.noise is None or callable(value.noise) or _seconds(value.noise)
 
 
 def _is_planner(value: object) -> bool:

@@ -52,9 +52,11 @@ from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.messages import Ended, FinishedElsewhere, MessageHandler, Unusable
+from supermax.engine.run.no_gain import GainWatch
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import OtherRuns
 from supermax.engine.run.paused import PausedTrials
+from supermax.engine.run.paused_space import PausedSpace
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler, task_for
@@ -111,9 +113,11 @@ class Coordinator:
         self.others = OtherRuns(
             shared, study, storage, folder, self.progress, emit, processes.wake
         )
-        paused = PausedTrials(study, storage.history, emit)
+        space = PausedSpace(options.paused_space, folder, emit)
+        paused = PausedTrials(study, storage.history, emit, space)
         show_paused(study, paused)
         self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
+        self.gains = GainWatch(study, options.stop, storage.history, emit)
         self.messages = MessageHandler(study, processes, requests, self.trials, emit)
         self.stop_reason: str | None = None
         self._timeout_from: float | None = None
@@ -130,6 +134,7 @@ class Coordinator:
                 self.resume(job)
         if exhausted(self.study):
             self.study._stop_flag = True
+        self.gains.begin()
         while True:
             self.stop_if_requested()
             try:
@@ -219,7 +224,7 @@ class Coordinator:
 
     def launch_trials(self) -> None:
         """Launch trials until every worker is busy, or memory or the target allows no more."""
-        self.progress.recount_if_due()
+        self.look_at_gain()
         self.take_over_trials()
         self.pool.keep_ready(self.trials.launches_left(self.workers), len(self.trials.attempts))
         now = self._looked_at = time.monotonic()
@@ -246,6 +251,12 @@ class Coordinator:
                 self.pool.put_back(cell)
                 return
             self.launch(job, cell)
+
+    def look_at_gain(self) -> None:
+        """End the study by itself if that is wanted and no gain is expected."""
+        if self.progress.recount_if_due() and self.storage.leases is not None:
+            self.gains.look_at_others()
+        self.gains.look(self.progress.finished, self.trials.paused)
 
     def ask_trial(self) -> Job | None:
         """Return a new trial; None: with those of other runs, the study has enough."""

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, Trial
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.processes.ray_cluster import RayExecutor
+from supermax.engine.run.no_gain import WhenNoGain
 from supermax.engine.run.provision import Planner
 
 Callback = Callable[[Study, FrozenTrial], None]
@@ -56,6 +57,10 @@ class RunOptions:
     progress: bool | Listener | None = None
     """None: live view on a terminal, else plain lines. True: as None. False: nothing. A function:
     called with each event instead."""
+    paused_space: int | None = None
+    """Bytes on disk that checkpoints of paused trials may take; None: half of what is free."""
+    stop: WhenNoGain | None = None
+    """Rule by which the run ends by itself; None: it does not."""
     planner: Planner | None = None
     """Planner of the memory of each trial; None: memory is not planned."""
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from optuna.study import Study
 
 from supermax.engine import events
+from supermax.engine.run.front_ladder import ladder_of
 from supermax.engine.run.job import Job
-from supermax.engine.run.promotion import Ladder, Promotion, reports_of
+from supermax.engine.run.paused_space import PausedSpace
+from supermax.engine.run.promotion import Ladder
 from supermax.engine.storage.history import TrialHistory
 
 
@@ -16,11 +18,15 @@ class PausedTrials:
     """Paused trials of a run, and the decision which of them continues."""
 
     def __init__(
-        self, study: Study, history: Callable[[], TrialHistory], emit: events.Listener
+        self,
+        study: Study,
+        history: Callable[[], TrialHistory],
+        emit: events.Listener,
+        space: PausedSpace | None = None,
     ) -> None:
-        pruner = study.pruner if len(study.directions) == 1 else None
-        self._ladder = Ladder(pruner, study.direction) if isinstance(pruner, Promotion) else None
-        self._history, self._emit = history, emit
+        """`space`: disk space of their checkpoints; None: without a limit."""
+        self._ladder = ladder_of(study)
+        self._history, self._emit, self._space = history, emit, space
         self._seen = 0  # finished trials that the ladder has
         self._jobs: dict[int, Job] = {}
 
@@ -39,19 +45,23 @@ class PausedTrials:
         """Return whether a trial pauses after its last report. `may_fill`: workers would have
         nothing else to do."""
         ladder = self._updated()
-        if ladder.pauses(job.number, _reports(job)):
+        reports = ladder.read(job.trial._cached_frozen_trial)
+        if ladder.pauses(job.number, reports):
             return True
-        if not job.filler or ladder.is_last(len(_reports(job))):
+        if not job.filler or ladder.is_last(len(reports)):
             return False
         return not may_fill or ladder.promotable() is not None
 
     def add(self, job: Job) -> None:
         """Keep a trial that has paused."""
         assert self._ladder is not None
-        self._ladder.add(job.number, _reports(job))
+        self._ladder.add(job.number, self._ladder.read(job.trial._cached_frozen_trial))
         self._ladder.pause(job.number)
         self._jobs[job.number] = job
         self._emit(events.TrialPaused(job.number, at_rung=True))
+        if self._space is not None:
+            self._space.add(job)
+            self._space.make_room(self._jobs[n] for n in self._ladder.worst_first())
 
     def has_next(self, *, may_fill: bool) -> bool:
         """Return whether a paused trial is to be continued now: one among the best of its rung,
@@ -81,6 +91,8 @@ class PausedTrials:
         if number is None or self._ladder is None:
             return None
         self._ladder.resume(number)
+        if self._space is not None:
+            self._space.discard(number)
         return self._jobs.pop(number)
 
     def _updated(self) -> Ladder:
@@ -95,7 +107,3 @@ class PausedTrials:
         self._ladder.update(finished[self._seen :])
         self._seen = len(finished)
         return self._ladder
-
-
-def _reports(job: Job) -> list[float]:
-    return reports_of(job.trial._cached_frozen_trial)

@@ -62,11 +62,14 @@ class StudyProgress:
         self._counted = time.monotonic()
         self._due = False
 
-    def recount_if_due(self) -> None:
+    def recount_if_due(self) -> bool:
+        """Count anew if it is time; return whether that included trials of other programs."""
         if time.monotonic() - self._counted > _RECOUNT:
             self.recount()
-        elif self._due:
+            return True
+        if self._due:
             self.recount(now=False)
+        return False
 
     def recount_soon(self) -> None:
         """Count anew before the next launch: trials may have been added."""

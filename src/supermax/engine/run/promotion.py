@@ -127,11 +127,15 @@ class Ladder:
     def update(self, trials: Iterable[FrozenTrial]) -> None:
         """Add the reports of these trials."""
         for trial in trials:
-            values = reports_of(trial)
+            values = self.read(trial)
             if trial.state is TrialState.COMPLETE and self._pruner.max_reports is None:
                 self._extend(len(values))
             if values:
                 self.add(trial.number, values)
+
+    def read(self, trial: FrozenTrial) -> list[float]:
+        """Return the reports of a trial, one number each."""
+        return reports_of(trial)
 
     def add(self, number: int, values: Sequence[float]) -> None:
         """Record the values that a trial has reported so far."""
@@ -145,8 +149,9 @@ class Ladder:
     def pauses(self, number: int, values: Sequence[float], *, for_good: bool = False) -> bool:
         """Return whether a trial with these reports, the last one just now, pauses. `for_good`: it
         cannot continue later, so the best one of a rung never does."""
+        repeated = len(self._losses.get(number, ())) >= len(values)  # by a trial that starts again
         self.add(number, values)
-        if self._pruner.runs_through(number) or len(values) not in self.rungs:
+        if repeated or self._pruner.runs_through(number) or len(values) not in self.rungs:
             return False
         rung = len(values)
         if not self.trusts(rung) or (for_good and self._ranked[rung][0][1] == number):
@@ -181,6 +186,10 @@ class Ladder:
         """Return the best of the paused trials that are furthest; None: there is none."""
         furthest = [self._waiting[rung] for rung in (0, *self.rungs) if self._waiting[rung]]
         return furthest[-1][0][1] if furthest else None
+
+    def worst_first(self) -> list[int]:
+        """Return the numbers of the paused trials: lower rungs first, and in them worse trials."""
+        return [n for rung in (0, *self.rungs) for _, n in reversed(self._waiting[rung])]
 
     def trusts(self, rung: int) -> bool:
         """Return whether the rung ranks the trials as the next one does. The highest one always

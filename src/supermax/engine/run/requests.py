@@ -71,7 +71,8 @@ class RequestHandler:
                 case Suggest(name, distribution):
                     return Reply(self._suggest(attempt.job, name, distribution))
                 case ShouldPrune():
-                    return Reply(attempt.job.trial.should_prune())
+                    several = len(self._study.directions) > 1  # Optuna prunes with one only
+                    return Reply(False if several else attempt.job.trial.should_prune())
                 case RelativeParams():
                     return Reply(json_or_pickle(self._relative_params(attempt.job)))
                 case ReadStudy(what, args):

@@ -52,7 +52,7 @@ from supermax.engine.storage.run_folder import (
     new_identity,
 )
 from supermax.engine.storage.sqlite import SameFile
-from supermax.engine.summary import Summary
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.engine.trial.branch_names import Names
 from supermax.errors import EnvironmentFault, Quarantined
 
@@ -425,6 +425,7 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
     study = coordinator.study
     coordinator.storage.check_file()
     trials = coordinator.storage.get_all_trials(study._study_id, deepcopy=False)
+    ended_by = "study.stop()" if study._stop_flag else None
     states = Counter(trial.state.name for trial in trials)
     faults = coordinator.attempt_end.faults + coordinator.pool.faults
     return Summary(
@@ -434,6 +435,7 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
         told=coordinator.attempt_end.told,
         cells=coordinator.processes.cells_started,
         seconds=seconds,
-        stopped_by=coordinator.stop_reason or ("study.stop()" if study._stop_flag else None),
+        stopped_by=coordinator.stop_reason or (NO_GAIN if coordinator.gains.over else ended_by),
+        gain=coordinator.gains.gain,
         run_dir=coordinator.folder.path,
     )

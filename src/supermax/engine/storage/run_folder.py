@@ -97,6 +97,8 @@ class LedgerEntry(TypedDict, total=False):
     """Number of the attempt that ended with its run, or paused."""
     paused: bool
     """True: it paused at a rung, and waits to be continued."""
+    dropped: bool
+    """True: the checkpoint of the paused trial was removed, for lack of disk space."""
     unclean: str
 
 

@@ -28,6 +28,7 @@ from supermax.results.report.noted import (
     validation_baselines,
 )
 from supermax.results.report.text import clean_text, real
+from supermax.results.selection import selection_in
 from supermax.search.settings.writing import reproducing
 from supermax.space import Space, flatten, nest, space_of
 from supermax.space.migration.versions import base_name
@@ -105,6 +106,8 @@ class ReportFacts:
     front: list[TrialRecord]
     race: RaceRecord | None
     """Race of the best configurations over fresh seeds; None: there was none."""
+    selection: list[str]
+    """Sentences on the selection of the best value on noise; []: its noise is unknown."""
     improvement: tuple[TrialRecord, float] | None
     """First trial with a value, and that value, for comparison with the best."""
     space: Space | None
@@ -170,6 +173,7 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
         top=ranking[:TOP],
         front=front,
         race=record.race,
+        selection=_selection(record),
         improvement=first,
         space=_space(record),
         notices=[clean_text(line) for line in record.notices],
@@ -195,6 +199,12 @@ def collect(record: StudyRecord, storage: str | None = None) -> ReportFacts:
             if (text := machine_text(record, trial)) is not None
         },
     )
+
+
+def _selection(record: StudyRecord) -> list[str]:
+    found = selection_in(record)
+    name = record.titles[0]
+    return [] if found is None else found.lines(name, raced=record.race is not None)
 
 
 def _machines(record: StudyRecord) -> list[Machine]:

@@ -110,7 +110,7 @@ def _sections(facts: ReportFacts, drawn: dict[str, go.Figure | None]) -> list[Se
         class_="quiet",
     )
     return [
-        Section("result", "Result", quality.comparison(facts)),
+        Section("result", "Result", join(quality.comparison(facts), quality.selection(facts))),
         Section("race", "Race", sections.race_table(facts)),
         Section("predictions", "Predictions", quality.predictions(facts)),
         Section("data", "Data", quality.data(facts)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from supermax._util.text import counted
+from supermax.results.intervals import interval
 from supermax.results.report.collect import ReportFacts
 from supermax.results.report.html import Html, join, tag
-from supermax.results.report.intervals import interval
 from supermax.results.report.noted import PARTS, Baselines, DataNote, PredictionCounts, RefitNote
 from supermax.results.report.sections import html_table, pairs
-from supermax.results.report.text import fixed
+from supermax.results.report.text import clean_text, fixed
 
 SHADES = 5
 """Colour steps of a confusion matrix: classes s1 to s5 of page.css."""
@@ -75,6 +75,13 @@ def comparison(facts: ReportFacts) -> Html:
         tag("p", join(*_spaced(notes)), class_="quiet note"),
         refit_metrics(facts),
     )
+
+
+def selection(facts: ReportFacts) -> Html | None:
+    """Return how much of the best value is likely to be luck, and when trials stopped paying."""
+    if not facts.selection:
+        return None
+    return tag("p", clean_text(" ".join(facts.selection)))
 
 
 def _independent(data: DataNote | None) -> bool:

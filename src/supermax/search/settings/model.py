@@ -22,6 +22,7 @@ from supermax.search.settings import units
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
 Executor = Literal["local", "ray"]
 Pruner = Literal["median", "promotion", "hyperband", "halving", "none"]
+Stop = Literal["never", "when_no_gain"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
 Bytes = Annotated[int, BeforeValidator(units.size)]
 Workers = Annotated[int | Literal["auto"], BeforeValidator(units.workers)]
@@ -157,6 +158,11 @@ class Settings(_Part):
         "auto", description="compile layers on a GPU (true, false); auto: where it saves time"
     )
     timeout: Seconds | None = Field(None, description="wall time after which the run pauses: 8h")
+    stop: Stop = Field(
+        "never",
+        description="when_no_gain: the search ends by itself once further trials are expected to "
+        "improve the best value by less than its noise",
+    )
     trial_timeout: Seconds | None = Field(
         None, description="longest time of one attempt of a trial"
     )

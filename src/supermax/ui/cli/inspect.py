@@ -29,6 +29,7 @@ from supermax.results.records import (
     TrialRecord,
     read_record,
 )
+from supermax.results.selection import selection_in
 from supermax.ui.cli.arguments import trial_number
 from supermax.ui.cli.completing import studies
 from supermax.ui.cli.opening import (
@@ -103,7 +104,7 @@ def best(
     first = ranked[0]
     if len(record.directions) > 1:
         screen.print("Pareto front: no trial is better than any of these in every objective.")
-    for line in _race_lines(record):
+    for line in (*_race_lines(record), *_selection_lines(record)):
         screen.print(literal(line))
     screen.print(f"Trial {first.number}:")
     _print_params(screen, first)
@@ -126,6 +127,14 @@ def _race_lines(record: StudyRecord) -> list[str]:
     maximize = record.directions[0] == "maximize"
     lead = f"Trial {best.trial} won the race: {record.titles[0]} {best}."
     return [lead, record.race.selection(maximize=maximize)]
+
+
+def _selection_lines(record: StudyRecord) -> list[str]:
+    """Return how much of the best value is likely to be luck, and when trials stopped paying."""
+    found = selection_in(record)
+    if found is None:
+        return []
+    return found.lines(printable(record.titles[0]), raced=record.race is not None)
 
 
 def show(

@@ -26,9 +26,10 @@ from supermax._util.text import ended, nearest, printable, took
 from supermax._util.yaml_lines import scalar
 from supermax.engine.processes import descriptors
 from supermax.engine.processes import supervisor as supervision
+from supermax.engine.summary import NO_GAIN
 from supermax.errors import UserError
 from supermax.search.settings import Resolved, resolve
-from supermax.search.settings.model import Pruner, Sampler, Settings
+from supermax.search.settings.model import Pruner, Sampler, Settings, Stop
 from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
 from supermax.space.presets import presets, unsearched
@@ -121,6 +122,13 @@ def tune(
             autocompletion=among(get_args(Pruner)),
         ),
     ] = None,
+    stop: Annotated[
+        Text,
+        typer.Option(
+            help="never, or when_no_gain: end by itself once no gain is expected.",
+            autocompletion=among(get_args(Stop)),
+        ),
+    ] = None,
     objective: Annotated[
         list[str] | None,
         typer.Option(help="Metric to optimize; repeat for several objectives."),
@@ -193,6 +201,7 @@ def tune(
         "timeout": timeout,
         "sampler": sampler,
         "pruner": pruner,
+        "stop": stop,
         "objectives": objective or None,
         "race": race,
         "folds": folds,
@@ -413,7 +422,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     rows = tuned.best(1)
     running = tuned.summary.trials.get("RUNNING")
     checkpoints = ", running trials from their last checkpoint" if running else ""
-    paused = f"Paused: the same command resumes{checkpoints}." if tuned.summary.stopped_by else ""
+    paused = "" if tuned.summary.complete else f"Paused: the same command resumes{checkpoints}."
     if not rows:
         why = paused or f"`supermax faults {study}{where}` shows why."
         if tuned.summary.stopped_by == "timeout":
@@ -436,12 +445,24 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
             split, rows_used = CROSS_VALIDATION, tuned.splits.seen
     return [
         *([paused] if paused else []),
+        *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
         *_baseline_warning(titles[0], tuned.trivial_baseline(value)),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",
+    ]
+
+
+def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
+    """Return why the search has fewer trials than wanted, and how to go on."""
+    summary = tuned.summary
+    if summary.stopped_by != NO_GAIN or summary.gain is None:
+        return []
+    return [
+        f"The search ended by itself after {summary.finished} of {settings.trials} trials, since "
+        f"no further gain is expected ({summary.gain}). To go on, add --stop never."
     ]
 
 

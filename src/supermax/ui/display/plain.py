@@ -63,7 +63,7 @@ class PlainDisplay(AbstractContextManager["PlainDisplay"]):
                 self._write(f"Stopping: {stopping_text(event)}")
             case ev.RunEnded(summary=summary):
                 self._flush(final=True)
-                self._write(f"{'Stopped' if summary.stopped_by else 'Done'}. {summary}")
+                self._write(f"{'Done' if summary.complete else 'Stopped'}. {summary}")
             case _:
                 pass
         self._flush()

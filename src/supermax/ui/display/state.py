@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from supermax._util.text import counted
 from supermax.engine import events as ev
-from supermax.engine.summary import Summary
+from supermax.engine.gain import Gain
+from supermax.engine.summary import NO_GAIN, Summary
 from supermax.engine.trial.notes import Fact
 from supermax.ui.display.curve import Curve
 from supermax.ui.display.gauges import Readings
@@ -28,6 +29,7 @@ FACTS_KEPT = 32
 RECENT_KEPT = 30
 RECENT_CURVE = 48  # points of a finished trial's curve
 REACHED = "the target is reached"
+ENDED_ITSELF = "by itself, since no further gain is expected"
 
 
 @dataclass
@@ -119,6 +121,7 @@ class RunState:
     noticed: dict[str, float] = field(default_factory=dict)  # text: when it came last
     out_of_service: dict[str, str] = field(default_factory=dict)  # GPU or machine: why
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=LOG_KEPT))
+    gain: Gain | None = None  # expected of further trials; None: not estimated
     stopping: str | None = None
     ending: str | None = None  # how the run ended; None: it goes on, or that is unknown
     summary: Summary | None = None
@@ -171,6 +174,8 @@ class RunState:
                     self._notice(f"Cell {cell}: {note}")
             case ev.OutOfService(place=place, why=why):
                 self.out_of_service[place] = why
+            case ev.GainEstimated(gain=gain):
+                self.gain = gain
             case ev.RunStopping():
                 self.stopping = stopping_text(event)
                 self._log("stop", f"stopping: {event.reason}")
@@ -287,7 +292,8 @@ class RunState:
         self.summary = summary
         self.finished = summary.finished
         by = summary.stopped_by
-        self.close(REACHED if by is None else f"stopped by {by}")
+        own = {None: REACHED, NO_GAIN: ENDED_ITSELF}
+        self.close(own.get(by, f"stopped by {by}"))
 
     @property
     def metric(self) -> str:
@@ -342,6 +348,7 @@ class RunState:
     def eta(self) -> float | None:
         """Return the estimated seconds until the target is reached; None while it is unknown."""
         over = self.ended_at is not None or self.stopping is not None
+        over = over or (self.gain is not None and self.gain.over)
         if self.target is None or over or not self.finish_times:
             return None
         left = self.target - self.done()

@@ -28,6 +28,7 @@ import psutil
 from supermax._util.files import open_private
 from supermax._util.text import finite
 from supermax.engine import events as ev
+from supermax.engine.gain import read_gain
 from supermax.engine.storage.locks import holder
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.notes import readable
@@ -82,6 +83,7 @@ def status_json(state: RunState) -> dict[str, object]:
         "ending": state.ending,
         "stopped_by": state.summary.stopped_by if state.summary else None,
         "stopping": state.stopping,
+        "gain": None if state.gain is None else state.gain.data() | {"over": state.gain.over},
         "trials": dict(state.states),
         "faults": dict(state.faults),
         "retries": state.retries,
@@ -184,6 +186,7 @@ def _restored(fields: dict[str, Any], clock: Callable[[], float]) -> RunState:
         log=deque((e for e in events if e.kind != "notice"), maxlen=LOG_KEPT),
         other_workers=fields.get("other_workers"),
         stopping=fields["stopping"],
+        gain=read_gain(fields.get("gain")),
         ending=fields["ending"],
         readings=Readings(
             {t["pid"]: t["memory"] for t in trials if t["memory"] is not None},

@@ -20,7 +20,7 @@ from supermax._util.text import clock, counted, one_line
 from supermax.memory.devices import Gpu
 from supermax.ui.display import text
 from supermax.ui.display.charts import bar, cut, fold
-from supermax.ui.display.state import REACHED, LogEntry, RunState
+from supermax.ui.display.state import ENDED_ITSELF, REACHED, LogEntry, RunState
 from supermax.ui.display.trial_table import finished_table, trial_lines
 
 LABEL = 8  # terminal cells for the names of facts
@@ -130,13 +130,16 @@ def _pushed_right(left: Text, right: Text, width: int) -> Text:
 def _facts(state: RunState, width: int, ascii: bool) -> list[Text]:
     label = "trials" if state.several_objectives else "best"
     facts = [(label, text.best_so_far(state), "green")]
+    if state.gain is not None:
+        over = "; no new trials start" * (state.gain.over and state.ended_at is None)
+        facts.append(("gain", f"{state.gain.short}{over}", "yellow" if state.gain.over else ""))
     if state.faults:
         retries = f"; {counted(state.retries, 'retry', 'retries')}" if state.retries else ""
         facts.append(("faults", text.fault_counts(state) + retries, "red"))
     if state.waiting:
         facts.append(("waiting", f"{counted(len(state.waiting), 'trial')} to be retried", ""))
     if state.ended_at is not None:
-        good = state.ending == REACHED
+        good = state.ending in (REACHED, ENDED_ITSELF)
         facts.append(("ended", one_line(state.ending or "early"), "" if good else "yellow"))
     elif state.stopping is not None:
         facts.append(("stopping", one_line(state.stopping), "yellow"))

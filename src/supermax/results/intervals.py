@@ -17,7 +17,16 @@ Floats = npt.NDArray[np.float64]
 def interval(
     confusion: Sequence[Sequence[int]], metric: str, value: float
 ) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of a metric over rows; None if `value` does not follow
+    """Return the 95 % bootstrap interval of a metric over rows; None: as `resampled`."""
+    found = resampled(confusion, metric, value)
+    if found is None:
+        return None
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
+
+
+def resampled(confusion: Sequence[Sequence[int]], metric: str, value: float) -> Floats | None:
+    """Return values of a metric on bootstrap samples of the rows; None if `value` does not follow
     from the matrix, or there are too few rows."""
     counts = np.array(confusion, dtype=np.int64)
     total = int(counts.sum())
@@ -26,9 +35,7 @@ def interval(
     if not np.isclose(_of(counts[None], metric), value):
         return None
     drawn = np.random.default_rng(_SEED).multinomial(total, (counts / total).ravel(), DRAWS)
-    found = _of(drawn.reshape(DRAWS, *counts.shape), metric)
-    low, high = np.quantile(found, (0.025, 0.975))
-    return float(low), float(high)
+    return _of(drawn.reshape(DRAWS, *counts.shape), metric)
 
 
 def _of(counts: npt.NDArray[np.int64], metric: str) -> Floats:
