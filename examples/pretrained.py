@@ -17,7 +17,8 @@ import optuna
 from rich.console import Console
 from rich.table import Table
 
-from supermax.search.search import Search, Tuned
+from supermax.search.search import Search
+from supermax.search.tuned import Tuned
 from supermax.space import Space, preset
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, split

@@ -19,9 +19,10 @@ from supermax.results.records import StudyRecord, TrialRecord, read_record
 from supermax.search.prepare import prepare_search
 from supermax.search.preview import describe_plan
 from supermax.search.refit import refit_study
-from supermax.search.search import Search, Tuned
+from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings, resolve
 from supermax.search.settings.resolving import Value, flattened
+from supermax.search.tuned import Tuned
 from supermax.space.migration.versions import find_versions
 from supermax.space.presets import presets
 from supermax.studies import existing, without_password

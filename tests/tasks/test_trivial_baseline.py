@@ -11,9 +11,9 @@ from optuna.trial import create_trial
 from supermax._util.attributes import RESULT
 from supermax.engine.gain import Gain
 from supermax.engine.summary import NO_GAIN, Summary
-from supermax.search.search import Tuned
 from supermax.search.settings import Settings, resolve
 from supermax.search.settings.resolving import Value
+from supermax.search.tuned import Tuned
 from supermax.space.presets import presets
 from supermax.training.data.splits import Splits
 from supermax.ui.cli.tune import outcome

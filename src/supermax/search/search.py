@@ -5,7 +5,6 @@ Search.run(): corpus ──split──▶ AgentObjective ──open_locked, run_
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,13 +23,10 @@ from supermax._util.attributes import (
     EVALUATED,
     EXPERIMENT,
     NOTICES,
-    RESULT,
     SETTINGS,
-    plain_params,
     race_name,
 )
 from supermax._util.text import ended, metric_title, nearest
-from supermax.engine.ranking import ranked
 from supermax.engine.run.checks import check_options
 from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
@@ -49,7 +45,8 @@ from supermax.search.settings import Resolved, units
 from supermax.search.shared_checkpoints import SharedCheckpoints
 from supermax.search.spaces import with_former
 from supermax.search.stopping import with_noise
-from supermax.space import Preset, Space, enqueue_defaults, find_versions, nest, preset, space_of
+from supermax.search.tuned import Tuned
+from supermax.space import Preset, Space, enqueue_defaults, find_versions, preset, space_of
 from supermax.studies import (
     explain_write_errors,
     file_of,
@@ -64,7 +61,7 @@ from supermax.tasks.data_notices import weaknesses
 from supermax.tasks.data_summary import data_summary
 from supermax.tasks.fits import footprints
 from supermax.tasks.measures import check_objectives, versions_of
-from supermax.tasks.objective import AgentObjective, configured
+from supermax.tasks.objective import AgentObjective
 from supermax.tasks.preflight import (
     DECODING,
     VERSIONS,
@@ -82,76 +79,10 @@ from supermax.tasks.preflight import (
 from supermax.tasks.space_fitting import Fitted, fitted
 from supermax.tasks.truncation import truncation, truncation_notices
 from supermax.tasks.weight_retention import WeightRetention, within_disk
-from supermax.training.config import Config
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import Splits, cross_validation, split
-from supermax.training.eval.baseline import trivial
-from supermax.training.eval.metrics import METRICS
 from supermax.training.models.sources import Source
 from supermax.training.steps.execution import Execution
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """Search that has run: to its number of trials, or until it was stopped."""
-
-    agent: str
-    study: Study
-    summary: Summary
-    splits: Splits
-    space: Space
-    objectives: Sequence[str]
-    limits: dict[str, Any]
-    race: RaceRecord | None = None
-    """Race of the best configurations; None: there was none, or it has not ended."""
-
-    def trivial_baseline(self, value: float) -> float | None:
-        """Return the first objective of the trivial baseline (majority class, no answer); None
-        where `value` is better, or the baseline has no such metric."""
-        metric = METRICS.get(self.objectives[0])
-        baseline = trivial(self.splits.train, self.splits.validation).get(self.objectives[0])
-        if metric is None or baseline is None or math.isnan(baseline):
-            return None
-        better = value > baseline + 1e-9 if metric.higher else value < baseline - 1e-9
-        return None if better else baseline
-
-    def best(self, top: int = 5) -> list[dict[str, Any]]:
-        """Return the best trials, the winner of the race first: number, values, encoder, best
-        epoch, metrics, and the contestant of the race or None."""
-        rows = []
-        order = ranked(self.study.get_trials(deepcopy=False), self.study.directions)
-        winner = None if self.race is None else self.race.winner
-        order.sort(key=lambda trial: trial.number != winner)
-        for trial in order[:top]:
-            result = trial.user_attrs.get(RESULT, {})
-            rows.append(
-                {
-                    "trial": trial.number,
-                    "values": trial.values,
-                    "encoder": plain_params(trial).get("encoder.name"),
-                    "best_epoch": result.get("best_epoch"),
-                    "metrics": result.get("metrics", {}),
-                    "race": None if self.race is None else self.race.of(trial.number),
-                }
-            )
-        return rows
-
-    def winner(self) -> dict[str, Any]:
-        """Return the winner of the race, else the best trial, as a row of best(). Raises UserError
-        if no trial has a value yet."""
-        rows = self.best(1)
-        if not rows:
-            raise UserError(
-                f"No trial of the study '{self.study.study_name}' has a value yet. Run the "
-                f"search again to continue."
-            )
-        return rows[0]
-
-    def config(self, number: int) -> Config:
-        """Return the configuration of a trial, to train it again."""
-        values = plain_params(self.study.trials[number])
-        former = DECODING not in self.study.user_attrs.get(EXPERIMENT, {})
-        return configured(self.agent, nest(values), self.limits, former)
 
 
 @dataclass(frozen=True)

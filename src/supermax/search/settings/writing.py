@@ -135,6 +135,7 @@ _EXAMPLES = {
     "gpu_memory": "24GiB",
     "epochs": "6",
     "patience": "3",
+    "folds": "5",
     "space": "space.yaml",
     "seed": "1",
     "gpus": "[0, 1]",

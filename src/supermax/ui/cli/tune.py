@@ -45,7 +45,7 @@ from supermax.ui.cli.opening import STUDY
 from supermax.ui.cli.stdio import Surviving
 
 if TYPE_CHECKING:
-    from supermax.search.search import Tuned
+    from supermax.search.tuned import Tuned
 
 ALL = "all"
 VARIABLE = "SUPERMAX_STORAGE"
