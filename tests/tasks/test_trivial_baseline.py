@@ -16,7 +16,7 @@ from supermax.search.settings.resolving import Value
 from supermax.search.tuned import Tuned
 from supermax.space.presets import presets
 from supermax.training.data.splits import Splits
-from supermax.ui.cli.tune import outcome
+from supermax.ui.cli.outcome import outcome
 from tests.training.corpora import corpus
 
 SPLITS = Splits(corpus(40, 1), corpus(30, 2), corpus(20, 3))

@@ -100,8 +100,8 @@ def test_objectives_may_be_joined_by_commas() -> None:
 
 
 def test_an_unknown_key_of_set_comes_with_where_keys_are_listed() -> None:
-    with pytest.raises(UserError, match=r"--set foo: there is no such key\. `supermax init` "):
-        resolve("criteria", flags={"foo": Value(1, "--set foo")}, presets=presets())
+    with pytest.raises(UserError, match=r"--set quux: there is no such key\. `supermax init` "):
+        resolve("criteria", flags={"quux": Value(1, "--set quux")}, presets=presets())
 
 
 def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:

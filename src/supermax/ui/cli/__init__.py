@@ -16,8 +16,9 @@ from supermax.ui.cli import study
 from supermax.ui.cli.arguments import Command, Interrupted, Root
 from supermax.ui.cli.dashboard import dashboard
 from supermax.ui.cli.database import database
+from supermax.ui.cli.export import export
 from supermax.ui.cli.init import init
-from supermax.ui.cli.inspect import best, compare, export, faults, show
+from supermax.ui.cli.inspect import best, compare, faults, show
 from supermax.ui.cli.maintenance import clean, doctor
 from supermax.ui.cli.models import predict, refit
 from supermax.ui.cli.plan import plan

@@ -1,14 +1,11 @@
-"""`supermax best | show | compare | faults | export`: results of a study, read only."""
+"""`supermax best | show | compare | faults`: results of a study, read only."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from supermax._util.attributes import RACE, STORAGE
-from supermax._util.files import write_whole
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
-from supermax.errors import EnvironmentFault, UserError
+from supermax.errors import UserError
 from supermax.results.decoding import decoding_text
 from supermax.results.machines import machine_text
 from supermax.results.records import (
@@ -37,11 +33,10 @@ from supermax.ui.cli.opening import (
     AsJson,
     Storage,
     Which,
-    as_json_text,
     print_json,
     the_study,
 )
-from supermax.ui.cli.printing import console, file_stem, literal
+from supermax.ui.cli.printing import console, literal
 from supermax.ui.display.charts import spark
 
 Study = Annotated[
@@ -77,7 +72,7 @@ def best(
     record = read_record(the_study(storage, study))
     ranked = record.front() if len(record.directions) > 1 else record.best_first()
     if as_json:
-        print_json([_facts(record, trial) for trial in ranked[:top]])
+        print_json([trial_facts(record, trial) for trial in ranked[:top]])
         return
     if not ranked:
         record.best()  # raises UserError
@@ -154,7 +149,7 @@ def show(
     record = read_record(the_study(storage, study))
     found = record.trial(trial)
     if as_json:
-        print_json(_facts(record, found) | {"log": found.log})
+        print_json(trial_facts(record, found) | {"log": found.log})
         return
     screen = console()
     values = ", ".join(
@@ -224,7 +219,7 @@ def compare(
     if not 2 <= len(found) <= _MOST_TRIALS:
         raise UserError(f"Name from two to {_MOST_TRIALS} different trials to compare.")
     if as_json:
-        print_json([_facts(record, trial) for trial in found])
+        print_json([trial_facts(record, trial) for trial in found])
         return
     table = Table("", *(f"trial {trial.number}" for trial in found))
     table.add_row("state", *(trial.state.lower() for trial in found))
@@ -309,47 +304,7 @@ def _fault_table(record: StudyRecord, groups: dict[tuple[str, str], list[FaultRe
     return table
 
 
-def export(
-    study: Which = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A .json or .csv file. Default: both.")
-    ] = None,
-    top: Top = 5,
-    storage: Storage = STORAGE,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
-) -> None:
-    """Write the best trials, with all their parameters and metrics, as JSON and CSV.
-
-    \b
-    Examples:
-      supermax export --top 5
-      supermax export criteria -o best.csv
-    """
-    record = read_record(the_study(storage, study))
-    record.best()  # raises UserError where no trial is complete
-    ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
-    if out is None:
-        stem = file_stem(record.name)
-        places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
-    elif out.suffix.lower() in (".json", ".csv"):
-        places = [out.expanduser()]
-    else:
-        raise UserError(f"{out} ends in neither .json nor .csv. Name it with one of them.")
-    if existing := [str(place) for place in places if place.exists() and not force]:
-        raise UserError(
-            f"{' and '.join(existing)}: exists already. Name another with -o, or add --force."
-        )
-    for place in places:
-        rows = [_facts(record, trial) for trial in ranked]
-        text = _as_csv(rows) if place.suffix.lower() == ".csv" else as_json_text(rows)
-        try:
-            write_whole(place, text + "\n", shared=True)
-        except OSError as error:
-            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
-        print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
-
-
-def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
+def trial_facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
     """Return a trial as JSON, for scripts."""
     raced = record.race.of(trial.number) if record.race is not None else None
     return {
@@ -373,26 +328,6 @@ def _facts(record: StudyRecord, trial: TrialRecord) -> dict[str, object]:
         "machine": machine_text(record, trial),
         "race": raced.data() if raced is not None else None,
     }
-
-
-def _as_csv(rows: list[dict[str, Any]]) -> str:
-    """Return CSV with a column for each value, parameter and metric."""
-    flat = []
-    for row in rows:
-        first = ("study", "trial", "state", "best_epoch", "seconds", "steps")
-        line = {key: row[key] for key in first}
-        for part in ("values", "metrics", "params"):
-            line |= {
-                (name if part == "values" else f"{part}.{name}"): value
-                for name, value in row[part].items()
-            }
-        flat.append(line)
-    file = io.StringIO(newline="")
-    columns = list(dict.fromkeys(key for line in flat for key in line))
-    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return file.getvalue().rstrip("\n")
 
 
 def _first_and_last(curve: dict[int, float]) -> str:

@@ -20,7 +20,8 @@ from supermax.search.settings import Resolved
 from supermax.search.settings.resolving import Value
 from supermax.training.data.rows import is_table
 from supermax.ui.cli.completing import targets
-from supermax.ui.cli.tune import ALL, VARIABLE, assigned, check_names, resolved
+from supermax.ui.cli.outcome import VARIABLE
+from supermax.ui.cli.tune import ALL, assigned, check_names, resolved
 
 _SERVERS = ("postgresql", "mysql", "mariadb")
 Text = str | None

@@ -1,0 +1,79 @@
+"""`supermax export`: the best trials of a study as JSON and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from supermax._util.attributes import STORAGE
+from supermax._util.files import write_whole
+from supermax._util.text import counted
+from supermax.errors import EnvironmentFault, UserError
+from supermax.results.records import read_record
+from supermax.ui.cli.inspect import Top, trial_facts
+from supermax.ui.cli.opening import Storage, Which, as_json_text, the_study
+from supermax.ui.cli.printing import file_stem
+
+
+def export(
+    study: Which = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A .json or .csv file. Default: both.")
+    ] = None,
+    top: Top = 5,
+    storage: Storage = STORAGE,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
+) -> None:
+    """Write the best trials, with all their parameters and metrics, as JSON and CSV.
+
+    \b
+    Examples:
+      supermax export --top 5
+      supermax export criteria -o best.csv
+    """
+    record = read_record(the_study(storage, study))
+    record.best()  # raises UserError where no trial is complete
+    ranked = (record.front() if len(record.directions) > 1 else record.best_first())[:top]
+    if out is None:
+        stem = file_stem(record.name)
+        places = [Path(f"{stem}-best.json"), Path(f"{stem}-best.csv")]
+    elif out.suffix.lower() in (".json", ".csv"):
+        places = [out.expanduser()]
+    else:
+        raise UserError(f"{out} ends in neither .json nor .csv. Name it with one of them.")
+    if existing := [str(place) for place in places if place.exists() and not force]:
+        raise UserError(
+            f"{' and '.join(existing)}: exists already. Name another with -o, or add --force."
+        )
+    for place in places:
+        rows = [trial_facts(record, trial) for trial in ranked]
+        text = _as_csv(rows) if place.suffix.lower() == ".csv" else as_json_text(rows)
+        try:
+            write_whole(place, text + "\n", shared=True)
+        except OSError as error:
+            raise EnvironmentFault(f"{place} cannot be written: {error.strerror}.") from None
+        print(f"{counted(len(ranked), 'trial')} of '{record.name}' written to {place}")
+
+
+def _as_csv(rows: list[dict[str, Any]]) -> str:
+    """Return CSV with a column for each value, parameter and metric."""
+    flat = []
+    for row in rows:
+        first = ("study", "trial", "state", "best_epoch", "seconds", "steps")
+        line = {key: row[key] for key in first}
+        for part in ("values", "metrics", "params"):
+            line |= {
+                (name if part == "values" else f"{part}.{name}"): value
+                for name, value in row[part].items()
+            }
+        flat.append(line)
+    file = io.StringIO(newline="")
+    columns = list(dict.fromkeys(key for line in flat for key in line))
+    writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return file.getvalue().rstrip("\n")
