@@ -41,7 +41,7 @@ from supermax.space import load
 from supermax.tasks.fits import combinations
 from supermax.tasks.specs import spec_of
 from supermax.training.config import Config, read_config
-from supermax.training.memory_probe import probe
+from supermax.training.memory_probe import probe_memory
 from supermax.training.models.architectures import FULL, UNTRAINED
 from supermax.training.models.sources import find
 from supermax.training.steps.execution import Execution
@@ -113,7 +113,7 @@ def estimates(todo: Todo, keep: Keep) -> None:
         sources = [find(config.encoder.name)] * (2 if config.agent == "joint" else 1)
         spec = spec_of(config, sources, execution)
         found = need(spec, Split(batch, checkpointing, evaluated=0))
-        peak = probe(config, execution, spec.length, micros=times, updates=3)
+        peak = probe_memory(config, execution, spec.length, micros=times, updates=3)
         keep(
             {
                 "key": key, "part": "estimates", "encoder": encoder, "agent": config.agent,
@@ -194,7 +194,7 @@ def _swept(config: Config, log: MeasurementLog, batch: int) -> Line:
         )
         limit_memory(execution)
         try:
-            peak = probe(
+            peak = probe_memory(
                 config, execution, spec.length, micros=min(2, found.micro_batches), updates=2
             )
         except torch.OutOfMemoryError:

@@ -16,7 +16,7 @@ import sqlalchemy
 from sqlalchemy.exc import OperationalError
 
 from supermax.cluster import database
-from supermax.cluster.database import DatabaseFolder, answers, prepare
+from supermax.cluster.database import DatabaseFolder, answers, prepare_server
 from supermax.errors import EnvironmentFault, UserError
 from tests.conftest import eventually
 from tests.ui.cli.helping import sm
@@ -197,12 +197,12 @@ def test_clients_find_a_server_that_has_moved(
         engine = sqlalchemy.create_engine(os.environ["SUPERMAX_STORAGE"])
         before = port_of(engine)
         with pytest.raises(EnvironmentFault, match="is already running on"):
-            prepare(folder, host=None, port=None)
+            prepare_server(folder, host=None, port=None)
         monkeypatch.setattr(database, "_first_reply", lambda _: b"")  # the lock is left
         with pytest.raises(EnvironmentFault, match="is already running on"):
-            prepare(folder, host=None, port=None)
+            prepare_server(folder, host=None, port=None)
         with pytest.raises(UserError, match="Address already in use"):
-            prepare(DatabaseFolder(tmp_path / "other"), host=None, port=before)
+            prepare_server(DatabaseFolder(tmp_path / "other"), host=None, port=before)
         monkeypatch.undo()
         wrong = f"postgresql+psycopg://supermax:wrong@127.0.0.1:{before}/postgres"
         with pytest.raises(OperationalError, match="password authentication failed"):
@@ -230,4 +230,4 @@ def test_data_of_another_version_is_refused(tmp_path: Path) -> None:
         pass
     (folder.data / "PG_VERSION").write_text("9\n")
     with pytest.raises(EnvironmentFault, match="is of PostgreSQL 9, but"):
-        prepare(folder, host=None, port=None)
+        prepare_server(folder, host=None, port=None)

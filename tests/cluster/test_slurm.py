@@ -286,7 +286,7 @@ def test_a_run_that_gave_up_when_the_database_came_back_is_requeued(
     monkeypatch.setenv("PATH", str(cluster.bin), prepend=":")
     (cluster.folder / "state-0").write_text("RUNNING")
     monkeypatch.setattr(slurm_task.Runner, "_answers", lambda _: True)
-    monkeypatch.setattr(slurm_task, "Stop", object)
+    monkeypatch.setattr(slurm_task, "StopNotice", object)
     runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), here / "db")
     runner._away_at = time.monotonic() - seconds_ago
     assert runner._database_lost() is (seconds_ago == 1)
@@ -295,7 +295,7 @@ def test_a_run_that_gave_up_when_the_database_came_back_is_requeued(
 def test_a_task_that_a_lost_node_still_runs_takes_another_folder(
     monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
-    monkeypatch.setattr(slurm_task, "Stop", object)
+    monkeypatch.setattr(slurm_task, "StopNotice", object)
     runner = slurm_task.Runner(ArrayTask(JOB, 1), JobFolder(here), None)
     usual = here / "runs" / f"{JOB}_1"
     running = Lock(StudyFolder(usual).lock, "study")

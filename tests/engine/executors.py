@@ -29,9 +29,10 @@ local_only = pytest.mark.skipif(EXECUTOR != "local", reason="about GPUs or logs 
 
 
 _AGENT = (
-    "import os, pickle, platform, sys; from supermax.engine.processes.host_agent import serve; "
+    "import os, pickle, platform, sys; "
+    "from supermax.engine.processes.host_agent import run_agent; "
     "platform.node = lambda: os.environ['MACHINE']; "
-    "serve(*pickle.load(sys.stdin.buffer))"
+    "run_agent(*pickle.load(sys.stdin.buffer))"
 )
 
 

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.engine import events
-from supermax.engine.processes.gpu_probe import Probe, loss, probe
+from supermax.engine.processes.gpu_probe import Probe, loss, probe_gpu
 from supermax.memory.devices import visible_gpus
 from tests.gpu.test_cuda_faults import device_assert, out_of_memory, train
 
@@ -39,14 +39,14 @@ def illegal_access() -> None:
 
 def test_a_working_gpu_passes_its_probe() -> None:
     for device in (None, *visible_gpus()):
-        result = probe(device, {})
+        result = probe_gpu(device, {})
         assert result.codes is not None
         assert set(result.codes) == {0}
         assert loss(result) is None
 
 
 def test_a_gpu_that_does_not_exist_is_lost() -> None:
-    assert loss(probe("63", {})) is not None
+    assert loss(probe_gpu("63", {})) is not None
 
 
 def test_a_full_gpu_is_not_lost(study: optuna.Study) -> None:
@@ -62,7 +62,7 @@ def test_a_full_gpu_is_not_lost(study: optuna.Study) -> None:
                 hoard.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
             except torch.OutOfMemoryError:
                 size >>= 1
-        trial.set_user_attr("codes", list(probe(None, {}).codes or ()))
+        trial.set_user_attr("codes", list(probe_gpu(None, {}).codes or ()))
         return float(hoard[0][0] * 0)
 
     supermax.optimize(study, objective, 1, progress=False)

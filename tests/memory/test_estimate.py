@@ -126,7 +126,7 @@ from supermax._util import system
 from supermax.memory.estimate import Split, need
 from supermax.training.models import architectures
 from supermax.training.config import read_config
-from supermax.training.memory_probe import probe
+from supermax.training.memory_probe import probe_memory
 from supermax.training.models.sources import find
 from supermax.training.steps.execution import Execution
 
@@ -140,13 +140,14 @@ def config(name, batch):
     return read_config({"encoder": {"name": name, "dropout": 0.1, "attention_dropout": 0.1},
                         "text": {"max_length": 256}, "train": {"effective_batch": batch}})
 
-probe(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # what libraries take for themselves
+probe_memory(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # libraries
 gc.collect()
 before = system.resident_size()
 for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False)):
     wanted = config("middling", 4 * batch)
     system.reset_peak_rss()
-    probe(wanted, Execution(micro_batch=batch, checkpoint_activations=again), length, updates=2)
+    how = Execution(micro_batch=batch, checkpoint_activations=again)
+    probe_memory(wanted, how, length, updates=2)
     spec = replace(spec_of(wanted, [find("middling")], Execution()), length=length)
     found = need(spec, Split(batch, again, evaluated=0))
     print((found.allocated - found.saved) / (system.peak_rss() - before))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from supermax.search.race_rules import Decision, Pair, RaceRules, decide
+from supermax.search.race_rules import Pair, RaceRules, RaceState, race_state
 
 RULES = RaceRules((2, 3, 4, 5, 6))
 NUMBERS = st.lists(st.integers(0, 99), min_size=1, max_size=8, unique=True)
@@ -22,10 +22,10 @@ SCORES = st.one_of(
 
 def raced(
     contestants: list[int], score: Callable[[Pair], float], rules: RaceRules = RULES
-) -> tuple[Decision, dict[Pair, float]]:
+) -> tuple[RaceState, dict[Pair, float]]:
     """Run a race to its end, all trainings that it asks for at once."""
     known: dict[Pair, float] = {}
-    while (state := decide(contestants, known, rules)).next:
+    while (state := race_state(contestants, known, rules)).next:
         known |= {pair: score(pair) for pair in state.next}
     return state, known
 
@@ -36,7 +36,7 @@ def test_a_race_stays_within_its_budget_and_trains_no_pair_twice(
     contestants: list[int], data: st.DataObject
 ) -> None:
     known: dict[Pair, float] = {}
-    while (state := decide(contestants, known, RULES)).next:
+    while (state := race_state(contestants, known, RULES)).next:
         assert len(set(state.next)) == len(state.next)
         assert not set(state.next) & set(known)
         assert state.winner is None
@@ -73,15 +73,15 @@ def test_the_order_of_arrival_does_not_change_the_result(
     scores = {(c, s): data.draw(SCORES) for c in contestants for s in RULES.seeds}
     expected, _ = raced(contestants, lambda pair: scores[pair])
     known: dict[Pair, float] = {}
-    while (state := decide(contestants, known, RULES)).next:
+    while (state := race_state(contestants, known, RULES)).next:
         some = order.sample(state.next, order.randint(1, len(state.next)))
         known |= {pair: scores[pair] for pair in some}
     assert _plain(state) == _plain(expected)
     # More scores, of an earlier race among others, change nothing either.
-    assert _plain(decide(contestants, scores, RULES)) == _plain(expected)
+    assert _plain(race_state(contestants, scores, RULES)) == _plain(expected)
 
 
-def _plain(state: Decision) -> str:
+def _plain(state: RaceState) -> str:
     return repr(state)  # NaN is not equal to itself
 
 
@@ -91,8 +91,10 @@ def test_lower_values_win_where_the_objective_is_minimized(
     contestants: list[int], data: st.DataObject
 ) -> None:
     scores = {(c, s): data.draw(st.floats(-1, 1)) for c in contestants for s in RULES.seeds}
-    up = decide(contestants, scores, RULES)
-    down = decide(contestants, {p: -score for p, score in scores.items()}, RULES, maximize=False)
+    up = race_state(contestants, scores, RULES)
+    down = race_state(
+        contestants, {p: -score for p, score in scores.items()}, RULES, maximize=False
+    )
     assert (up.winner, up.next) == (down.winner, down.next)
     for one, other in zip(up.standings, down.standings, strict=True):
         assert other == replace(one, mean=-(one.mean or 0.0), scores=tuple(-x for x in one.scores))

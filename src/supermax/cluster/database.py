@@ -1,6 +1,6 @@
 """PostgreSQL server of one user, without root, with its data in a folder.
 
-folder ──prepare()──▶ data, pg_service.conf ──serve()──▶ this process becomes the server
+folder ──prepare_server()──▶ data, pg_service.conf ──run_server()──▶ this process is the server
 
 Clients find the server through `pg_service.conf`, which libpq reads for every connection: it has
 the host, the port and the password, for this user alone. After a move to another machine the same
@@ -162,7 +162,7 @@ def _first_reply(service: Service) -> bytes:
     return b""
 
 
-def prepare(folder: DatabaseFolder, *, host: str | None, port: int | None) -> list[str]:
+def prepare_server(folder: DatabaseFolder, *, host: str | None, port: int | None) -> list[str]:
     """Create the database if it is new, and publish its address. Return the server's command.
 
     The lock of the folder stays open: the server inherits it. Raises UserError, EnvironmentFault.
@@ -194,7 +194,7 @@ def prepare(folder: DatabaseFolder, *, host: str | None, port: int | None) -> li
     return [str(binaries / "postgres"), "-D", str(folder.data), *options]
 
 
-def serve(command: list[str]) -> NoReturn:
+def run_server(command: list[str]) -> NoReturn:
     """Become the server. INT stops it, TERM stops it once all clients have left."""
     os.execv(command[0], command)
 

@@ -165,7 +165,7 @@ def checked_value(name: str, value: str) -> str:
     return value
 
 
-def check_options(options: Sequence[str]) -> None:
+def check_job_options(options: Sequence[str]) -> None:
     """Raise UserError for an option that sbatch cannot take from the script."""
     for option in options:
         name = option.partition("=")[0]

@@ -98,7 +98,7 @@ class ArrayTask:
         subprocess.run(["scancel", "--state=PENDING", self.job], check=False)
 
 
-class Stop:
+class StopNotice:
     """TERM for this process: waits end, and the run gets it as well."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Runner:
     def __init__(self, task: ArrayTask, folder: JobFolder, database: Path | None) -> None:
         self._task, self._folder = task, folder
         self._database = DatabaseFolder(database) if database is not None else None
-        self._stop = Stop()
+        self._stop = StopNotice()
         self._away_at = -math.inf  # time at which the database did not answer
 
     def run(self, arguments: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Race of the best configurations at the end of a search: each is trained with fresh seeds, or on
 the folds of a cross-validation, and the best mean wins.
 
-study ──contestants──▶ decide() ──schedule──▶ run on the race's own study ──scores──▶ decide() …
+study ──contestants──▶ race_state() ──schedule──▶ run on the race's own study ──scores──▶ again …
                            └──▶ RaceRecord, an attribute of the study
 """
 
@@ -25,7 +25,14 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.race import Contestant, RaceRecord, read_race
-from supermax.search.race_rules import FEWEST_SEEDS, MOST_SEEDS, Decision, Pair, RaceRules, decide
+from supermax.search.race_rules import (
+    FEWEST_SEEDS,
+    MOST_SEEDS,
+    Pair,
+    RaceRules,
+    RaceState,
+    race_state,
+)
 from supermax.search.spaces import SEED
 from supermax.studies import explain_write_errors, open_race
 from supermax.tasks.objective import AgentObjective
@@ -163,7 +170,7 @@ class Race:
 
     def _state(
         self, race: Study, contestants: Sequence[FrozenTrial], rules: RaceRules
-    ) -> tuple[Decision, Schedule]:
+    ) -> tuple[RaceState, Schedule]:
         """Return what the race needs, and its schedule, padded for trials beyond it."""
         trials = race.get_trials(deepcopy=False)  # before the schedule, which other runs extend
         schedule = schedule_of(race)
@@ -171,7 +178,7 @@ class Race:
         scores = scores_of(trials, schedule)
         maximize = self.study.directions[0] is StudyDirection.MAXIMIZE
         numbers = [trial.number for trial in contestants]
-        return decide(numbers, scores, rules, maximize=maximize), schedule
+        return race_state(numbers, scores, rules, maximize=maximize), schedule
 
     def _scheduled(
         self, race: Study, schedule: Schedule, wanted: Sequence[Pair], *, first: bool
@@ -202,7 +209,7 @@ class Race:
         return ReplicateObjective(**fields, schedule=known, params=params, folds=self._data)
 
     def _stored(
-        self, contestants: Sequence[FrozenTrial], state: Decision, rules: RaceRules
+        self, contestants: Sequence[FrozenTrial], state: RaceState, rules: RaceRules
     ) -> RaceRecord:
         """Return the outcome of the race, stored on the study."""
         rows = tuple(
@@ -233,7 +240,7 @@ class Race:
         return None
 
 
-def _trained(state: Decision) -> int:
+def _trained(state: RaceState) -> int:
     return sum(len(standing.scores) for standing in state.standings)
 
 

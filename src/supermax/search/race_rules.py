@@ -1,7 +1,7 @@
 """Decisions of a race: which configuration trains with which seed next, which are stopped, and
 which one wins. Pure.
 
-contestants, scores by (contestant, seed) ──decide()──▶ Decision(next pairs, standings, winner)
+contestants, scores by (contestant, seed) ──race_state()──▶ RaceState(next, standings, winner)
 
 The scores are values of an objective in trainings with fresh seeds. The value that selected a
 configuration in the search is none of them: it is too good by selection.
@@ -40,7 +40,7 @@ class RaceRules:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RaceStanding:
     """Contestant and its scores so far."""
 
     contestant: int
@@ -54,24 +54,24 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Decision:
+class RaceState:
     """State of a race, and what it needs next."""
 
     next: tuple[Pair, ...]
     """Trainings to run now, in this order; (): the race is over."""
-    standings: tuple[Standing, ...]
+    standings: tuple[RaceStanding, ...]
     """Contestants in the order of the search."""
     winner: int | None
     """None: the race is not over, or every contestant failed with some seed."""
 
 
-def decide(
+def race_state(
     contestants: Sequence[int],
     scores: Mapping[Pair, float],
     rules: RaceRules,
     *,
     maximize: bool = True,
-) -> Decision:
+) -> RaceState:
     """Return what a race needs next or, if it needs nothing, who won.
 
     Contestants are compared after `rules.fewest` seeds and after each further one, always over the
@@ -99,7 +99,7 @@ def decide(
         winner = best if math.isfinite(_mean(used[best])) else None
     sign = 1 if maximize else -1
     spread = _spread(list(used.values()))
-    return Decision(
+    return RaceState(
         missing,
         tuple(
             _standing(c, used[c], spread, rules.level / max(1, len(racing)), sign, c not in racing)
@@ -183,7 +183,7 @@ def _standing(
     level: float,
     sign: int,
     stopped: bool,
-) -> Standing:
+) -> RaceStanding:
     """`level`: that of the interval. The winner is chosen among those that still race, so each has
     its share of the level of the race."""
     mean, (variance, freedom) = _mean(values), spread
@@ -192,4 +192,4 @@ def _standing(
     if known and freedom:
         half = t_quantile(level / 2, freedom) * math.sqrt(variance / len(values))
     scores = tuple(sign * x if math.isfinite(x) else math.nan for x in values)
-    return Standing(contestant, scores, sign * mean if known else None, half, stopped)
+    return RaceStanding(contestant, scores, sign * mean if known else None, half, stopped)

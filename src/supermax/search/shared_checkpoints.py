@@ -9,7 +9,7 @@ from pathlib import Path
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-from supermax.engine.processes.checkpoints import is_url, remove
+from supermax.engine.processes.checkpoints import is_remote, remove_checkpoints
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.storage.locations import checkpoint_folder
 from supermax.engine.storage.run_folder import trial_checkpoints
@@ -22,13 +22,13 @@ class SharedCheckpoints:
     def __init__(self, place: str | os.PathLike[str]) -> None:
         """`place`: shared folder or URL of the checkpoints of all studies."""
         found = os.fspath(place)
-        self._place = found if is_url(found) else str(Path(found).absolute())
+        self._place = found if is_remote(found) else str(Path(found).absolute())
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         identity = study._storage.get_study_system_attrs(study._study_id)[IDENTITY]
         whole = checkpoint_folder(self._place, study.study_name, str(identity))
         root = trial_checkpoints(whole, trial.number)
-        if is_url(root):  # this may take long
-            threading.Thread(target=remove, args=(root,), daemon=True).start()
+        if is_remote(root):  # this may take long
+            threading.Thread(target=remove_checkpoints, args=(root,), daemon=True).start()
         else:
-            remove(root)
+            remove_checkpoints(root)

@@ -21,7 +21,7 @@ from supermax.memory.measurements import Measured
 from supermax.memory.probes import STEPS
 from supermax.tasks.trial_plan import ProbePlan
 from supermax.training.config import Config
-from supermax.training.memory_probe import probe
+from supermax.training.memory_probe import probe_memory
 from supermax.training.steps.execution import Execution
 
 _MICRO_STEPS = 2
@@ -48,7 +48,9 @@ def _run_probe(
     blank = Measured(micro_batch, checkpointing, length, batch, 0, 0, tokens=tokens, probe=True)
     on_gpu = execution.device.startswith("cuda")
     try:
-        peak = probe(config, split, length, micros=micro_steps, updates=STEPS // micro_steps)
+        peak = probe_memory(
+            config, split, length, micros=micro_steps, updates=STEPS // micro_steps
+        )
         yield replace(blank, **asdict(peak))
     except Exception as error:
         print(f"A probe before the trial failed: {in_short(error)}", file=sys.stderr)

@@ -35,7 +35,7 @@ class Peak:
     seconds: float
 
 
-def probe(
+def probe_memory(
     config: Config, execution: Execution, length: int, *, micros: int = 2, updates: int = 3
 ) -> Peak:
     """Run `updates` updates with the step executor of a trial and return their peak.

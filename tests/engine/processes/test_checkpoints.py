@@ -10,7 +10,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
 from supermax.engine.processes import checkpoints
-from supermax.engine.processes.checkpoints import Checkpoints, is_url
+from supermax.engine.processes.checkpoints import Checkpoints, is_remote
 from supermax.engine.run.policy import Retry, decide
 from supermax.engine.trial.faults import Culprit, Evidence, Kind, classify
 from supermax.engine.trial.outcome import RAISED, Outcome, describe
@@ -119,5 +119,5 @@ def test_a_download_that_keeps_failing_is_no_fault_of_the_trial(flaky: Checkpoin
 
 
 def test_what_is_a_url() -> None:
-    assert is_url("s3://bucket/folder")
-    assert not is_url("/shared/checkpoints")
+    assert is_remote("s3://bucket/folder")
+    assert not is_remote("/shared/checkpoints")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from supermax.engine.processes import cuda_check, gpu_probe
-from supermax.engine.processes.gpu_probe import Probe, loss, probe
+from supermax.engine.processes.gpu_probe import Probe, loss, probe_gpu
 
 
 class Driver:
@@ -55,7 +55,7 @@ def test_each_result_is_judged(driver: Any, codes: list[int], is_lost: bool) -> 
 
 def test_without_a_driver_library_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine without a GPU, where an objective raised a CUDA error."""
-    if loss(probe(None, {})) is not None:
+    if loss(probe_gpu(None, {})) is not None:
         pytest.skip("the driver of this machine is broken")
     assert loss(Probe(None)) is None
 
@@ -78,7 +78,7 @@ def test_a_probe_ends_in_time_whatever_its_process_does(
     monkeypatch.setattr(cuda_check, "__file__", str(path))
     monkeypatch.setattr(gpu_probe, "TIMEOUT", 0.5)
     monkeypatch.setattr(gpu_probe, "PAUSE", 0.0)
-    assert probe("719", {}) == expected
+    assert probe_gpu("719", {}) == expected
     assert (loss(expected) is not None) == (expected.hung or expected.codes is not None)
 
 
@@ -92,4 +92,4 @@ def test_a_gpu_is_lost_only_if_the_second_probe_confirms_it(
     )
     monkeypatch.setattr(cuda_check, "__file__", str(path))
     monkeypatch.setattr(gpu_probe, "PAUSE", 0.0)
-    assert loss(probe("0", {})) is None
+    assert loss(probe_gpu("0", {})) is None

@@ -17,7 +17,7 @@ import pytest
 
 import supermax
 from supermax.engine.events import Event, FaultSeen, Notice, TrialReported
-from supermax.engine.processes.ray_cluster import connect
+from supermax.engine.processes.ray_cluster import connect_cluster
 from supermax.search.cluster import Cluster, read_cluster
 from tests import ROOT
 from tests.conftest import eventually
@@ -212,7 +212,7 @@ def test_workers_are_spread_over_the_gpus_of_a_cluster() -> None:
 @pytest.mark.parametrize("address", ["far", "a\nb:6379", "far:port", "", "http://far:8265"])
 def test_an_address_that_is_none_is_wrong_input(address: str) -> None:
     with pytest.raises(supermax.UserError, match=r"of Ray is not HOST:PORT") as caught:
-        connect(address)
+        connect_cluster(address)
     assert "\n" not in str(caught.value)
 
 

@@ -45,7 +45,7 @@ def probes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Codes], list[str | None
             asked.append(device)
             return answer(device)
 
-        monkeypatch.setattr(gpu_probe, "probe", probe)
+        monkeypatch.setattr(gpu_probe, "probe_gpu", probe)
         return asked
 
     return use

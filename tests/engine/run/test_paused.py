@@ -70,7 +70,7 @@ def test_gpu_does_not_wait_for_the_end_of_trials_that_paused_on_another(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
-    monkeypatch.setattr(gpu_probe, "probe", lambda device, tag: Probe((0,)))
+    monkeypatch.setattr(gpu_probe, "probe_gpu", lambda device, tag: Probe((0,)))
 
     def objective(trial: Any) -> float:
         if os.environ["CUDA_VISIBLE_DEVICES"] == "1":

@@ -164,7 +164,7 @@ def test_a_lost_gpu_is_shown_to_all_machines(
     proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
-    monkeypatch.setattr(gpu_probe, "probe", lambda device, tag: Probe((int(device) and 214,)))
+    monkeypatch.setattr(gpu_probe, "probe_gpu", lambda device, tag: Probe((int(device) and 214,)))
 
     def objective(trial: Any) -> float:
         if os.environ["CUDA_VISIBLE_DEVICES"] == "1":
@@ -199,7 +199,7 @@ def test_a_trial_that_is_taken_over_during_a_probe_is_not_launched_again(
     def objective(trial: Any) -> float:
         raise RuntimeError("CUDA error: unspecified launch failure")
 
-    monkeypatch.setattr(gpu_probe, "probe", probe)
+    monkeypatch.setattr(gpu_probe, "probe_gpu", probe)
     launches, notices = [], []
 
     def listen(event: events.Event) -> None:

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 import supermax
 from supermax._util.attributes import RECORD
 from supermax.engine.ranking import copied_from, ranked
-from supermax.engine.run.reuse import CompletedTrials, configuration
+from supermax.engine.run.reuse import CompletedTrials, configuration_key
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.space import Space
@@ -153,7 +153,7 @@ def check_copies(study: optuna.Study, folder: Path) -> list[int]:
         own = {k: v for k, v in each.user_attrs.items() if k != RECORD}
         assert own == {k: v for k, v in original.user_attrs.items() if k != RECORD}
         assert (each.user_attrs[RECORD]["attempts"], each.user_attrs[RECORD]["seconds"]) == (0, 0)
-    assert len({configuration(study.trials[number]) for number in ran}) == len(ran)
+    assert len({configuration_key(study.trials[number]) for number in ran}) == len(ran)
     return [each.number for each in copies]
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.engine import make_url
 
 import supermax
 from supermax.engine.storage import database_errors, servers
-from supermax.engine.storage.database_errors import Problem, problem_of
+from supermax.engine.storage.database_errors import DatabaseProblem, problem_of
 from supermax.engine.storage.servers import NothingStored, too_old, with_driver
 from supermax.errors import EnvironmentFault, UserError
 from supermax.studies import existing, make_storage
@@ -431,12 +431,12 @@ def test_errors_of_mysql_are_known_by_their_number() -> None:
     class Error(Exception):
         __module__ = "pymysql.err"
 
-    def problem(number: int) -> Problem | None:
+    def problem(number: int) -> DatabaseProblem | None:
         original = Error(number, "Access denied for user 'me'@'h' (using password: YES)")
         error = sqlalchemy.exc.OperationalError("SELECT 1", {}, original)
         assert database_errors.driver_message(error) == "Access denied for user 'me'@'h'"
         return problem_of(error)
 
-    assert problem(1045) is Problem.PASSWORD
-    assert problem(1290) is Problem.READ_ONLY
+    assert problem(1045) is DatabaseProblem.PASSWORD
+    assert problem(1290) is DatabaseProblem.READ_ONLY
     assert problem(1213) is None  # a deadlock, which is retried

@@ -10,7 +10,7 @@ import pytest
 from torch.backends import cuda
 
 from supermax.training.loop import train
-from supermax.training.memory_probe import probe
+from supermax.training.memory_probe import probe_memory
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import layer_list
 from supermax.training.steps.execution import Execution
@@ -62,7 +62,7 @@ def test_captured_steps_and_inference_do_not_use_cudnn_attention(
 
 
 def test_memory_probe_does_not_use_cudnn_attention(planned: list[bool]) -> None:
-    probe(config(encoder=BERT), Execution(micro_batch=2), 16, updates=1)
+    probe_memory(config(encoder=BERT), Execution(micro_batch=2), 16, updates=1)
     assert planned
     assert not any(planned)
 

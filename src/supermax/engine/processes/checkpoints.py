@@ -30,7 +30,7 @@ _PAUSES = (1.0, 5.0, 20.0)  # seconds between attempts at a download
 _UPLOAD_SHARE = 10  # an upload may take a tenth of the time
 
 
-def is_url(place: str) -> bool:
+def is_remote(place: str) -> bool:
     return "://" in place
 
 
@@ -51,10 +51,10 @@ def check_url(url: str) -> None:
         raise UserError(f"Checkpoints cannot be stored at {masked_url(url)}: {error}.") from error
 
 
-def remove(root: str) -> None:
+def remove_checkpoints(root: str) -> None:
     """Remove the checkpoints of a trial, as far as possible."""
     with contextlib.suppress(Exception):  # each file system has its own errors
-        if is_url(root):
+        if is_remote(root):
             import fsspec
 
             files, path = fsspec.core.url_to_fs(root)
@@ -76,7 +76,7 @@ class Checkpoints:
 
     def open(self) -> Path:
         """Return the folder, created and filled from the newest checkpoint of an earlier owner."""
-        shared = self._root is not None and not is_url(self._root)
+        shared = self._root is not None and not is_remote(self._root)
         folder = Path(cast(str, self._root)) / str(self._token) if shared else self._local
         if not self._opened:
             if shared and not folder.is_dir():
@@ -138,7 +138,7 @@ class Checkpoints:
     def upload(self, *, now: bool = False) -> None:
         """Upload the folder if it has changed. `now`: also if the last upload was only just. An
         error of the other side is left to the next upload: the trial goes on."""
-        if self._root is None or not is_url(self._root) or not self._opened:
+        if self._root is None or not is_remote(self._root) or not self._opened:
             return
         if (not now and time.monotonic() < self._not_before) or not self._local.is_dir():
             return

@@ -1,6 +1,6 @@
 """Probe of a GPU in a fresh process, with a time limit: does it still work?
 
-    probe(device) ──▶ process: cuda_check.py ──▶ Probe ──loss()──▶ why the GPU is lost, or None
+    probe_gpu(device) ──▶ process: cuda_check.py ──▶ Probe ──loss()──▶ why the GPU is lost, or None
 
 A device-side assert, or another error that a trial causes, ends with its process: a fresh process
 can use the GPU. A GPU that has fallen off the bus cannot be used by any.
@@ -66,7 +66,7 @@ def loss(result: Probe) -> str | None:
     return f"{_LOST[result.codes[0]]} (code {result.codes[0]})"
 
 
-def probe(device: str | None, tag: Mapping[str, str]) -> Probe:
+def probe_gpu(device: str | None, tag: Mapping[str, str]) -> Probe:
     """Probe a GPU, named as in CUDA_VISIBLE_DEVICES; None: those that this process sees. A loss is
     confirmed by a second probe. `tag`: environment by which the process is found."""
     first = _probe_once(device, tag)

@@ -72,7 +72,7 @@ class Assignment:
     """Name of a file in the run folder by which the agent recognises it."""
 
 
-def serve(assignment: Assignment, objective: bytes) -> None:
+def run_agent(assignment: Assignment, objective: bytes) -> None:
     """Serve a run until its coordinator closes the connection."""
     sys.path += [entry for entry in assignment.path if entry not in sys.path]
     with contextlib.suppress(OSError):  # not on this machine

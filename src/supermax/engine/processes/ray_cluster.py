@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from supermax._util.text import counted, in_short, size_text
-from supermax.engine.processes.host_agent import Assignment, serve
+from supermax.engine.processes.host_agent import Assignment, run_agent
 from supermax.engine.processes.launcher import EndedAgent
 from supermax.errors import EnvironmentFault, UserError
 
@@ -63,7 +63,7 @@ class RayExecutor:
         return {name: amount for name, amount in wanted.items() if amount}
 
 
-def connect(address: str | None) -> Callable[[], None]:
+def connect_cluster(address: str | None) -> Callable[[], None]:
     """Connect this process to a cluster, unless it is connected; return a function that undoes
     it."""
     try:
@@ -103,7 +103,7 @@ def _check_port(address: str) -> None:
 
 def nodes(address: str | None) -> list[dict[str, float]]:
     """Connect to a cluster and return the resources of each of its machines, by Ray's names."""
-    connect(address)
+    connect_cluster(address)
     import ray
 
     found: Any = ray
@@ -131,7 +131,7 @@ class _Worker:
     """Ray actor that serves a run."""
 
     def serve(self, assignment: Assignment, objective: bytes) -> None:
-        serve(assignment, objective)
+        run_agent(assignment, objective)
 
 
 class _ClusterWatch:
@@ -178,7 +178,7 @@ class RayLauncher:
     """Starts agents as actors of a Ray cluster, which this process is connected to."""
 
     def __init__(self, executor: RayExecutor, workers: int) -> None:
-        self._disconnect = connect(executor.address)
+        self._disconnect = connect_cluster(executor.address)
         import ray
 
         self._ray: Any = ray

@@ -105,7 +105,7 @@ class GpuWatch:
     def _start_probe(self, device: str | None) -> None:
         def work() -> None:
             try:
-                result = gpu_probe.probe(device, self._tag)
+                result = gpu_probe.probe_gpu(device, self._tag)
             except Exception:  # such as a full disk: that says nothing about the GPU
                 result = gpu_probe.Probe()
             self._results.put((device, result))

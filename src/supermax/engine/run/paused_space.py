@@ -14,7 +14,7 @@ from pathlib import Path
 
 from supermax._util.text import size_text
 from supermax.engine import events
-from supermax.engine.processes.checkpoints import is_url
+from supermax.engine.processes.checkpoints import is_remote
 from supermax.engine.run.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
 
@@ -79,7 +79,7 @@ class PausedSpace:
     def _place(self, job: Job) -> Path:
         """Return the folder with the checkpoints of a trial; with a URL, the local copy."""
         shared = self._folder.checkpoints_of(job.number)
-        return job.folder.checkpoint if shared is None or is_url(shared) else Path(shared)
+        return job.folder.checkpoint if shared is None or is_remote(shared) else Path(shared)
 
 
 def _notice(limit: int) -> str:

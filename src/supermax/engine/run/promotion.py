@@ -140,7 +140,7 @@ class Ladder:
     def add(self, number: int, values: Sequence[float]) -> None:
         """Record the values that a trial has reported so far."""
         known = self._losses.setdefault(number, [])
-        losses = best_so_far([self._sign * value for value in values])
+        losses = lowest_so_far([self._sign * value for value in values])
         reached = [rung for rung in self.rungs if len(known) < rung <= len(losses)]
         self._losses[number] = max(known, losses, key=len)
         for rung in reached:
@@ -255,7 +255,7 @@ def reports_of(trial: FrozenTrial) -> list[float]:
     return [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
 
 
-def best_so_far(losses: Sequence[float]) -> list[float]:
+def lowest_so_far(losses: Sequence[float]) -> list[float]:
     """Return the lowest loss up to each report. NaN counts as the worst one."""
     return list(itertools.accumulate((math.inf if math.isnan(x) else x for x in losses), min))
 

@@ -23,7 +23,7 @@ Configuration = frozenset[tuple[str, float]]
 """Parameters that a trial suggested: names in storage, and values as storage has them."""
 
 
-def configuration(trial: FrozenTrial) -> Configuration:
+def configuration_key(trial: FrozenTrial) -> Configuration:
     """Return the configuration of a trial. Parameters of other branches are not part of it."""
     distributions = trial.distributions
     return frozenset(
@@ -44,7 +44,7 @@ class CompletedTrials:
         for trial in finished[self._seen :]:
             ran = trial.state is TrialState.COMPLETE and copied_from(trial) is None
             if ran and trial.params:
-                self._by_hash.setdefault(hash(configuration(trial)), []).append(trial)
+                self._by_hash.setdefault(hash(configuration_key(trial)), []).append(trial)
         self._seen = len(finished)
 
     def original_of(self, trial: FrozenTrial) -> FrozenTrial | None:
@@ -52,8 +52,8 @@ class CompletedTrials:
         the configuration was enqueued, so that it is wanted again."""
         if not trial.params or "fixed_params" in trial.system_attrs:
             return None
-        own = configuration(trial)
-        found = [t for t in self._by_hash.get(hash(own), ()) if configuration(t) == own]
+        own = configuration_key(trial)
+        found = [t for t in self._by_hash.get(hash(own), ()) if configuration_key(t) == own]
         return min(found, key=lambda each: each.number, default=None)
 
 

@@ -20,7 +20,7 @@ from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_folder, make_private
 from supermax.engine import events
 from supermax.engine.processes import descriptors
-from supermax.engine.processes.checkpoints import check_url, is_url
+from supermax.engine.processes.checkpoints import check_url, is_remote
 from supermax.engine.processes.executor import Executor
 from supermax.engine.processes.hosts import HostProcesses
 from supermax.engine.processes.pickling import pickle_objective
@@ -197,7 +197,7 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
     if options.checkpoints is None:
         return None
     root = os.fspath(options.checkpoints)
-    if is_url(root):
+    if is_remote(root):
         root = root.rstrip("/")
         check_url(root)
     else:
@@ -211,7 +211,7 @@ def _checkpoints(study: Study, storage: PatientStorage, options: RunOptions) -> 
     identity = str(storage.get_study_system_attrs(study._study_id)[IDENTITY])
     folder = locations.checkpoint_folder(root, study.study_name, identity)
     there = folder if os.path.lexists(folder) else root
-    if not is_url(root) and not os.access(there, os.W_OK | os.X_OK):
+    if not is_remote(root) and not os.access(there, os.W_OK | os.X_OK):
         raise EnvironmentFault(
             f"The folder {there} of checkpoints cannot be written by this user. Make it writable, "
             f"or name another one (checkpoints)."
@@ -250,7 +250,7 @@ def _opened(
 ) -> Iterator[tuple[PatientStorage, list[FrozenTrial]]]:
     """Lock the study for this run, wrap its storage, prepare its folder, and end processes that an
     earlier run left. `elsewhere`: the run folder is not where other commands look for it."""
-    if place.file is not None and sqlite.is_sqlite(rdb.unwrapped(study._storage)):
+    if place.file is not None and sqlite.is_sqlite(rdb.uncached(study._storage)):
         refuse_sqlite_on_network_disk(place.file)
     if place.file is not None and not place.file.is_file():
         raise EnvironmentFault(_cannot_open(study, f"there is no file {place.file} any more"))

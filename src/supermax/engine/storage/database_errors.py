@@ -1,6 +1,6 @@
 """Errors of database servers: what is wrong, and what to do about it.
 
-    error of a driver ──▶ SQLSTATE, or MySQL's number, or libpq's message ──▶ Problem ──▶ advice
+    driver's error ──▶ SQLSTATE, MySQL's number or libpq's message ──▶ DatabaseProblem ──▶ advice
 
 libpq gives no code for errors of connecting, so its words are compared, as the server sends them
 in English. In another language the problem is unknown: the driver's message is shown alone.
@@ -23,7 +23,7 @@ _FATAL = re.compile(r"FATAL:\s+(.*)")
 _FAILED = re.compile(r"connection to server .* failed: (.*)")
 
 
-class Problem(Enum):
+class DatabaseProblem(Enum):
     """Reason why a database server cannot be used; the value is the advice."""
 
     UNREACHABLE = (
@@ -45,54 +45,57 @@ class Problem(Enum):
 
 
 _SQLSTATES = {
-    "28000": Problem.PASSWORD,
-    "28P01": Problem.PASSWORD,
-    "3D000": Problem.NO_DATABASE,
-    "25006": Problem.READ_ONLY,
-    "42501": Problem.RIGHTS,
-    "53300": Problem.CONNECTIONS,
+    "28000": DatabaseProblem.PASSWORD,
+    "28P01": DatabaseProblem.PASSWORD,
+    "3D000": DatabaseProblem.NO_DATABASE,
+    "25006": DatabaseProblem.READ_ONLY,
+    "42501": DatabaseProblem.RIGHTS,
+    "53300": DatabaseProblem.CONNECTIONS,
 }
 _MYSQL = {
-    1040: Problem.CONNECTIONS,
-    1044: Problem.RIGHTS,  # for a database: it may also not exist
-    1045: Problem.PASSWORD,
-    1049: Problem.NO_DATABASE,
-    1142: Problem.RIGHTS,
-    1143: Problem.RIGHTS,
-    1203: Problem.CONNECTIONS,
-    1227: Problem.RIGHTS,
-    1290: Problem.READ_ONLY,  # --read-only
-    1698: Problem.PASSWORD,
-    1792: Problem.READ_ONLY,  # of the transaction
-    1836: Problem.READ_ONLY,
-    2002: Problem.UNREACHABLE,
-    2003: Problem.UNREACHABLE,
-    2005: Problem.UNREACHABLE,
+    1040: DatabaseProblem.CONNECTIONS,
+    1044: DatabaseProblem.RIGHTS,  # for a database: it may also not exist
+    1045: DatabaseProblem.PASSWORD,
+    1049: DatabaseProblem.NO_DATABASE,
+    1142: DatabaseProblem.RIGHTS,
+    1143: DatabaseProblem.RIGHTS,
+    1203: DatabaseProblem.CONNECTIONS,
+    1227: DatabaseProblem.RIGHTS,
+    1290: DatabaseProblem.READ_ONLY,  # --read-only
+    1698: DatabaseProblem.PASSWORD,
+    1792: DatabaseProblem.READ_ONLY,  # of the transaction
+    1836: DatabaseProblem.READ_ONLY,
+    2002: DatabaseProblem.UNREACHABLE,
+    2003: DatabaseProblem.UNREACHABLE,
+    2005: DatabaseProblem.UNREACHABLE,
 }
 _LIBPQ = {
-    "definition of service": Problem.SERVICE,
-    "service file": Problem.SERVICE,
-    "password authentication failed": Problem.PASSWORD,
-    "no password supplied": Problem.PASSWORD,
-    "no pg_hba.conf entry": Problem.PASSWORD,
-    'role "': Problem.PASSWORD,
-    "too many clients": Problem.CONNECTIONS,
-    "remaining connection slots": Problem.CONNECTIONS,
-    'database "': Problem.NO_DATABASE,
-    "permission denied for database": Problem.RIGHTS,
-    "connection refused": Problem.UNREACHABLE,
-    "timeout expired": Problem.UNREACHABLE,
-    "connection timeout": Problem.UNREACHABLE,
-    "no route to host": Problem.UNREACHABLE,
-    "network is unreachable": Problem.UNREACHABLE,
-    "no such file or directory": Problem.UNREACHABLE,
-    "failed to resolve host": Problem.UNREACHABLE,
-    "could not translate host name": Problem.UNREACHABLE,
+    "definition of service": DatabaseProblem.SERVICE,
+    "service file": DatabaseProblem.SERVICE,
+    "password authentication failed": DatabaseProblem.PASSWORD,
+    "no password supplied": DatabaseProblem.PASSWORD,
+    "no pg_hba.conf entry": DatabaseProblem.PASSWORD,
+    'role "': DatabaseProblem.PASSWORD,
+    "too many clients": DatabaseProblem.CONNECTIONS,
+    "remaining connection slots": DatabaseProblem.CONNECTIONS,
+    'database "': DatabaseProblem.NO_DATABASE,
+    "permission denied for database": DatabaseProblem.RIGHTS,
+    "connection refused": DatabaseProblem.UNREACHABLE,
+    "timeout expired": DatabaseProblem.UNREACHABLE,
+    "connection timeout": DatabaseProblem.UNREACHABLE,
+    "no route to host": DatabaseProblem.UNREACHABLE,
+    "network is unreachable": DatabaseProblem.UNREACHABLE,
+    "no such file or directory": DatabaseProblem.UNREACHABLE,
+    "failed to resolve host": DatabaseProblem.UNREACHABLE,
+    "could not translate host name": DatabaseProblem.UNREACHABLE,
 }
-_PERMANENT = frozenset(Problem) - {Problem.UNREACHABLE, Problem.CONNECTIONS}
+_PERMANENT = frozenset(DatabaseProblem) - {
+    DatabaseProblem.UNREACHABLE,
+    DatabaseProblem.CONNECTIONS,
+}
 
 
-def problem_of(error: BaseException) -> Problem | None:
+def problem_of(error: BaseException) -> DatabaseProblem | None:
     """Return the problem that an error of a database server stands for; None: another one."""
     if not isinstance(error, sqlalchemy.exc.DBAPIError):
         return None
@@ -133,7 +136,7 @@ def is_permanent(error: BaseException) -> bool:
     return problem_of(error) in _PERMANENT
 
 
-def advice(problem: Problem, url: URL | None = None) -> str:
+def advice(problem: DatabaseProblem, url: URL | None = None) -> str:
     """Return what to do about a problem, as a sentence without its full stop."""
     words = {
         "create": "CREATE DATABASE",

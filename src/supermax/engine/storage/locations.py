@@ -53,7 +53,7 @@ def find_location(study: Study) -> Location:
 
 def locate(storage: BaseStorage, study_name: str) -> Location:
     """Return where a study of this name is, or would be, in a storage. Creates nothing."""
-    storage = rdb.unwrapped(storage)
+    storage = rdb.uncached(storage)
     name = file_name(study_name)
     file = _file_of(storage)
     if file is not None:
@@ -130,7 +130,7 @@ def _temporary_folder() -> Path:
 def prepare_location(storage: BaseStorage) -> None:
     """Prepare a storage for a run: write-ahead logging for SQLite, keepalives for servers, repair
     of a journal's torn last line."""
-    storage = rdb.unwrapped(storage)
+    storage = rdb.uncached(storage)
     if isinstance(storage, RDBStorage) and sqlite.is_sqlite(storage):
         sqlite.use_wal(storage)
     if (server := rdb.server_of(storage)) is not None:

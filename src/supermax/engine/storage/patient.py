@@ -239,7 +239,7 @@ class PatientStorage(BaseStorage):
                 return self._do(self._finish, trial_id, state, values)
             finally:
                 self._cached_trials.pop(trial_id, None)
-        backend = rdb.unwrapped(self.inner)
+        backend = rdb.uncached(self.inner)
         if isinstance(backend, RDBStorage):
             taken = self._do(rdb.take_trial, backend, trial_id, self.claim, self.leases)
             if taken and self.leases is not None:
@@ -278,7 +278,7 @@ class PatientStorage(BaseStorage):
         if (cached := self._cached_trials.get(trial_id)) is not None:
             kept = {s: v for s, v in cached.intermediate_values.items() if s < first}
             cached.intermediate_values = kept
-        backend = rdb.unwrapped(self.inner)
+        backend = rdb.uncached(self.inner)
         if isinstance(backend, RDBStorage):
             delete = self._checked(trial_id, rdb.delete_steps)
             self._do(delete, backend, trial_id, first)
@@ -334,7 +334,7 @@ class PatientStorage(BaseStorage):
         finally:
             held, self._held = self._held, None
             if held:
-                backend = cast(RDBStorage, rdb.unwrapped(self.inner))
+                backend = cast(RDBStorage, rdb.uncached(self.inner))
                 self._write(trial_id, rdb.insert_parameters, backend, held)
 
     def _can_hold(self, name: str, distribution: BaseDistribution) -> bool:

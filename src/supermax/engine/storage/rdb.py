@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from supermax._util.attributes import CLAIM, CREATION
 from supermax._util.text import masked
-from supermax.engine.storage.database_errors import Problem, is_permanent, problem_of
+from supermax.engine.storage.database_errors import DatabaseProblem, is_permanent, problem_of
 from supermax.engine.storage.leases import Leases, TargetReached
 from supermax.engine.storage.sqlite import is_sqlite
 
@@ -52,14 +52,14 @@ _TIMEOUTS = {"psycopg": _LIBPQ, "psycopg2": _LIBPQ, "pymysql": _PYMYSQL}
 """Driver → settings by which a server that has vanished is detected in about a minute."""
 
 
-def unwrapped(storage: BaseStorage) -> BaseStorage:
+def uncached(storage: BaseStorage) -> BaseStorage:
     """Return the storage behind Optuna's cache."""
     return storage._backend if isinstance(storage, _CachedStorage) else storage
 
 
 def server_of(storage: BaseStorage) -> RDBStorage | None:
     """Return the SQL storage behind `storage` if it is a server; None: SQLite, or no database."""
-    backend = unwrapped(storage)
+    backend = uncached(storage)
     return backend if isinstance(backend, RDBStorage) and not is_sqlite(backend) else None
 
 
@@ -92,7 +92,9 @@ def is_transient(error: BaseException, *, underway: bool = False) -> bool:
             return isinstance(root, sqlalchemy.exc.OperationalError) and any(
                 marker in str(root.orig).lower() for marker in markers
             )
-        if problem_of(root) is Problem.READ_ONLY:  # after a failover, until the primary is back
+        if (
+            problem_of(root) is DatabaseProblem.READ_ONLY
+        ):  # after a failover, until the primary is back
             return underway
         return (underway or not is_permanent(root)) and (
             root.connection_invalidated

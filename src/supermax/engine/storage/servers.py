@@ -90,18 +90,19 @@ def with_driver(url: URL) -> URL:
     database = url.get_backend_name()
     if database not in _DRIVERS:
         raise UserError(
-            f"{shown(url)}: '{database}' is not a kind of storage that Supermax supports. Write "
-            f"{SUPPORTED}."
+            f"{shown_url(url)}: '{database}' is not a kind of storage that Supermax supports. "
+            f"Write {SUPPORTED}."
         )
     try:
         is_async = bool(getattr(url.get_dialect(), "is_async", False))
     except sqlalchemy.exc.NoSuchModuleError:
         raise UserError(
-            f"{shown(url)} names a driver that SQLAlchemy does not have. {_correct(database)}"
+            f"{shown_url(url)} names a driver that SQLAlchemy does not have. {_correct(database)}"
         ) from None
     if is_async:
         raise UserError(
-            f"{shown(url)} names an asyncio driver, which Optuna cannot use. {_correct(database)}"
+            f"{shown_url(url)} names an asyncio driver, which Optuna cannot use. "
+            f"{_correct(database)}"
         )
     named = url.get_driver_name()
     others = () if "+" in url.drivername else _DRIVERS[database]
@@ -112,7 +113,7 @@ def with_driver(url: URL) -> URL:
     remedy = f"pip install {_PACKAGES.get(recommended, recommended)}"
     if named != recommended:
         remedy += f", and write {database}+{recommended}://…"
-    raise UserError(f"The driver {named} of {shown(url)} is not installed. Run {remedy}.")
+    raise UserError(f"The driver {named} of {shown_url(url)} is not installed. Run {remedy}.")
 
 
 def _correct(database: str) -> str:
@@ -136,7 +137,7 @@ def explained(url: URL) -> Iterator[None]:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
         raise EnvironmentFault(
-            f"The storage {shown(url)} cannot be opened: {why(error, url)}."
+            f"The storage {shown_url(url)} cannot be opened: {why(error, url)}."
         ) from None
 
 
@@ -147,7 +148,7 @@ def why(error: BaseException, url: URL | None = None) -> str:
     return message if problem is None else f"{message}. {advice(problem, url)}"
 
 
-def shown(url: URL) -> str:
+def shown_url(url: URL) -> str:
     """Return the URL without passwords."""
     return masked_query(url.render_as_string(hide_password=True))
 
@@ -160,8 +161,8 @@ def _require_tables(url: URL) -> None:
     with engine.connect() as connection:
         if not sa.inspect(connection).has_table("studies"):
             raise NothingStored(
-                f"{shown(url)} holds no studies: the database is empty, or some other program's. "
-                f"Name the studies' file or URL with --storage."
+                f"{shown_url(url)} holds no studies: the database is empty, or some other "
+                f"program's. Name the studies' file or URL with --storage."
             )
 
 
@@ -171,13 +172,13 @@ def _other_version(backend: RDBStorage, url: URL) -> str | None:
     if current == backend.get_head_version():
         return None
     if earlier := current in backend.get_all_versions():
-        remedy = f"run `optuna storage upgrade --storage {shlex.quote(shown(url))}` once"
+        remedy = f"run `optuna storage upgrade --storage {shlex.quote(shown_url(url))}` once"
         if url.password:
             remedy += ", with the password"
     else:
         remedy = "install that version"
     return (
-        f"The storage {shown(url)} cannot be opened: its tables have the format of "
+        f"The storage {shown_url(url)} cannot be opened: its tables have the format of "
         f"{'an earlier' if earlier else 'a later'} version of Optuna ({current}). Stop all "
         f"programs that use it, make a backup, and {remedy}."
     )
@@ -189,7 +190,7 @@ def _too_old(backend: RDBStorage, url: URL) -> str | None:
     name = "MariaDB" if is_mariadb else {"mysql": "MySQL"}.get(dialect.name, "PostgreSQL")
     version = tuple(n for n in dialect.server_version_info or () if isinstance(n, int))
     why = too_old(name, version)
-    return f"The storage {shown(url)} cannot be used: {why}." if why else None
+    return f"The storage {shown_url(url)} cannot be used: {why}." if why else None
 
 
 def too_old(name: str, version: tuple[int, ...]) -> str | None:

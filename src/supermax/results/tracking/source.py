@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.storage.locations import Location, find_location
 from supermax.engine.storage.patient import PatientStorage
-from supermax.engine.storage.rdb import unwrapped
+from supermax.engine.storage.rdb import uncached
 from supermax.engine.storage.run_folder import StudyFolder, new_identity
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import StudyRecord, TrialRecord
@@ -59,7 +59,7 @@ def _bare(study: Study) -> Study:
 
 
 def _address(storage: BaseStorage, home: Location) -> str:
-    inner = unwrapped(storage)
+    inner = uncached(storage)
     if isinstance(inner, JournalStorage) and isinstance(inner._backend, JournalFileBackend):
         return f"{JOURNAL}{home.file}"
     if isinstance(inner, RDBStorage):

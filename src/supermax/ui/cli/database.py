@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from supermax.cluster.database import DatabaseFolder, prepare, serve
+from supermax.cluster.database import DatabaseFolder, prepare_server, run_server
 
 
 def database(
@@ -31,9 +31,9 @@ def database(
       supermax database /shared/me/database
     """
     place = DatabaseFolder(folder.absolute())
-    command = prepare(place, host=host, port=port)
+    command = prepare_server(place, host=host, port=port)
     service = place.service()
     assert service is not None
     print(f"PostgreSQL on {service.host}, port {service.port}. To use it:", flush=True)
     print(place.export_line(), flush=True)
-    serve(command)
+    run_server(command)

@@ -107,7 +107,7 @@ def slurm(
 def _options(partition: Text, account: Text, more: list[str]) -> tuple[str, ...]:
     """Return the options of sbatch. Raises UserError."""
     named = {"partition": partition, "account": account}
-    jobs.check_options(more)
+    jobs.check_job_options(more)
     own = (f"{n}={jobs.checked_value(n, v)}" for n, v in named.items() if v is not None)
     return (*own, *more)
 
