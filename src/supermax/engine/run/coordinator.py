@@ -59,7 +59,7 @@ from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.paused_space import PausedSpace
 from supermax.engine.run.progress import StudyProgress
 from supermax.engine.run.provision import Refusal
-from supermax.engine.run.requests import RequestHandler, task_for
+from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.reuse import ResultReuse
 from supermax.engine.run.seeded_samplers import exhausted
 from supermax.engine.run.sharing import SharedRun
@@ -85,14 +85,11 @@ class Coordinator:
         requests: RequestHandler,
         options: RunOptions,
         emit: events.Listener,
-        *,
-        volatile: bool,
-        shared: SharedRun | None = None,
+        shared: SharedRun | None,
     ) -> None:
         self.study, self.storage, self.folder = study, storage, folder
         self.processes, self.requests = processes, requests
         self.options, self.emit = options, emit
-        self.volatile = volatile
         self.pool = Pool(
             processes,
             options.workers,
@@ -294,7 +291,7 @@ class Coordinator:
         if not self.others.count_launch(job):
             self.pool.put_back(cell)
             return
-        task = task_for(job, self.study, self.storage, self.folder, volatile=self.volatile)
+        task = self.requests.task_for(job, self.folder.checkpoints_of(job.number))
         attempt = Attempt(job, cell)
         self.trials.attempts[cell.number] = attempt
         self.processes.send_task(cell, task, job.folder.log)

@@ -36,7 +36,6 @@ from supermax.engine.run.bounded_sampler import unwrapped
 from supermax.engine.run.job import Attempt, Job
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage, StudyDeleted
-from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.trial.branch_names import Names
 from supermax.errors import EnvironmentFault
 
@@ -51,12 +50,33 @@ _STUDY_READS = {
 
 
 class RequestHandler:
-    """Answers requests of cells, and stores their reports."""
+    """Gives cells their tasks, answers their requests, and stores their reports."""
 
-    def __init__(self, study: Study, storage: PatientStorage, names: Names) -> None:
+    def __init__(
+        self, study: Study, storage: PatientStorage, names: Names, *, volatile: bool = False
+    ) -> None:
+        """`volatile`: the study ends with this process."""
         self._study = study
         self._storage = storage
         self._names = names
+        self._volatile = volatile
+
+    def task_for(self, job: Job, checkpoints: str | None) -> Task:
+        """Return the message that starts the next attempt at a trial in a cell. `checkpoints`:
+        shared folder or URL of those of the trial."""
+        return Task(
+            folder=str(job.folder.path),
+            attempt=job.attempt,
+            study_name=self._study.study_name,
+            study_id=self._study._study_id,
+            directions=[int(direction) for direction in self._study.directions],
+            trial=trial_for_attempt(job),
+            env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
+            volatile=self._volatile,
+            plan=job.provision.plan if job.provision is not None else None,
+            checkpoints=checkpoints,
+            token=self._storage.token_of(job.trial._trial_id),
+        )
 
     def handle(self, attempt: Attempt, message: Message) -> Reply:
         """Return the reply to a request.
@@ -197,26 +217,6 @@ def _equal(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return one == other or (isnan(one) and isnan(other))
-
-
-def task_for(
-    job: Job, study: Study, storage: PatientStorage, folder: StudyFolder, *, volatile: bool
-) -> Task:
-    """Return the message that starts the next attempt at a trial in a cell. `volatile`: the study
-    ends with this process."""
-    return Task(
-        folder=str(job.folder.path),
-        attempt=job.attempt,
-        study_name=study.study_name,
-        study_id=study._study_id,
-        directions=[int(direction) for direction in study.directions],
-        trial=trial_for_attempt(job),
-        env={"CUDA_LAUNCH_BLOCKING": "1"} if job.blocking_launches else {},
-        volatile=volatile,
-        plan=job.provision.plan if job.provision is not None else None,
-        checkpoints=folder.checkpoints_of(job.number),
-        token=storage.token_of(job.trial._trial_id),
-    )
 
 
 def trial_for_attempt(job: Job) -> FrozenTrial:

@@ -86,8 +86,12 @@ def run(
             _shared(study, storage, folder, options) as shared,
         ):
             folder.checkpoints = _checkpoints(study, storage, options)
-            coordinator = _coordinator(
-                study, storage, folder, blob, options, emit, trials, place, shared
+            mark = storage.claim if shared is not None and shared.has_others else ""
+            reseed(unwrapped(study.sampler), len(trials), mark)
+            processes = _executor(blob, storage.claim, folder, options, emit)
+            requests = RequestHandler(study, storage, Names(trials), volatile=place.volatile)
+            coordinator = Coordinator(
+                study, storage, folder, processes, requests, options, emit, shared
             )
             leftovers = _leftovers(coordinator, trials)
             del trials  # the coordinator sees them anew as they change
@@ -109,34 +113,6 @@ def _absolute(path: str | os.PathLike[str], what: str) -> Path:
         return Path(path).absolute()
     except OSError as error:  # the working directory is gone
         raise EnvironmentFault(f"{what} {str(path)!r} leads nowhere ({error}).") from error
-
-
-def _coordinator(
-    study: Study,
-    storage: PatientStorage,
-    folder: StudyFolder,
-    blob: bytes,
-    options: RunOptions,
-    emit: Callable[[events.Event], None],
-    trials: list[FrozenTrial],
-    place: locations.Location,
-    shared: SharedRun | None,
-) -> Coordinator:
-    run = storage.claim if shared and shared.has_others else ""
-    reseed(unwrapped(study.sampler), len(trials), run)
-    processes = _executor(blob, storage.claim, folder, options, emit)
-    requests = RequestHandler(study, storage, Names(trials))
-    return Coordinator(
-        study,
-        storage,
-        folder,
-        processes,
-        requests,
-        options,
-        emit,
-        volatile=place.volatile,
-        shared=shared,
-    )
 
 
 def _executor(
