@@ -13,7 +13,7 @@ import heapq
 import itertools
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -181,14 +181,14 @@ def replay(
     *,
     budget: int,
     workers: int,
-    first: Params | None = None,
+    first: Sequence[Params] = (),
     name: str = "replay",
 ) -> Replay:
-    """Search on a table until `budget` epochs are spent. `first`: configuration of trial 0.
-    `name`: of the study. HyperbandPruner draws brackets from it."""
+    """Search on a table until `budget` epochs are spent. `first`: configurations of the
+    first trials, enqueued. `name`: of the study. HyperbandPruner draws brackets from it."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
-    if first is not None:
-        study.enqueue_trial(dict(first))
+    for params in first:
+        study.enqueue_trial(dict(params))
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
     options = RunOptions(workers=workers, reuse_cells=True, run_dir=folder)

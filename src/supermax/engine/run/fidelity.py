@@ -35,7 +35,7 @@ class FidelityView:
     def trials(self, trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         """Return the trials; those that have reached a rung are COMPLETE, with their rank as
         value. Before there is a rung, they stay as they are."""
-        levels = self._levels(trials)
+        levels = self.levels(trials)
         reached = {
             t.number: len(losses) for t in trials if (losses := self._losses_of(t, levels[-1:]))
         }
@@ -53,7 +53,7 @@ class FidelityView:
             _complete(t, self._sign * ranks[t.number]) if t.number in ranks else t for t in trials
         ]
 
-    def _levels(self, trials: Sequence[FrozenTrial]) -> tuple[int, ...]:
+    def levels(self, trials: Sequence[FrozenTrial]) -> tuple[int, ...]:
         """Return the rungs and the number of reports of a complete trial, ascending."""
         complete = (len(t.intermediate_values) for t in trials if t.state is TrialState.COMPLETE)
         top = self._pruner.max_reports or max(complete, default=0)
