@@ -221,6 +221,7 @@ CONTENDERS: dict[str, Contender] = {
     "supermax-no-view": _supermax(view=False),
     "supermax-no-portfolio": _supermax(known=_none),
     "supermax-defaults": _supermax(known=_defaults),
+    "supermax-defaults-no-mixture": _supermax(known=_defaults, mixture=False),
     "supermax-no-mixture": _supermax(mixture=False),
     "supermax-no-promotion": _supermax(promotion=False),
     "promotion": _supermax(known=_none, mixture=False),

@@ -109,9 +109,9 @@ class PriorSampler(BaseSampler):
             return Choice("configuration", unused)
         rated = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
         known = [t for t in rated if _is_given(t)]
-        sources = [s for s in MIXED if rated or s in ("uniform", "tpe")]
-        if not known:
-            sources = [s for s in sources if s != "prior"]
+        enough = bool(known) or len(rated) >= self.inner._n_startup_trials
+        open_to = {"uniform": True, "tpe": True, "incumbent": enough, "prior": bool(known)}
+        sources = [source for source in MIXED if open_to[source]]
         rng = self._rng.rng
         weights = mixture(sources, self._successes(study, rated), self.uniform)
         source = sources[int(rng.choice(len(sources), p=weights))]

@@ -108,6 +108,17 @@ def test_lower_rung_does_not_count_while_it_ranks_otherwise() -> None:
     assert not ladder.trusts(1)
 
 
+def test_lower_rung_does_not_count_while_only_the_next_one_ranks_alike() -> None:
+    """Each rung has a correlation of 0.57 with the next one; 1 has 0.14 with 9."""
+    ladder = Ladder(always(max_reports=27, min_agreement=0.5, min_trials=8), MINIMIZE)
+    first, second = [3, 2, 1, 0, 7, 6, 5, 4], [3, 2, 1, 0, 4, 5, 6, 7]
+    for number in range(8):
+        ladder.add(number, [20.0 + first[number], *[10.0 + second[number]] * 7, float(number)])
+    assert ladder.trusts(9)
+    assert ladder.trusts(3)
+    assert not ladder.trusts(1)
+
+
 def test_a_share_of_trials_is_never_paused() -> None:
     pruner = always(run_through=0.1)
     ladder = Ladder(pruner, MINIMIZE)

@@ -18,7 +18,7 @@ from pydantic import (
 from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
 from supermax.search.settings import units
 
-Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
+Sampler = Literal["tpe", "prior", "random", "gp", "cmaes", "qmc", "nsgaii"]
 Executor = Literal["local", "ray"]
 Pruner = Literal["median", "promotion", "hyperband", "halving", "none"]
 Seconds = Annotated[float, BeforeValidator(units.seconds)]
