@@ -111,6 +111,12 @@ def test_the_same_seed_draws_the_same_trials() -> None:
     assert one == other != third
 
 
+def test_no_configuration_is_drawn_twice() -> None:
+    """Start-up trials of TPE and uniform ones are of the same random sampler."""
+    drawn = [t.params["x"] for t in searched(PriorSampler(seed=3), 30).trials]
+    assert len(set(drawn)) == 30
+
+
 def test_a_new_sampler_continues_from_the_study_alone() -> None:
     study = searched(PriorSampler(KNOWN, seed=0), 1)
     study.sampler = PriorSampler(KNOWN, seed=1)

@@ -88,8 +88,7 @@ class PriorSampler(BaseSampler):
         self.configurations = _checked(configurations)
         self.uniform = uniform
         self.inner = tpe or TPESampler(multivariate=True, seed=seed)
-        self._rng = LazyRandomState(seed)
-        self._random = RandomSampler(seed=seed)
+        self._rng = LazyRandomState(None if seed is None else (seed + 1) % 2**32)  # not as TPE
         self._all_used: str | None = None
         """Name of the study in which all configurations have a trial."""
 
@@ -153,13 +152,13 @@ class PriorSampler(BaseSampler):
         if choice.source == "tpe":
             return self.inner
         if choice.source == "uniform":
-            return self._random
+            return self.inner._random_sampler  # one sequence: with equal seeds, two would repeat
         center: Mapping[str, Any] = {}
         if choice.source == "configuration" and choice.of < len(self.configurations):
             center = self.configurations[choice.of]
         elif choice.source in ("incumbent", "prior"):
             center = next((t.params for t in trials if t.number == choice.of), {})
-        return _Around(center, choice.scale, self._rng, self._random)
+        return _Around(center, choice.scale, self._rng, self.inner._random_sampler)
 
     # The interface of samplers.
 
@@ -197,7 +196,6 @@ class PriorSampler(BaseSampler):
 
     def reseed_rng(self) -> None:
         self._rng.rng.seed()
-        self._random.reseed_rng()
         self.inner.reseed_rng()
 
 
