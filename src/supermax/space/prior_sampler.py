@@ -83,10 +83,8 @@ class PriorSampler(BaseSampler):
         seed: int | None = None,
         tpe: TPESampler | None = None,
     ) -> None:
-        if isinstance(uniform, bool) or not isinstance(uniform, Real) or not 0 <= uniform <= 1:
-            raise ValueError(f"uniform must be a number from 0 to 1, not {uniform!r:.80}.")
         self.configurations = _checked(configurations)
-        self.uniform = uniform
+        self.uniform = _share("uniform", uniform)
         self.inner = tpe or TPESampler(multivariate=True, seed=seed)
         self._rng = LazyRandomState(None if seed is None else (seed + 1) % 2**32)  # not as TPE
         self._all_used: str | None = None
@@ -245,6 +243,12 @@ def _checked(configurations: Iterable[Mapping[str, ParamValue]]) -> list[dict[st
             f"{configurations!r:.80}."
         )
     return [dict(configuration) for configuration in given]
+
+
+def _share(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r:.80}.")
+    return float(value)
 
 
 def mixture(
