@@ -2,9 +2,9 @@
 
 supermax         PriorSampler with a portfolio, Promotion, and its view of the trials for TPE, in
                  the coordinator of a real run (replay.py)
-supermax-no-…    one part less. no-mixture: TPE draws all trials but those of the portfolio
+supermax-no-…    one part less. no-portfolio: nothing is known beforehand
 supermax-defaults   one configuration chosen by hand instead of the portfolio
-promotion…       TPE and Promotion, nothing known beforehand
+supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
 replayed-…       the same sampler and pruner in the coordinator of Supermax: must equal them
 top-k            random configurations for one epoch, the best ones to the end
@@ -127,14 +127,14 @@ def _optuna(
 def _supermax(
     *,
     known: Callable[[Table], Sequence[Params]] = portfolio_of,
-    mixture: bool = True,
+    mixture: bool = False,
     view: bool = True,
     promotion: bool = True,
     **options: Any,
 ) -> Contender:
-    """Return the search of Supermax. `known`: configurations to begin with. Without `mixture`, TPE
-    draws all others; without `view`, it sees the trials as Optuna stores them. `options`: of
-    Promotion."""
+    """Return the search of Supermax. `known`: configurations to begin with. `mixture`: draw the
+    others from the mixture of PriorSampler instead of TPE. Without `view`, the sampler sees the
+    trials as Optuna stores them. `options`: of Promotion."""
 
     def search(table: Table, setting: Setting) -> Replay:
         from replay import replay
@@ -142,9 +142,7 @@ def _supermax(
         from supermax import PriorSampler, Promotion
 
         first = list(known(table))
-        sampler: BaseSampler = TPESampler(multivariate=True, seed=setting.seed)
-        if mixture:
-            sampler = PriorSampler(first, seed=setting.seed)
+        sampler = PriorSampler(first, mixture=mixture, seed=setting.seed)
         pruner: BasePruner = NopPruner()
         if promotion:
             pruner = Promotion(**{"max_reports": table.epochs, **options})
@@ -156,7 +154,6 @@ def _supermax(
                 pruner,
                 budget=budget,
                 workers=workers,
-                first=() if mixture else first,
             )
 
     return search
@@ -219,15 +216,17 @@ BASELINE = "optuna"
 CONTENDERS: dict[str, Contender] = {
     "supermax": _supermax(),
     "supermax-no-view": _supermax(view=False),
-    "supermax-no-portfolio": _supermax(known=_none),
-    "supermax-defaults": _supermax(known=_defaults),
-    "supermax-defaults-no-mixture": _supermax(known=_defaults, mixture=False),
-    "supermax-no-mixture": _supermax(mixture=False),
     "supermax-no-promotion": _supermax(promotion=False),
-    "promotion": _supermax(known=_none, mixture=False),
-    "promotion-no-view": _supermax(known=_none, mixture=False, view=False),
-    "promotion-unknown-length": _supermax(known=_none, mixture=False, max_reports=None),
-    "promotion-trust-all": _supermax(known=_none, mixture=False, min_agreement=-1.0),
+    "supermax-defaults": _supermax(known=_defaults),
+    "supermax-no-portfolio": _supermax(known=_none),
+    "supermax-no-portfolio-no-view": _supermax(known=_none, view=False),
+    "supermax-mixture": _supermax(mixture=True),
+    "supermax-mixture-no-view": _supermax(mixture=True, view=False),
+    "supermax-mixture-no-promotion": _supermax(mixture=True, promotion=False),
+    "supermax-mixture-defaults": _supermax(mixture=True, known=_defaults),
+    "supermax-mixture-no-portfolio": _supermax(mixture=True, known=_none),
+    "supermax-unknown-length": _supermax(max_reports=None),
+    "supermax-trust-all": _supermax(min_agreement=-1.0),
     "replayed-no-pruning": _optuna(_tpe, NopPruner, replayed=True),
     BASELINE: _optuna(_tpe, MedianPruner, replayed=False),
     "optuna-hyperband": _optuna(_tpe, HyperbandPruner, replayed=False),

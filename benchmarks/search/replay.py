@@ -13,7 +13,7 @@ import heapq
 import itertools
 import shutil
 import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +23,7 @@ from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from simulate import Epoch, Replay
-from tables import Params, Table
+from tables import Table
 
 from supermax.engine.processes.executor import (
     Cell,
@@ -181,14 +181,11 @@ def replay(
     *,
     budget: int,
     workers: int,
-    first: Sequence[Params] = (),
     name: str = "replay",
 ) -> Replay:
-    """Search on a table until `budget` epochs are spent. `first`: configurations of the
-    first trials, enqueued. `name`: of the study. HyperbandPruner draws brackets from it."""
+    """Search on a table until `budget` epochs are spent. `name`: of the study.
+    HyperbandPruner draws brackets from it."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
-    for params in first:
-        study.enqueue_trial(dict(params))
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
     options = RunOptions(workers=workers, reuse_cells=True, run_dir=folder)

@@ -23,7 +23,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 import supermax
 from supermax.space import load, sampler_for
-from supermax.space.prior_sampler import MIXED, PriorSampler, choice_of, mixture, nearby
+from supermax.space.prior_sampler import (
+    MIXED,
+    PriorSampler,
+    choice_of,
+    nearby,
+    probabilities,
+)
 
 KNOWN = [{"x": 0.25, "kind": "b", "depth": 2}, {"x": -0.5, "kind": "a"}]
 
@@ -73,7 +79,9 @@ def test_at_least_the_share_of_trials_is_uniform(uniform: float) -> None:
         trial.suggest_float("x", 0, 1)
         return float(source_of(trial) == "uniform")
 
-    study = searched(PriorSampler([{"x": 0.5}], uniform=uniform, seed=0), 300, objective)
+    study = searched(
+        PriorSampler([{"x": 0.5}], mixture=True, uniform=uniform, seed=0), 300, objective
+    )
     drawn = sources(study)
     assert drawn["uniform"] >= (uniform - 0.07) * 300
     assert all(drawn[source] > 10 for source in MIXED)
@@ -85,7 +93,7 @@ def test_at_least_the_share_of_trials_is_uniform(uniform: float) -> None:
 )
 def test_weights_follow_success(counts: list[tuple[int, int]], uniform: float) -> None:
     seen = {s: (good, good + bad) for s, (good, bad) in zip(MIXED, counts, strict=True)}
-    weights = mixture(MIXED, seen, uniform)
+    weights = probabilities(MIXED, seen, uniform)
     assert math.isclose(sum(weights), 1)
     assert weights[MIXED.index("uniform")] >= uniform
     others = [s for s in MIXED if s != "uniform"]
@@ -99,13 +107,13 @@ def test_a_source_whose_trials_are_better_is_used_more_often() -> None:
         x = trial.suggest_float("x", 0, 1)
         return x - (source_of(trial) == "incumbent")
 
-    drawn = sources(searched(PriorSampler([{"x": 0.5}], seed=1), 200, objective))
+    drawn = sources(searched(PriorSampler([{"x": 0.5}], mixture=True, seed=1), 200, objective))
     assert drawn["incumbent"] > max(drawn["tpe"], drawn["prior"])
 
 
 def test_the_same_seed_draws_the_same_trials() -> None:
     one, other, third = (
-        [t.params for t in searched(PriorSampler(KNOWN, seed=seed), 40).trials]
+        [t.params for t in searched(PriorSampler(KNOWN, mixture=True, seed=seed), 40).trials]
         for seed in (5, 5, 6)
     )
     assert one == other != third
@@ -113,17 +121,17 @@ def test_the_same_seed_draws_the_same_trials() -> None:
 
 def test_no_configuration_is_drawn_twice() -> None:
     """Start-up trials of TPE and uniform ones are of the same random sampler."""
-    drawn = [t.params["x"] for t in searched(PriorSampler(seed=3), 30).trials]
+    drawn = [t.params["x"] for t in searched(PriorSampler(mixture=True, seed=3), 30).trials]
     assert len(set(drawn)) == 30
 
 
 def test_a_new_sampler_continues_from_the_study_alone() -> None:
-    study = searched(PriorSampler(KNOWN, seed=0), 1)
-    study.sampler = PriorSampler(KNOWN, seed=1)
+    study = searched(PriorSampler(KNOWN, mixture=True, seed=0), 1)
+    study.sampler = PriorSampler(KNOWN, mixture=True, seed=1)
     study.optimize(conditional, n_trials=19)
     assert [t.params["x"] for t in study.trials[:2]] == [0.25, -0.5]
     assert sources(study)["configuration"] == 2
-    again = PriorSampler(KNOWN, seed=1)
+    again = PriorSampler(KNOWN, mixture=True, seed=1)
     rated = study.trials
     counts = again._successes(study, rated)
     assert {s: drawn for s, (_, drawn) in counts.items()} == dict(sources(study))
@@ -142,12 +150,29 @@ def test_a_configuration_that_fails_is_not_tried_again() -> None:
 
 
 def test_enqueued_configurations_are_prior_knowledge() -> None:
-    study = optuna.create_study(sampler=PriorSampler(seed=0))
+    study = optuna.create_study(sampler=PriorSampler(mixture=True, seed=0))
     study.enqueue_trial({"x": 0.1, "kind": "a", "rate": 0.01})
     study.optimize(conditional, n_trials=60)
     assert study.trials[0].params["x"] == 0.1
     around = [choice_of(t) for t in study.trials]
     assert {c.of for c in around if c is not None and c.source == "prior"} == {0}
+
+
+@pytest.mark.parametrize("known", [[], KNOWN], ids=["none", "two"])
+def test_without_a_mixture_it_is_tpe_after_enqueued_configurations(known: Any) -> None:
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(multivariate=True, seed=4))
+    for configuration in known:
+        study.enqueue_trial(configuration)
+
+    def objective(trial: optuna.Trial) -> float:
+        return trial.suggest_float("x", -1, 1) ** 2 + trial.suggest_int("depth", 1, 8)
+
+    study.optimize(objective, n_trials=25)
+    given = [{"depth": 3} | dict(configuration) for configuration in known]
+    same = searched(PriorSampler(given, seed=4), 25, objective)
+    if not known:
+        assert [t.params for t in same.trials] == [t.params for t in study.trials]
+    assert set(sources(same)) <= {"configuration", "tpe"}
 
 
 def test_several_objectives_and_constraints() -> None:
@@ -156,7 +181,8 @@ def test_several_objectives_and_constraints() -> None:
         trial.set_constraint("c", 0.5 - x)
         return x, 1 - x
 
-    study = optuna.create_study(directions=["minimize"] * 2, sampler=PriorSampler(KNOWN, seed=0))
+    sampler = PriorSampler(KNOWN, mixture=True, seed=0)
+    study = optuna.create_study(directions=["minimize"] * 2, sampler=sampler)
     study.optimize(objective, n_trials=60)
     around = [c.of for t in study.trials if (c := choice_of(t)) and c.source == "incumbent"]
     assert around
@@ -206,7 +232,7 @@ def test_wrong_configurations_are_refused(wrong: Any) -> None:
 
 def test_trials_of_a_space_are_feasible() -> None:
     space = load("criteria")
-    study = optuna.create_study(sampler=sampler_for(space, "prior", seed=0))
+    study = optuna.create_study(sampler=sampler_for(space, PriorSampler(mixture=True, seed=0)))
     supermax.space.enqueue_defaults(study, space)
     for _ in range(40):
         trial = study.ask()
@@ -229,7 +255,7 @@ def test_a_run_uses_and_continues_it(tmp_path: Path) -> None:
         study = optuna.create_study(
             storage=storage,
             study_name="s",
-            sampler=PriorSampler(KNOWN, seed=0),
+            sampler=PriorSampler(KNOWN, mixture=True, seed=0),
             load_if_exists=True,
         )
         supermax.optimize(study, _objective, n_trials=n_trials, workers=2, progress=False)

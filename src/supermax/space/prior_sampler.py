@@ -1,13 +1,14 @@
-"""Sampler with prior knowledge: known configurations first, then a mixture of four sources.
+"""Sampler with prior knowledge: known configurations first, then TPE or a mixture of sources.
 
     first trials          configurations given to the sampler, one each
-    a fifth, at least     uniform
-    the others            TPE
-                          around one of the best trials
-                          around the best of the given or enqueued configurations
+    then                  TPE
+    or, as a mixture      a fifth, at least: uniform
+                          the others: TPE, around one of the best trials, or around the best of
+                          the given or enqueued configurations
 
-A source is chosen per trial; the better its trials did, the more often. The choice is stored with
-the trial, so a sampler that continues a study knows all choices from the study alone.
+In a mixture, a source is chosen per trial; the better its trials did, the more often. The choice
+is stored with the trial, so a sampler that continues a study knows all choices from the study
+alone.
 """
 
 from __future__ import annotations
@@ -55,20 +56,23 @@ class Choice:
 
 
 class PriorSampler(BaseSampler):
-    """Sampler that starts from configurations known to work, then mixes four sources.
+    """Sampler that starts from configurations known to work.
 
-    The first trials get the given configurations, one each. Later ones are drawn by TPE, around
-    one of the best trials, around the best of the given or enqueued configurations, or uniformly.
-    Sources whose trials are more often among the best quarter are used more often. Parameters
-    that a configuration lacks, or whose value there is out of range, are drawn uniformly, so
-    search spaces may be conditional.
+    The first trials get the given configurations, one each. Later ones are drawn by TPE, or from
+    a mixture: by TPE, around one of the best trials, around the best of the given or enqueued
+    configurations, or uniformly. Sources whose trials are more often among the best quarter are
+    used more often. Parameters that a configuration lacks, or whose value there is out of range,
+    are drawn uniformly, so search spaces may be conditional.
 
     Args:
         configurations:
             Parameters of the first trials. Configurations enqueued with ``study.enqueue_trial``
             have the same effect.
+        mixture:
+            Draw the later trials from the mixture instead of TPE alone. It needed more epochs in
+            the comparison of the page on search quality.
         uniform:
-            Smallest share of uniform draws among the later trials.
+            Smallest share of uniform draws in a mixture.
         seed:
             Seed of the random number generator.
         tpe:
@@ -79,11 +83,13 @@ class PriorSampler(BaseSampler):
         self,
         configurations: Iterable[Mapping[str, ParamValue]] = (),
         *,
+        mixture: bool = False,
         uniform: float = 0.2,
         seed: int | None = None,
         tpe: TPESampler | None = None,
     ) -> None:
         self.configurations = _checked(configurations)
+        self.mixture = mixture
         self.uniform = _share("uniform", uniform)
         self.inner = tpe or TPESampler(multivariate=True, seed=seed)
         self._rng = LazyRandomState(None if seed is None else (seed + 1) % 2**32)  # not as TPE
@@ -104,13 +110,15 @@ class PriorSampler(BaseSampler):
     def _choice(self, study: Study, trials: Sequence[FrozenTrial]) -> Choice:
         if (unused := self._unused(study)) is not None:
             return Choice("configuration", unused)
+        if not self.mixture:
+            return Choice("tpe")
         rated = [t for t in trials if t.state in (TrialState.COMPLETE, TrialState.PRUNED)]
         known = [t for t in rated if _is_given(t)]
         enough = bool(known) or len(rated) >= self.inner._n_startup_trials
         open_to = {"uniform": True, "tpe": True, "incumbent": enough, "prior": bool(known)}
         sources = [source for source in MIXED if open_to[source]]
         rng = self._rng.rng
-        weights = mixture(sources, self._successes(study, rated), self.uniform)
+        weights = probabilities(sources, self._successes(study, rated), self.uniform)
         source = sources[int(rng.choice(len(sources), p=weights))]
         if source in ("uniform", "tpe"):
             return Choice(source)
@@ -251,7 +259,7 @@ def _share(name: str, value: object) -> float:
     return float(value)
 
 
-def mixture(
+def probabilities(
     sources: Sequence[Source], successes: Mapping[Source, tuple[int, int]], uniform: float
 ) -> list[float]:
     """Return the probability of each source: `uniform` for uniform draws, the rest in proportion
