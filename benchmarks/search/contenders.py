@@ -1,6 +1,10 @@
 """Search methods that are compared: each searches one table, with the same budget and workers.
 
-supermax…        TPE and Promotion, in the coordinator of a real run (replay.py)
+supermax         PriorSampler with a portfolio, Promotion, and its view of the trials for TPE, in
+                 the coordinator of a real run (replay.py)
+supermax-no-…    one part less. no-portfolio: nothing is known beforehand
+supermax-defaults   one configuration chosen by hand instead of the portfolio
+supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
 replayed-…       the same sampler and pruner in the coordinator of Supermax: must equal them
 top-k            random configurations for one epoch, the best ones to the end
@@ -10,22 +14,25 @@ syne-tune…, neps…, smac…, auto-sampler   other projects, each in an enviro
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import FrozenTrial, TrialState
 from peer import PEERS, Peer
+from portfolio import portfolio_of
 from simulate import Replay, simulate
 from tables import Params, Table
-
-if TYPE_CHECKING:
-    from supermax import Promotion
 
 
 @dataclass(frozen=True)
@@ -117,25 +124,65 @@ def _optuna(
     return search
 
 
-def _supermax(*, defaults_first: bool = False, **options: Any) -> Contender:
-    """Return the search of Supermax, with these options of Promotion."""
+def _supermax(
+    *,
+    known: Callable[[Table], Sequence[Params]] = portfolio_of,
+    mixture: bool = False,
+    view: bool = True,
+    promotion: bool = True,
+    **options: Any,
+) -> Contender:
+    """Return the search of Supermax. `known`: configurations to begin with. `mixture`: draw the
+    others from the mixture of PriorSampler instead of TPE. Without `view`, the sampler sees the
+    trials as Optuna stores them. `options`: of Promotion."""
 
     def search(table: Table, setting: Setting) -> Replay:
         from replay import replay
 
-        sampler = TPESampler(multivariate=True, seed=setting.seed)
-        first = table.defaults if defaults_first else None
+        from supermax import PriorSampler, Promotion
+
+        first = list(known(table))
+        sampler = PriorSampler(first, mixture=mixture, seed=setting.seed)
+        pruner: BasePruner = NopPruner()
+        if promotion:
+            pruner = Promotion(**{"max_reports": table.epochs, **options})
         budget, workers = setting.budget, setting.workers
-        pruner = _promotion(options)
-        return replay(table, sampler, pruner, budget=budget, workers=workers, first=first)
+        with contextlib.nullcontext() if view else _without_view():
+            return replay(
+                table,
+                sampler,
+                pruner,
+                budget=budget,
+                workers=workers,
+            )
 
     return search
 
 
-def _promotion(options: dict[str, Any]) -> Promotion:
-    from supermax import Promotion
+def _without_view() -> AbstractContextManager[object]:
+    """Have TPE see paused trials as PRUNED ones, and all others as they are."""
+    from supermax.engine.run.fidelity import FidelityView
 
-    return Promotion(**options)
+    def trials(view: FidelityView, found: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+        rungs = view.levels(found)[:-1]
+        return [_paused_as_pruned(trial, rungs) for trial in found]
+
+    return mock.patch.object(FidelityView, "trials", trials)
+
+
+def _paused_as_pruned(trial: FrozenTrial, rungs: Sequence[int]) -> FrozenTrial:
+    if trial.state is TrialState.RUNNING and len(trial.intermediate_values) in rungs:
+        trial = copy.copy(trial)
+        trial.state = TrialState.PRUNED
+    return trial
+
+
+def _defaults(table: Table) -> list[Params]:
+    return [table.defaults]
+
+
+def _none(table: Table) -> list[Params]:
+    return []
 
 
 def _top_k(table: Table, setting: Setting) -> Replay:
@@ -168,13 +215,19 @@ def _random(seed: int) -> BaseSampler:
 BASELINE = "optuna"
 CONTENDERS: dict[str, Contender] = {
     "supermax": _supermax(),
-    "supermax-defaults-first": _supermax(defaults_first=True),
-    "supermax-factor-2": _supermax(reduction_factor=2),
-    "supermax-factor-4": _supermax(reduction_factor=4),
+    "supermax-no-view": _supermax(view=False),
+    "supermax-no-promotion": _supermax(promotion=False),
+    "supermax-defaults": _supermax(known=_defaults),
+    "supermax-no-portfolio": _supermax(known=_none),
+    "supermax-no-portfolio-no-view": _supermax(known=_none, view=False),
+    "supermax-mixture": _supermax(mixture=True),
+    "supermax-mixture-no-view": _supermax(mixture=True, view=False),
+    "supermax-mixture-no-promotion": _supermax(mixture=True, promotion=False),
+    "supermax-mixture-defaults": _supermax(mixture=True, known=_defaults),
+    "supermax-mixture-no-portfolio": _supermax(mixture=True, known=_none),
+    "supermax-unknown-length": _supermax(max_reports=None),
     "supermax-trust-all": _supermax(min_agreement=-1.0),
-    "supermax-trust-0.7": _supermax(min_agreement=0.7),
-    "supermax-no-run-through": _supermax(run_through=0.0),
-    "supermax-no-promotion": _optuna(_tpe, NopPruner, replayed=True),
+    "replayed-no-pruning": _optuna(_tpe, NopPruner, replayed=True),
     BASELINE: _optuna(_tpe, MedianPruner, replayed=False),
     "optuna-hyperband": _optuna(_tpe, HyperbandPruner, replayed=False),
     "optuna-no-pruning": _optuna(_tpe, NopPruner, replayed=False),

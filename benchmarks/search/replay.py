@@ -23,7 +23,7 @@ from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from simulate import Epoch, Replay
-from tables import Params, Table
+from tables import Table
 
 from supermax.engine.processes.executor import (
     Cell,
@@ -181,14 +181,11 @@ def replay(
     *,
     budget: int,
     workers: int,
-    first: Params | None = None,
     name: str = "replay",
 ) -> Replay:
-    """Search on a table until `budget` epochs are spent. `first`: configuration of trial 0.
-    `name`: of the study. HyperbandPruner draws brackets from it."""
+    """Search on a table until `budget` epochs are spent. `name`: of the study.
+    HyperbandPruner draws brackets from it."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
-    if first is not None:
-        study.enqueue_trial(dict(first))
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
     options = RunOptions(workers=workers, reuse_cells=True, run_dir=folder)

@@ -176,7 +176,7 @@ def _lcbench_table(folder: Path, task: str) -> Table:
         return losses
 
     rng = np.random.default_rng(0)
-    lowest = curves([_drawn(rng, space) for _ in range(_REFERENCE)]).min(1)
+    lowest = curves([drawn_evenly(rng, space) for _ in range(_REFERENCE)]).min(1)
     best, median = float(lowest.min()), float(np.median(lowest))
     name, of_one = f"lcbench-{task}", functools.partial(_only, curves)
     return Table(name, space, epochs, best, median, of_one, _LCBENCH_DEFAULTS)
@@ -193,7 +193,7 @@ def _distribution(field: dict[str, Any]) -> BaseDistribution:
     return kind(field["lower"], field["upper"], log=field["log"])
 
 
-def _drawn(rng: np.random.Generator, space: Mapping[str, BaseDistribution]) -> Params:
+def drawn_evenly(rng: np.random.Generator, space: Mapping[str, BaseDistribution]) -> Params:
     """Draw a configuration evenly."""
     drawn = {}
     for name, distribution in space.items():

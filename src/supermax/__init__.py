@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from supermax.engine.summary import Summary
     from supermax.run import optimize
     from supermax.space import Space
+    from supermax.space.prior_sampler import PriorSampler
     from supermax.studies import open_study
     from supermax.study import Study
 
@@ -51,6 +52,7 @@ __version__ = "0.1.0"
 __all__ = [
     "EnvironmentFault",
     "Infeasible",
+    "PriorSampler",
     "Promotion",
     "RayExecutor",
     "RunHalted",
@@ -68,6 +70,7 @@ __all__ = [
     "space",
 ]
 _LAZY_IMPORTS = {
+    "PriorSampler": "supermax.space.prior_sampler:PriorSampler",
     "Promotion": "supermax.engine.run.promotion:Promotion",
     "RayExecutor": "supermax.engine.processes.ray_cluster:RayExecutor",
     "Space": "supermax.space:Space",

@@ -62,8 +62,9 @@ def open_study(
         storage: The path of an SQLite file or, with the suffix .journal or .log, of an Optuna
             journal; or, as in Optuna, a URL, a storage object, or None for a study in memory.
         name: The study's name. Default: the space's name.
-        sampler: An Optuna sampler, or "tpe" (the default), "random", "gp", "cmaes", "qmc",
-            "nsgaii". It is wrapped to draw feasible configurations only.
+        sampler: An Optuna sampler, or "tpe" (the default), "prior", "random", "gp", "cmaes",
+            "qmc", "nsgaii". It is wrapped to draw feasible configurations only. "prior" is
+            `supermax.PriorSampler`, which starts from the enqueued configurations.
         pruner: An Optuna pruner.
         direction: "minimize" (the default) or "maximize".
         directions: A list of these, for several objectives.

@@ -114,7 +114,7 @@ def test_contenders_respect_budget_workers_and_seed(contender: str) -> None:
     [
         ("optuna", "replayed-optuna"),
         ("optuna-hyperband", "replayed-optuna-hyperband"),
-        ("optuna-no-pruning", "supermax-no-promotion"),
+        ("optuna-no-pruning", "replayed-no-pruning"),
         ("random", "replayed-random"),
     ],
 )

@@ -55,6 +55,7 @@ from supermax.space.feasible import (
     witness,
 )
 from supermax.space.model import Flat, Space
+from supermax.space.prior_sampler import PriorSampler
 
 if TYPE_CHECKING:
     from optuna.samplers._tpe.parzen_estimator import _ParzenEstimator
@@ -93,6 +94,7 @@ def sampler_for(
 
 
 _SAMPLERS = {
+    "prior": lambda seed: PriorSampler(seed=seed),
     "tpe": lambda seed: TPESampler(multivariate=True, seed=seed),
     "random": lambda seed: RandomSampler(seed=seed),
     "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
@@ -127,7 +129,6 @@ class SpaceSampler(BaseSampler):
         self._witness = witness(space)
         self._searchable = True
         self._groups = _groups(space)
-        self._limit = _max_draws(inner)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
@@ -169,10 +170,10 @@ class SpaceSampler(BaseSampler):
         self, proposer: _Proposer, fixed: Mapping[str, ParamValue]
     ) -> tuple[Flat, int, str]:
         """Return a feasible configuration, the number of samples, and the stage that found it."""
-        values, count, feasible = proposer.propose(fixed, self._limit)
+        values, count, feasible = proposer.propose(fixed, _max_draws(proposer.inner))
         if feasible:
             return values, count, "own"
-        if not isinstance(self.inner, RandomSampler):
+        if not isinstance(proposer.inner, RandomSampler):
             free = relevant(self.space, self.space.broken(values)) - set(fixed)
             kept = {n: v for n, v in values.items() if n not in free} | dict(fixed)
             for repair in range(1, _REPAIRS + 1):
@@ -266,8 +267,10 @@ def _groups(space: Space) -> dict[str, dict[str, BaseDistribution]]:
 class _Proposer:
     """Source of configurations for one trial, from an inner sampler of any kind."""
 
-    def __init__(self, owner: SpaceSampler, study: Study, trial: FrozenTrial) -> None:
-        self.space, self.inner, self.groups = owner.space, owner.inner, owner._groups
+    def __init__(
+        self, owner: SpaceSampler, inner: BaseSampler, study: Study, trial: FrozenTrial
+    ) -> None:
+        self.space, self.inner, self.groups = owner.space, inner, owner._groups
         self.study, self.trial = study, trial
 
     def propose(self, fixed: Mapping[str, ParamValue], limit: int) -> tuple[Flat, int, bool]:
@@ -346,8 +349,10 @@ class _ByGroup(_Proposer):
 
     inner: TPESampler
 
-    def __init__(self, owner: SpaceSampler, study: Study, trial: FrozenTrial) -> None:
-        super().__init__(owner, study, trial)
+    def __init__(
+        self, owner: SpaceSampler, inner: TPESampler, study: Study, trial: FrozenTrial
+    ) -> None:
+        super().__init__(owner, inner, study, trial)
         self._candidates: dict[int, _Candidates] = {}  # by group
         self._take_best = True
         self._acquisition = 0.0
@@ -460,10 +465,12 @@ class _Candidates:
 
 def _proposer(owner: SpaceSampler, study: Study, trial: FrozenTrial) -> _Proposer:
     inner = owner.inner
+    if isinstance(inner, PriorSampler):
+        inner = inner.choose(study, trial)
     if isinstance(inner, TPESampler) and inner._is_multivariate(study):
-        return _ByGroup(owner, study, trial)
+        return _ByGroup(owner, inner, study, trial)
     if isinstance(inner, (RandomSampler, TPESampler)):
-        return _Independent(owner, study, trial)
+        return _Independent(owner, inner, study, trial)
     if isinstance(inner, QMCSampler):
-        return _WholeSpace(owner, study, trial)
-    return _Proposer(owner, study, trial)
+        return _WholeSpace(owner, inner, study, trial)
+    return _Proposer(owner, inner, study, trial)

@@ -130,6 +130,28 @@ def test_tpe_sees_no_more_than_the_window(monkeypatch: pytest.MonkeyPatch) -> No
     assert sum(seen[:2]) <= 330
 
 
+def test_tpe_sees_a_share_of_many_paused_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[FrozenTrial]] = []
+    original = TPESampler._get_internal_repr
+
+    def noted(self: TPESampler, trials: list[FrozenTrial], *rest: Any) -> Any:
+        seen.append(trials)
+        return original(self, trials, *rest)
+
+    monkeypatch.setattr(TPESampler, "_get_internal_repr", noted)
+    study = optuna.create_study(pruner=supermax.Promotion(max_reports=9))
+    paused = some(900)
+    for trial in paused:
+        trial.state, trial.values, trial.datetime_complete = TrialState.RUNNING, None, None
+        trial.intermediate_values = dict.fromkeys((1, 2, 3), trial.params["x"])
+    study.add_trials(paused)
+    study.sampler = bounded(study, TPESampler(seed=0), limit=300)
+    objective(study.ask())
+    best = sorted(paused, key=lambda trial: trial.params["x"])[:25]
+    assert {t.number for t in seen[0]} == {t.number for t in best}
+    assert sum(map(len, seen[:2])) <= 330
+
+
 # Suggestions computed ahead.
 
 

@@ -108,6 +108,17 @@ def test_lower_rung_does_not_count_while_it_ranks_otherwise() -> None:
     assert not ladder.trusts(1)
 
 
+def test_lower_rung_does_not_count_while_only_the_next_one_ranks_alike() -> None:
+    """Each rung has a correlation of 0.57 with the next one; 1 has 0.14 with 9."""
+    ladder = Ladder(always(max_reports=27, min_agreement=0.5, min_trials=8), MINIMIZE)
+    first, second = [3, 2, 1, 0, 7, 6, 5, 4], [3, 2, 1, 0, 4, 5, 6, 7]
+    for number in range(8):
+        ladder.add(number, [20.0 + first[number], *[10.0 + second[number]] * 7, float(number)])
+    assert ladder.trusts(9)
+    assert ladder.trusts(3)
+    assert not ladder.trusts(1)
+
+
 def test_a_share_of_trials_is_never_paused() -> None:
     pruner = always(run_through=0.1)
     ladder = Ladder(pruner, MINIMIZE)
@@ -316,23 +327,26 @@ class TestRun:
         trained = [tuple(map(int, line.split())) for line in marks.read_text().splitlines()]
         assert Counter(trained).most_common(1)[0][1] == 1
 
-    def test_sampler_sees_paused_trials_as_pruned(self, study: optuna.Study) -> None:
+    def test_sampler_compares_paused_trials_with_complete_ones(self, study: optuna.Study) -> None:
         sampler = Recording(seed=1, n_startup_trials=4)
         study.sampler = sampler
-        supermax.optimize(study, nine_epochs, n_trials=12, pruner=always(), progress=False)
-        assert any(sampler.pruned_before_the_end)
+        supermax.optimize(study, nine_epochs, n_trials=40, pruner=always(), progress=False)
+        paused = {t.number for t in study.trials if t.state is TrialState.PRUNED}
+        seen = [number for numbers in sampler.best for number in numbers if number in paused]
+        assert seen
 
 
 class Recording(optuna.samplers.TPESampler):
-    """TPE that notes how many pruned trials it sees."""
+    """TPE that notes which trials it models as good."""
 
-    def sample_relative(self, study: Any, trial: FrozenTrial, search_space: Any) -> dict[str, Any]:
-        seen = study._get_trials(deepcopy=False, states=(TrialState.PRUNED,), use_cache=True)
-        self.pruned_before_the_end = [
-            *getattr(self, "pruned_before_the_end", []),
-            *(t.intermediate_values for t in seen),
-        ]
-        return super().sample_relative(study, trial, search_space)
+    best: list[list[int]]
+
+    def _build_parzen_estimator(
+        self, study: Any, search_space: Any, trials: Any, handle_below: bool
+    ) -> Any:
+        if handle_below:
+            self.best = [*getattr(self, "best", []), [trial.number for trial in trials]]
+        return super()._build_parzen_estimator(study, search_space, trials, handle_below)
 
 
 def test_filler_that_has_made_its_last_report_completes() -> None:

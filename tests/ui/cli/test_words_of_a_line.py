@@ -15,7 +15,8 @@ from supermax.search.settings import resolve
 from supermax.search.settings.resolving import Value
 from supermax.space.presets import presets
 from supermax.ui.cli.inspect import _tail, _unprinted, _with_final_culprits
-from supermax.ui.cli.tune import _name_storage, _where, assigned, resolved
+from supermax.ui.cli.outcome import _name_storage, _where
+from supermax.ui.cli.tune import assigned, resolved
 from tests.ui.cli.helping import commands, sm
 
 

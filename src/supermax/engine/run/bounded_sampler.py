@@ -1,6 +1,7 @@
 """Wrapper of a TPE sampler during a run: bounds the cost of a suggestion, and computes it ahead.
 
     history ──▶ TrialWindow ──▶ view of the study ──▶ TPE ──▶ joint parameters of a trial
+                  with Promotion: FidelityView
     idle coordinator ──prepare()──▶ joint parameters of the next trial
 
 A prepared suggestion is not stored anywhere before a trial takes it: no trial exists for it, and
@@ -21,6 +22,8 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from supermax.engine.run.fidelity import FidelityView
+from supermax.engine.run.promotion import Promotion
 from supermax.engine.run.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.errors import SupermaxError
@@ -50,9 +53,7 @@ class BoundedSampler(BaseSampler):
         self._seen = 0  # finished trials that were added to the window
         self._prepared: _Suggestion | None = None
         self._broken = False
-        self.paused: Container[int] = ()
-        """Numbers of RUNNING trials that are paused. The sampler sees them as pruned ones, with
-        their reports."""
+        self._fidelity: FidelityView | None = None
 
     # Suggestions computed ahead.
 
@@ -136,11 +137,11 @@ class BoundedSampler(BaseSampler):
         history = self._history()
         self._window.add(history.finished[self._seen :])
         self._seen = len(history.finished)
-        unfinished = [
-            as_pruned(trial) if trial.number in self.paused else trial
-            for trial in history.unfinished()
-        ]
-        trials = self._window.trials(study) + unfinished
+        trials = self._window.trials(study) + history.unfinished()
+        if isinstance(study.pruner, Promotion) and len(study.directions) == 1:
+            self._fidelity = self._fidelity or FidelityView(study.pruner, study.direction)
+            compared = self._fidelity.trials(trials)
+            trials = self._window.thinned(study, compared, len(history.trials))
         return sorted(trials, key=lambda trial: trial.number)
 
 
@@ -192,21 +193,10 @@ def prepare_next(study: Study) -> None:
         study.sampler.prepare_if_missing(study)
 
 
-def show_paused(study: Study, numbers: Container[int]) -> None:
-    """Have the sampler learn from the reports of these trials, which are paused."""
-    if isinstance(study.sampler, BoundedSampler):
-        study.sampler.paused = numbers
-
-
-def as_pruned(trial: FrozenTrial) -> FrozenTrial:
-    pruned = copy.copy(trial)
-    pruned.state = TrialState.PRUNED
-    return pruned
-
-
 def uses_tpe(sampler: BaseSampler) -> bool:
-    """Return whether a sampler is TPE, or draws from TPE as `inner`."""
-    return isinstance(getattr(sampler, "inner", sampler), TPESampler)
+    """Return whether a sampler is TPE, or draws from TPE as `inner`, or the inner one does."""
+    inner = getattr(sampler, "inner", None)
+    return isinstance(sampler, TPESampler) or (isinstance(inner, BaseSampler) and uses_tpe(inner))
 
 
 def unwrapped(sampler: BaseSampler) -> BaseSampler:

@@ -46,7 +46,7 @@ from supermax.engine.processes.protocol import (
 )
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
-from supermax.engine.run.bounded_sampler import prepare_next, show_paused
+from supermax.engine.run.bounded_sampler import prepare_next
 from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.deadlines import Deadlines
 from supermax.engine.run.gpu_watch import GpuWatch
@@ -112,7 +112,6 @@ class Coordinator:
         )
         space = PausedSpace(options.paused_space, folder, emit)
         paused = PausedTrials(study, storage.history, emit, space)
-        show_paused(study, paused)
         self.trials = ClaimedTrials(study, paused, self.progress, self.gpus, self.others)
         self.gains = GainWatch(study, options.stop, storage.history, emit)
         self.messages = MessageHandler(study, processes, requests, self.trials, emit)

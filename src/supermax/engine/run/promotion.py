@@ -6,7 +6,7 @@
 A rung is a number of reports. Every trial that gets there has its best value so far recorded.
 Rungs are counted from the top: of 27 reports, a reduction factor of 3 has rungs at 9, 3 and 1. A
 short training often ranks configurations differently from a long one, so a lower rung pauses
-trials only after it has ranked the trials of this study as the next rung did.
+trials only after it has ranked the trials of this study as the next and the highest rung did.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Promotion(BasePruner):
             Share of the trials that are never paused. Their curves show whether the rungs rank
             trials correctly.
         min_agreement:
-            Rank correlation, on the trials that reached both, from which on a rung below the
-            highest one pauses trials. -1: from the start.
+            Rank correlation with the next and with the highest rung from which on a rung below
+            the highest one pauses trials. -1: from the start.
         min_trials:
-            Number of trials that have reached the next rung before the correlation counts.
+            Number of trials that have reached the highest rung before the correlation counts.
     """
 
     def __init__(
@@ -192,18 +192,30 @@ class Ladder:
         return [n for rung in (0, *self.rungs) for _, n in reversed(self._waiting[rung])]
 
     def trusts(self, rung: int) -> bool:
-        """Return whether the rung ranks the trials as the next one does. The highest one always
-        counts."""
-        if rung in self._trusted or rung == self.rungs[-1]:
+        """Return whether the rung ranks the trials as the next one and the highest one do. The
+        highest one always counts.
+
+        The next one alone is not enough: two very short trainings often agree with each other, and
+        not with a long one.
+        """
+        highest = self.rungs[-1]
+        if rung in self._trusted or rung == highest:
             return True
-        above = self.rungs[self.rungs.index(rung) + 1]
-        numbers = sorted(number for _, number in self._ranked[above])[:_MOST_PAIRS]
+        numbers = sorted(number for _, number in self._ranked[highest])[:_MOST_PAIRS]
         if self._pruner.min_agreement > -1 and len(numbers) < self._pruner.min_trials:
             return False
-        pairs = [(self._losses[n][rung - 1], self._losses[n][above - 1]) for n in numbers]
-        if self.trusts(above) and rank_correlation(pairs) >= self._pruner.min_agreement:
+        above = self.rungs[self.rungs.index(rung) + 1]
+        if self.trusts(above) and all(
+            self._agreement(numbers, rung, other) >= self._pruner.min_agreement
+            for other in {above, highest}
+        ):
             self._trusted.add(rung)
         return rung in self._trusted
+
+    def _agreement(self, numbers: Sequence[int], rung: int, other: int) -> float:
+        """Return the rank correlation of these trials' losses at two rungs."""
+        curves = [self._losses[number] for number in numbers]
+        return rank_correlation([(curve[rung - 1], curve[other - 1]) for curve in curves])
 
     def _among_best(self, number: int, rung: int) -> bool:
         ranked = self._ranked[rung]

@@ -44,6 +44,18 @@ class TrialWindow:
             self._kept = sorted(best + thinned, key=_number)
         return list(self._kept)
 
+    def thinned(self, study: Study, trials: list[FrozenTrial], total: int) -> list[FrozenTrial]:
+        """Return at most about `limit` of the rated trials among these, and all RUNNING ones.
+        `total`: number of trials of the study. It is for views that rate unfinished trials."""
+        if len(trials) <= self._limit * _SLACK:
+            return trials
+        seen = [trial for trial in trials if trial.state is not TrialState.WAITING]
+        best, others = _split_trials(study, seen, _BEST)
+        share = self._limit / total
+        return best + [
+            t for t in others if t.state is TrialState.RUNNING or _position(t.number) < share
+        ]
+
 
 def _number(trial: FrozenTrial) -> int:
     return int(trial.number)

@@ -19,7 +19,7 @@ from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
 from supermax._util.text import mistyped_url
 from supermax.search.settings import units
 
-Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "nsgaii"]
+Sampler = Literal["tpe", "prior", "random", "gp", "cmaes", "qmc", "nsgaii"]
 Executor = Literal["local", "ray"]
 Pruner = Literal["median", "promotion", "hyperband", "halving", "none"]
 Stop = Literal["never", "when_no_gain"]
