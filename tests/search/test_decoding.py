@@ -23,6 +23,7 @@ from tests.search.test_search import search_in
 SAMPLED = {"encoder": {"name": "tiny"}}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick", "preloaded")
 def test_settings_are_chosen_and_those_of_a_study_from_before_stay(tmp_path: Path) -> None:
     search = search_in(tmp_path, "evidence", trials=1)

@@ -127,7 +127,7 @@ def test_a_probe_that_fails_costs_nothing(
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(probing, "probe", broken)
+    monkeypatch.setattr(probing, "probe_memory", broken)
     assert run_probes(CONFIG, Execution(), [ONE]) == []
     assert "A probe before the trial failed: " in capsys.readouterr().err
 

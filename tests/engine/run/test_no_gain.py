@@ -182,6 +182,7 @@ print("FINISHED", summary.stopped_by)
 """
 
 
+@pytest.mark.slow
 def test_all_runs_on_a_shared_study_end(proxy: Proxy, tmp_path: Path) -> None:
     """Also one that would not have decided so itself."""
     with created(proxy):

@@ -170,6 +170,7 @@ supermax.optimize(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_run_that_is_killed_after_removing_checkpoints_goes_on(url: str) -> None:
     command = [sys.executable, "-c", KILLED, url]

@@ -327,6 +327,7 @@ class TestRun:
         trained = [tuple(map(int, line.split())) for line in marks.read_text().splitlines()]
         assert Counter(trained).most_common(1)[0][1] == 1
 
+    @pytest.mark.slow
     def test_sampler_compares_paused_trials_with_complete_ones(self, study: optuna.Study) -> None:
         sampler = Recording(seed=1, n_startup_trials=4)
         study.sampler = sampler
