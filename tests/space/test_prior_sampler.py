@@ -263,7 +263,12 @@ def test_a_run_uses_and_continues_it(tmp_path: Path) -> None:
 
     run(1)
     trials = run(16)
-    assert [t.params["x"] for t in trials[:2]] == [0.25, -0.5]
     choices = [choice_of(t) for t in trials]
     assert None not in choices
-    assert sum(c is not None and c.source == "configuration" for c in choices) == 2
+    # In the order in which trials suggest: with two workers, not always that of their numbers.
+    given = [c is not None and c.source == "configuration" for c in choices]
+    assert [t.params["x"] for t, is_given in zip(trials, given, strict=True) if is_given] == [
+        0.25,
+        -0.5,
+    ]
+    assert given[0]
