@@ -336,7 +336,7 @@ class Search:
         options = replace(
             options,
             workers=allowed.workers,
-            paused_space=allowed.paused,
+            paused_space=allowed.paused if options.paused_space is None else options.paused_space,
             callbacks=callbacks,
             planner=planner if planned else options.planner,
         )
