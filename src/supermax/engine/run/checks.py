@@ -108,7 +108,7 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("planner", options.planner, _or_none(_is_planner), _PLANNER),
         ("configure", options.configure, _or_none(callable), "a function"),
         ("paused_space", options.paused_space, _or_none(_integer_from(0)), "a number of bytes"),
-        ("stop", options.stop, _or_none(_is_rule), "'when_no_gain' or a supermax.WhenNoGain"),
+        ("stop", options.stop, _or_none(_is_rule), _RULE),
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),
         ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
@@ -140,6 +140,7 @@ def _check_gpus(devices: Sequence[int | str]) -> None:
 
 
 _SECONDS = "a number of seconds above 0"
+_RULE = "'when_no_gain', or a supermax.WhenNoGain with a noise above 0, a function or None"
 _PLANNER = "an object with the methods provide and room"
 
 
