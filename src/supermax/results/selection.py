@@ -63,8 +63,8 @@ class Selection:
             )
         else:
             lines.append(
-                f"The best value still improved by more than its standard error in the last "
-                f"trials, up to trial {self.last}."
+                f"The best value still improved by more than its standard error up to trial "
+                f"{self.last}, with {counted(self.after, 'trial')} after it."
             )
         return lines
 
