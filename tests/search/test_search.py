@@ -463,6 +463,13 @@ def test_wrong_options_of_a_run_are_user_errors(
     assert not (tmp_path / "s.db").exists()
 
 
+def test_several_objectives_do_not_end_by_themselves(tmp_path: Path) -> None:
+    search = replace(search_in(tmp_path, trials=1), objectives=("accuracy", "model_size"))
+    with pytest.raises(UserError, match="only with one objective"):
+        search.run(stop="when_no_gain")
+    assert not (tmp_path / "s.db").exists()
+
+
 def test_options_of_a_run_replace_those_of_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,11 +30,7 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
     )
     _check_places(options)
     _check_executor(options)
-    if options.stop is not None and len(study.directions) > 1:
-        raise UserError(
-            f"A run stops by itself only with one objective, and this study has "
-            f"{len(study.directions)}. Leave it out (stop=None, --stop never)."
-        )
+    check_stop(options, len(study.directions))
     if options.executor is None:
         _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
@@ -50,6 +46,15 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
     if study._thread_local.in_optimize_loop:
         raise UserError(
             "This study is being optimized already. Wait for that call to return, then call again."
+        )
+
+
+def check_stop(options: RunOptions, objectives: int) -> None:
+    """Raise UserError if a run with several objectives is to end by itself."""
+    if options.stop is not None and objectives > 1:
+        raise UserError(
+            f"A run ends by itself only with one objective, and this study has {objectives}. "
+            f"Leave it out (stop=None, --stop never)."
         )
 
 
