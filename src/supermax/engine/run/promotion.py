@@ -151,9 +151,8 @@ class Ladder:
     def pauses(self, number: int, values: Sequence[float], *, for_good: bool = False) -> bool:
         """Return whether a trial with these reports, the last one just now, pauses. `for_good`: it
         cannot continue later, so the best one of a rung never does."""
-        passed = len(values) <= self._passed.get(
-            number, 0
-        )  # it starts again, without a checkpoint
+        # A trial that was continued without a checkpoint has started again.
+        passed = len(values) <= self._passed.get(number, 0)
         self.add(number, values)
         if passed or self._pruner.runs_through(number) or len(values) not in self.rungs:
             return False
