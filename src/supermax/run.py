@@ -144,6 +144,8 @@ def optimize(
             study.pruner = pruner
         if reuse_results:
             options = reusing_results(study, options)
+        elif isinstance(sampler := getattr(study, "sampler", None), SpaceSampler):
+            sampler.redraws = 0  # of an earlier call
         return run_study(study, objective, options)
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone

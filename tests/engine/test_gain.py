@@ -132,3 +132,8 @@ def test_estimate_is_cheap_with_thousands_of_trials() -> None:
     numbers = count()
     trials = tried(*[float(next(numbers)) % 997 for _ in range(20_000)])
     assert expected_gain(trials, 1.0) is not None
+
+
+def test_without_a_value_in_the_first_half_nothing_is_estimated() -> None:
+    late = [Tried(float(i), i + 1.0, None if i < 40 else float(i % 7)) for i in range(60)]
+    assert expected_gain(late, 100.0) is None

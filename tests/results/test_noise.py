@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import optuna
@@ -38,6 +39,13 @@ def test_spread_over_seeds_is_pooled_and_added() -> None:
     both = noise_of(ROWS, "accuracy", 0.8, shown)
     assert both == pytest.approx(math.hypot(0.04, 0.02), rel=0.05)
     assert spread_over_seeds(race((0.7,))) is None
+
+
+def test_spread_over_folds_has_the_error_of_the_rows_already() -> None:
+    shown = race((0.70, 0.90), (0.60, 0.80))
+    folds = replace(shown, contestants=tuple(replace(c, unit="fold") for c in shown.contestants))
+    assert spread_over_seeds(folds) is None
+    assert noise_of(ROWS, "accuracy", 0.8, folds) == noise_of(ROWS, "accuracy", 0.8)
 
 
 @pytest.mark.parametrize(

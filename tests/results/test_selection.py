@@ -70,7 +70,7 @@ def test_best_value_that_came_early_ends_what_pays() -> None:
     assert "selection on noise (standard error of accuracy: 0.020)" in told[0]
     assert told[1] == (
         "After trial 29, 70 further trials improved the best value by 0.010, less than the "
-        "standard error: more trials had stopped paying."
+        "standard error: they hardly helped."
     )
     (alone,) = found.lines("accuracy", raced=True)
     assert "(standard error of accuracy: 0.020)" in alone

@@ -7,7 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,12 @@ def test_the_best_mean_over_folds_wins() -> None:
     assert found.best is not None
     assert found.best.mean_text.endswith("over 3 folds")
     assert read_race(study.user_attrs[RACE]) == found
+    assert found.selection(maximize=True).startswith("Trial 2 is no worse over folds than")
+    lower = replace(found.best, mean=0.7)
+    assert replace(found, contestants=(lower,)).selection(maximize=True) == (
+        "Trial 2 is worse over folds than in the search by 0.100: selection on noise, and other "
+        "rows."
+    )
     over_seeds, _ = raced(study, Runner(lambda number, _: means[number] + 0.1))
     assert over_seeds is not None  # a race of its own: it trains anew
     assert over_seeds.best is not None

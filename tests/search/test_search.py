@@ -463,6 +463,13 @@ def test_wrong_options_of_a_run_are_user_errors(
     assert not (tmp_path / "s.db").exists()
 
 
+def test_several_objectives_do_not_end_by_themselves(tmp_path: Path) -> None:
+    search = replace(search_in(tmp_path, trials=1), objectives=("accuracy", "model_size"))
+    with pytest.raises(UserError, match="only with one objective"):
+        search.run(stop="when_no_gain")
+    assert not (tmp_path / "s.db").exists()
+
+
 def test_options_of_a_run_replace_those_of_the_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,8 +480,10 @@ def test_options_of_a_run_replace_those_of_the_search(
     )
     search = replace(search_in(tmp_path, trials=3), workers=2)
     search.run()
-    search.run(planner=None, n_trials=7, workers="auto", callbacks=None)
+    search.run(planner=None, n_trials=7, workers="auto", callbacks=None, paused_space=9)
     first, second = seen
+    assert (first.paused_space or 0) > 9  # by the disk
+    assert second.paused_space == 9
     assert (first.n_trials, first.workers, first.reuse_cells) == (3, 2, True)
     assert first.planner is not None
     assert (second.n_trials, second.planner) == (7, None)

@@ -22,7 +22,7 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 import supermax
-from supermax.space import load, sampler_for
+from supermax.space import Space, load, sampler_for
 from supermax.space.prior_sampler import (
     MIXED,
     PriorSampler,
@@ -246,6 +246,20 @@ def test_trials_of_a_space_are_feasible() -> None:
 
 def _objective(trial: Any) -> float:
     return conditional(trial)
+
+
+def test_configurations_name_parameters_of_all_branches_alike() -> None:
+    branches = [
+        {"when": "a == 'x'", "type": "float", "low": 0.0, "high": 1.0},
+        {"when": "a == 'y'", "type": "float", "low": 5.0, "high": 9.0},
+    ]
+    space = Space(name="s", parameters={"a": {"choices": ["x", "y"]}, "b": branches})
+    known = [{"a": "x", "b": 0.25}, {"a": "y", "b": 6.5}]
+    study = supermax.open_study(space, storage=None, sampler=PriorSampler(known, seed=0))
+    for wanted in known:
+        trial = study.ask()
+        assert space.sample(trial) == wanted
+        study.tell(trial, 0.0)
 
 
 def test_a_run_uses_and_continues_it(tmp_path: Path) -> None:

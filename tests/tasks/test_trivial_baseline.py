@@ -30,7 +30,7 @@ def said(agent: str, objective: str, value: float, summary: Summary = NOTHING, *
     study = optuna.create_study()
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
     tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {})
-    settings = Settings(agent=cast("Any", agent), trials=1, epochs=1, **how)
+    settings = Settings(**{"agent": agent, "trials": 1, "epochs": 1, **how})
     return "\n".join(outcome(settings, tuned))
 
 
@@ -61,11 +61,12 @@ def test_one_that_learns_is_not() -> None:
 def test_search_that_ended_by_itself_says_why_and_how_to_go_on() -> None:
     expected = Gain(60, 30, 0.002, 0.012)
     summary = Summary({"COMPLETE": 60}, stopped_by=NO_GAIN, gain=expected)
-    told = said("criteria", "macro_f1", 0.9, summary)
+    told = said("criteria", "macro_f1", 0.9, summary, trials=200)
     why = "no further gain is expected (expected gain of the next 30 trials: 0.002, noise 0.012)"
-    assert f"ended by itself after 60 of 1 trials, since {why}" in told
+    assert f"ended by itself after 60 of 200 trials, since {why}" in told
     assert "Paused" not in told
     assert "To go on, add --stop never." in told
+    assert "by itself" not in said("criteria", "macro_f1", 0.9, summary, trials=60)
     stopping, going_on = (
         resolve("criteria", flags={"stop": Value(stop, "--stop")}, presets=presets()).settings
         for stop in ("when_no_gain", "never")

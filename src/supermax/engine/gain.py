@@ -4,8 +4,8 @@
 
 Two estimates, of which the larger one counts:
 
-- The gain of as many trials before. For trials that are drawn alike, further ones are not expected
-  to gain more, and where a sampler makes progress, this has it.
+- The gain of as many trials before. If trials are drawn alike, further ones are not expected to
+  gain more, and if a sampler makes progress, this gain contains it.
 - The gain that the best of the recent values let expect: their excess over a threshold is taken
   to be exponential, as it is in the limit for most distributions without a bound. With a bound it
   is less, so this errs on the side of going on. It does not depend on when the best value came.
@@ -31,7 +31,7 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Tried:
-    """Trial that has finished, or has paused for now. Moments are of any one clock."""
+    """Trial that has finished, or has paused for now. All times are of the same clock."""
 
     started: float
     ended: float | None = None
@@ -96,12 +96,14 @@ def read_gain(stored: object) -> Gain | None:
 
 def expected_gain(trials: Sequence[Tried], noise: float | None) -> Gain | None:
     """Return the expected gain of further trials, half as many as there were; None: there are too
-    few. `trials` by number; `noise` None: unknown."""
+    few, or none of the first half had a value. `trials` by number; `noise` None: unknown."""
     values = [each.value for each in trials if each.value is not None]
     if len(trials) < FEWEST or len(values) <= _FEWEST_EXCESSES:
         return None
     further, best = len(trials) // 2, max(values)
     gained = best - _best_before(trials, trials[-further].started)
+    if math.isinf(gained):
+        return None
     recent = trials[len(trials) // 2 :]
     if sum(each.value is not None for each in recent) <= _FEWEST_EXCESSES:
         recent = trials

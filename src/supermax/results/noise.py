@@ -50,9 +50,10 @@ def _error_of_mean(result: Mapping[str, object], metric: str, value: float) -> f
 
 def spread_over_seeds(race: RaceRecord | None) -> float | None:
     """Return the standard deviation of the value of one configuration over seeds, taken to be the
-    same for all; None: no race has shown it."""
+    same for all; None: no race has shown it. Over folds, values also differ by the rows, whose
+    error is counted already."""
     squares, free = 0.0, 0
-    for each in race.contestants if race is not None else ():
+    for each in race.contestants if race is not None and race.unit == "seed" else ():
         scores = [score for score in each.scores if score is not None]
         if len(scores) > 1:
             squares += statistics.variance(scores) * (len(scores) - 1)

@@ -109,6 +109,9 @@ class RaceRecord:
         if excess <= 0:
             lead = f"Trial {best.trial} is no worse over {best.unit}s than in the search"
             return f"{lead}: there is no sign of selection on noise."
+        if best.unit == "fold":
+            lead = f"Trial {best.trial} is worse over folds than in the search by {fixed(excess)}"
+            return f"{lead}: selection on noise, and other rows."
         if self.default is None or self.default[0] == best.trial:
             lead = f"Of the value of trial {best.trial} in the search, {fixed(excess)}"
             return f"{lead} is likely to be selection on noise."

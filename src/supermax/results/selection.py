@@ -1,4 +1,4 @@
-"""Selection on noise: how much of the best value is luck, and when more trials stopped paying.
+"""Selection on noise: how much of the best value is luck, and when more trials hardly helped.
 
 values, their noise ──selection_of()──▶ Selection ──lines()──▶ sentences of the report
 """
@@ -18,7 +18,7 @@ from supermax.results.records import StudyRecord
 
 FEWEST = 10
 """Values below which the selection is not estimated."""
-_LEAST_LEFT = 10  # trials after which something may be said to have stopped paying
+_LEAST_LEFT = 10  # trials after which something are said to have hardly helped
 _REACH = 12.0  # standard errors below the best value, beyond which values are taken as equal
 _STEPS = 120  # of the grid of true values
 _ROUNDS = 300  # of expectation maximisation
@@ -59,12 +59,12 @@ class Selection:
             lines.append(
                 f"After trial {self.last}, {counted(self.after, 'further trial')} improved the "
                 f"best value by {fixed(self.gained)}, less than the standard error{said}: "
-                f"more trials had stopped paying."
+                f"they hardly helped."
             )
         else:
             lines.append(
-                f"The best value still improved by more than its standard error in the last "
-                f"trials, up to trial {self.last}."
+                f"The best value still improved by more than its standard error up to trial "
+                f"{self.last}, with {counted(self.after, 'trial')} after it."
             )
         return lines
 

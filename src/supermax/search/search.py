@@ -27,7 +27,7 @@ from supermax._util.attributes import (
     race_name,
 )
 from supermax._util.text import ended, metric_title, nearest
-from supermax.engine.run.checks import check_options
+from supermax.engine.run.checks import check_options, check_stop
 from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
 from supermax.engine.run.paused_space import FEWEST
@@ -187,6 +187,7 @@ class Search:
         planned = "planner" not in changes and options.planner is None
         limits = {"epochs": size.epochs, "patience": size.patience, **self.limits}
         objectives, directions = self._checked(limits)
+        check_stop(options, len(objectives))
         splits = self.all_splits
         check_parts(self.agent, splits)
         fit = self.fit
@@ -336,7 +337,7 @@ class Search:
         options = replace(
             options,
             workers=allowed.workers,
-            paused_space=allowed.paused,
+            paused_space=allowed.paused if options.paused_space is None else options.paused_space,
             callbacks=callbacks,
             planner=planner if planned else options.planner,
         )

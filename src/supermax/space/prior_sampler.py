@@ -32,7 +32,7 @@ from optuna.samplers._tpe.sampler import _split_trials
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax._util.attributes import ParamValue
+from supermax._util.attributes import ParamValue, plain_name
 
 Source = Literal["configuration", "uniform", "tpe", "incumbent", "prior"]
 MIXED: tuple[Source, ...] = ("uniform", "tpe", "incumbent", "prior")
@@ -235,8 +235,10 @@ class _Around(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        value = self._center.get(param_name)
-        if param_name not in self._center or not _contains(param_distribution, value):
+        # Given configurations have the names of the objective, trials those of the storage.
+        name = plain_name(param_name, param_distribution) if self._scale == 0 else param_name
+        value = self._center.get(name)
+        if name not in self._center or not _contains(param_distribution, value):
             return self._elsewhere.sample_independent(study, trial, param_name, param_distribution)
         if self._scale == 0:
             return value

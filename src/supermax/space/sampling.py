@@ -94,7 +94,7 @@ def sampler_for(
 
 
 _SAMPLERS = {
-    "prior": lambda seed: PriorSampler(seed=seed),
+    "prior": lambda seed: PriorSampler(mixture=True, seed=seed),
     "tpe": lambda seed: TPESampler(multivariate=True, seed=seed),
     "random": lambda seed: RandomSampler(seed=seed),
     "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),

@@ -74,6 +74,16 @@ def test_a_trial_that_stopped_early_counts_with_its_last_loss() -> None:
     assert ranking([early, *others]) == [1, 2, 3, 0, *range(4, ENOUGH)]
 
 
+def test_a_trial_that_starts_again_keeps_its_rank() -> None:
+    view = FidelityView(Promotion(max_reports=9), MINIMIZE)
+    others = [made(n, [float(n)] * 3, RUNNING) for n in range(1, ENOUGH + 1)]
+    view.trials([made(0, [0.0] * 3, RUNNING), *others])
+    again = view.trials([made(0, [0.5], RUNNING), *others])
+    assert [t.values for t in again] == [[float(n)] for n in range(ENOUGH + 1)]
+    ended = view.trials([made(0, [0.5], PRUNED), *others])
+    assert ended[0].values == [float(ENOUGH)]
+
+
 def test_values_that_are_not_numbers_come_last() -> None:
     trials = [made(n, [float(n)] * 3, PRUNED) for n in range(ENOUGH)]
     assert ranking([made(99, [math.nan] * 3, PRUNED), *trials])[-1] == 99

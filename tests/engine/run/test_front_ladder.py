@@ -68,6 +68,23 @@ def test_damaged_reports_are_left_out() -> None:
     assert points_of(trial, 2) == [[1.0, 2.0], [5.0, 6.0]]
 
 
+def test_trials_added_together_are_ranked_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [reported(n, *(((7 * n + s) % 10, (3 * n - s) % 10) for s in range(4 + n % 6)))
+              for n in range(30)]  # fmt: skip
+    single, together = (FrontLadder(supermax.Promotion(max_reports=9), BOTH) for _ in range(2))
+    for trial in trials:
+        single.add(trial.number, single.read(trial))
+    ranked: list[int] = []
+    rank = FrontLadder._rank
+    monkeypatch.setattr(FrontLadder, "_rank", lambda s, rung: ranked.append(rung) or rank(s, rung))
+    together.update(trials)
+    assert sorted(ranked) == [1, 3]  # not once for each trial
+    assert together._ranked == single._ranked
+    assert together._losses == single._losses
+    together.update([])
+    assert len(ranked) == 2
+
+
 def test_best_fronts_continue() -> None:
     ladder = FrontLadder(always(), BOTH)
     # Accuracy up, size down: three on the front, then nine that they dominate.

@@ -136,6 +136,14 @@ def test_paused_trial_whose_reports_are_lost_continues() -> None:
     assert ladder.promotable() is None
 
 
+def test_trial_whose_attempt_fails_before_it_has_paused_pauses_in_the_next_one() -> None:
+    ladder = Ladder(always(), MINIMIZE)
+    for number in range(5):
+        ladder.add(number, [0.1] * 9)
+    assert ladder.pauses(7, [9.0])
+    assert ladder.pauses(7, [9.0])
+
+
 def test_trial_that_starts_again_does_not_pause_where_it_was() -> None:
     ladder = Ladder(always(), MINIMIZE)
     for number in range(6):

@@ -189,6 +189,14 @@ def test_every_trial_runs_by_default(tmp_path: Path) -> None:
     assert len(list((tmp_path / "ran").iterdir())) == 6
 
 
+def test_a_later_call_without_it_draws_as_usual(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    run(study, 1)
+    assert study.sampler.redraws == 10
+    run(study, 2, reuse_results=False)
+    assert study.sampler.redraws == 0
+
+
 def test_a_study_without_a_space_is_refused(url: str) -> None:
     study = optuna.create_study(storage=url)
     with pytest.raises(UserError, match=r"Open it with supermax\.open_study"):

@@ -223,6 +223,15 @@ def test_damaged_checkpoints_are_replaced(tmp_path: Path) -> None:
     assert trained(tmp_path) == {1, 2, 3}
 
 
+def test_seed_that_an_earlier_version_has_trained_is_trained_again(tmp_path: Path) -> None:
+    parts = {"no_answer": {"policy": "calibrated"}}
+    stopped(tmp_path, 2, agent="evidence", seeds=[1, 2], parts=parts)
+    (kept,) = [path for path in (tmp_path / "cache" / "refits").iterdir() if path.is_dir()]
+    done = torch.load(kept / "1" / "done.pt", weights_only=True)
+    torch.save({"weights": done["weights"], "threshold": 0.5}, kept / "1" / "done.pt")
+    assert trained(tmp_path, agent="evidence", seeds=[1, 2], parts=parts) == {1, 2}
+
+
 def test_the_same_refit_does_not_run_twice_at_once(tmp_path: Path) -> None:
     def inner(*_: Any) -> None:
         with pytest.raises(UserError, match="already running"):

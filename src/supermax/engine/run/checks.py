@@ -30,11 +30,7 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
     )
     _check_places(options)
     _check_executor(options)
-    if options.stop is not None and len(study.directions) > 1:
-        raise UserError(
-            f"A run stops by itself only with one objective, and this study has "
-            f"{len(study.directions)}. Leave it out (stop=None, --stop never)."
-        )
+    check_stop(options, len(study.directions))
     if options.executor is None:
         _check_gpus(options.devices)
     if isinstance(study, RemoteStudy):
@@ -50,6 +46,15 @@ def check_arguments(study: Study, objective: object, options: RunOptions) -> Non
     if study._thread_local.in_optimize_loop:
         raise UserError(
             "This study is being optimized already. Wait for that call to return, then call again."
+        )
+
+
+def check_stop(options: RunOptions, objectives: int) -> None:
+    """Raise UserError if a run with several objectives is to end by itself."""
+    if options.stop is not None and objectives > 1:
+        raise UserError(
+            f"A run ends by itself only with one objective, and this study has {objectives}. "
+            f"Leave it out (stop=None, --stop never)."
         )
 
 
@@ -108,7 +113,7 @@ def _rows(options: RunOptions) -> list[_Row]:
         ("planner", options.planner, _or_none(_is_planner), _PLANNER),
         ("configure", options.configure, _or_none(callable), "a function"),
         ("paused_space", options.paused_space, _or_none(_integer_from(0)), "a number of bytes"),
-        ("stop", options.stop, _or_none(_is_rule), "'when_no_gain' or a supermax.WhenNoGain"),
+        ("stop", options.stop, _or_none(_is_rule), _RULE),
         ("lease", options.lease, _seconds, _SECONDS),
         ("checkpoints", options.checkpoints, _or_none(_is_path), "a folder or a URL"),
         ("run_dir", options.run_dir, _or_none(_is_path), "the path of a folder"),
@@ -140,6 +145,7 @@ def _check_gpus(devices: Sequence[int | str]) -> None:
 
 
 _SECONDS = "a number of seconds above 0"
+_RULE = "'when_no_gain', or a supermax.WhenNoGain with a noise above 0, a function or None"
 _PLANNER = "an object with the methods provide and room"
 
 

@@ -73,6 +73,8 @@ class FidelityView:
             return []
         wanted = top[0] if trial.state is TrialState.COMPLETE else reports
         known = self._losses.get(trial.number)
+        if known is not None and trial.state is TrialState.RUNNING and known[0] > reports:
+            return known[1]  # it starts again, without a checkpoint
         if known is None or known[0] != reports or len(known[1]) < wanted:
             losses = lowest_so_far([self._sign * value for value in reports_of(trial)])
             if not losses and trial.state is TrialState.COMPLETE and trial.value is not None:

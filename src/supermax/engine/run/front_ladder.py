@@ -10,7 +10,7 @@ continue cover the whole front.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,18 @@ class FrontLadder(Ladder):
         self._signs = [-1.0 if d is StudyDirection.MAXIMIZE else 1.0 for d in directions]
         self._points: dict[int, list[Point]] = {}
         """By trial: the best point up to each report, by the first objective."""
+        self._unranked: set[int] | None = None
+        """Rungs to rank at the end of an update; None: outside of one."""
         super().__init__(pruner, StudyDirection.MINIMIZE)
+
+    def update(self, trials: Iterable[FrozenTrial]) -> None:
+        """Add the reports of these trials. Each rung is ranked once, after all of them: a run that
+        resumes a long study adds thousands."""
+        self._unranked = set()
+        super().update(trials)
+        unranked, self._unranked = self._unranked, None
+        for rung in unranked.intersection(self.rungs):
+            self._rank(rung)
 
     def read(self, trial: FrozenTrial) -> list[float]:
         """Take over the points of a trial. Return a loss for each, to be replaced by its rank."""
@@ -47,9 +58,12 @@ class FrontLadder(Ladder):
 
     def add(self, number: int, values: Sequence[float]) -> None:
         super().add(number, values)
-        for rung in self.rungs:
-            if rung <= len(values):
-                self._rank(rung)
+        changed = {rung for rung in self.rungs if rung <= len(values)}
+        if self._unranked is not None:
+            self._unranked |= changed
+            return
+        for rung in changed:
+            self._rank(rung)
 
     def _set_rungs(self) -> None:
         super()._set_rungs()
@@ -57,8 +71,8 @@ class FrontLadder(Ladder):
             self._rank(rung)
 
     def _rank(self, rung: int) -> None:
-        """Rank the trials at a rung anew."""
-        numbers = [number for _, number in self._ranked[rung]]
+        """Rank the trials at a rung anew; ties go by number, whatever the order of arrival."""
+        numbers = sorted(number for _, number in self._ranked[rung])
         losses = ranks([self._points[number][rung - 1] for number in numbers])
         for number, loss in zip(numbers, losses, strict=True):
             self._losses[number][rung - 1] = loss

@@ -120,6 +120,8 @@ class Ladder:
         """By rung: the loss and number of each trial that has reached it, sorted."""
         self._trusted: set[int] = set()
         self._paused: set[int] = set()
+        self._passed: dict[int, int] = {}
+        """By trial that was continued: number of the reports that it had then."""
         self._waiting: dict[int, list[tuple[float, int]]] = {}
         """By rung, 0 for none: the loss there and number of each paused trial, sorted."""
         self._set_rungs()
@@ -149,9 +151,10 @@ class Ladder:
     def pauses(self, number: int, values: Sequence[float], *, for_good: bool = False) -> bool:
         """Return whether a trial with these reports, the last one just now, pauses. `for_good`: it
         cannot continue later, so the best one of a rung never does."""
-        repeated = len(self._losses.get(number, ())) >= len(values)  # by a trial that starts again
+        # A trial that was continued without a checkpoint has started again.
+        passed = len(values) <= self._passed.get(number, 0)
         self.add(number, values)
-        if repeated or self._pruner.runs_through(number) or len(values) not in self.rungs:
+        if passed or self._pruner.runs_through(number) or len(values) not in self.rungs:
             return False
         rung = len(values)
         if not self.trusts(rung) or (for_good and self._ranked[rung][0][1] == number):
@@ -169,6 +172,7 @@ class Ladder:
 
     def resume(self, number: int) -> None:
         """Note that a trial does not wait any more."""
+        self._passed[number] = len(self._losses[number])
         self._paused.discard(number)
         self._waiting[self._rung_of(number)].remove(self._place(number))
 

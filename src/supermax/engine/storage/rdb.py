@@ -92,10 +92,8 @@ def is_transient(error: BaseException, *, underway: bool = False) -> bool:
             return isinstance(root, sqlalchemy.exc.OperationalError) and any(
                 marker in str(root.orig).lower() for marker in markers
             )
-        if (
-            problem_of(root) is DatabaseProblem.READ_ONLY
-        ):  # after a failover, until the primary is back
-            return underway
+        if problem_of(root) is DatabaseProblem.READ_ONLY:
+            return underway  # after a failover, until the primary is back
         return (underway or not is_permanent(root)) and (
             root.connection_invalidated
             or isinstance(root, (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError))

@@ -78,7 +78,7 @@ def comparison(facts: ReportFacts) -> Html:
 
 
 def selection(facts: ReportFacts) -> Html | None:
-    """Return how much of the best value is likely to be luck, and when trials stopped paying."""
+    """Return how much of the best value is likely luck, and when more trials hardly helped."""
     if not facts.selection:
         return None
     return tag("p", clean_text(" ".join(facts.selection)))

@@ -50,7 +50,8 @@ def _postgresql_lock(connection: sa.Connection, digest: bytes, name: str) -> Ite
     try:
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
     except sqlalchemy.exc.OperationalError as error:
-        if getattr(error.orig, "sqlstate", None) == _LOCK_TIMEOUT:
+        codes = (getattr(error.orig, name, None) for name in ("sqlstate", "pgcode"))  # by driver
+        if _LOCK_TIMEOUT in codes:
             raise _taken(name) from None
         raise
     yield

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -289,7 +289,7 @@ def _train_seed(
     folder = work.seed_folder(seed)
     make_private(folder)
     done = read_checkpoint(folder / _DONE)
-    if done is None:
+    if done is None or "decoding" not in done:  # of an earlier version: it chose less
         work.stages(Stage("prepare", seed, epochs=work.epochs))
         prepared = work.prepared(seed)
         on_epoch = None if progress is None else partial(progress, seed)
@@ -302,7 +302,7 @@ def _train_seed(
         done = {"weights": weights, "decoding": None if chosen is None else asdict(chosen)}
         write_checkpoint(folder / _DONE, done)
         Saver(folder).clear()
-    stored = done.get("decoding")
+    stored: dict[str, Any] | None = done["decoding"]
     return None if stored is None else Decoding(**stored)
 
 

@@ -125,7 +125,7 @@ def _race_lines(record: StudyRecord) -> list[str]:
 
 
 def _selection_lines(record: StudyRecord) -> list[str]:
-    """Return how much of the best value is likely to be luck, and when trials stopped paying."""
+    """Return how much of the best value is likely luck, and when more trials hardly helped."""
     found = selection_in(record)
     if found is None:
         return []

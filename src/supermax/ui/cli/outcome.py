@@ -62,7 +62,8 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
 def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     """Return why the search has fewer trials than wanted, and how to go on."""
     summary = tuned.summary
-    if summary.stopped_by != NO_GAIN or summary.gain is None:
+    reached = summary.finished >= settings.trials
+    if summary.stopped_by != NO_GAIN or summary.gain is None or reached:
         return []
     return [
         f"The search ended by itself after {summary.finished} of {settings.trials} trials, since "

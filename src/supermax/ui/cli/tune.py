@@ -108,7 +108,8 @@ def tune(
     sampler: Annotated[
         Text,
         typer.Option(
-            help="tpe, random, gp, cmaes, qmc, nsgaii.", autocompletion=among(get_args(Sampler))
+            help="tpe, prior, random, gp, cmaes, qmc, nsgaii.",
+            autocompletion=among(get_args(Sampler)),
         ),
     ] = None,
     pruner: Annotated[
