@@ -9,7 +9,7 @@ from supermax._util.text import counted, took
 from supermax.engine.gain import Gain
 
 NO_GAIN = "no gain"
-"""What stops a run that ends by itself."""
+"""Reason for the end of a run that ends by itself."""
 
 
 @dataclass(frozen=True)

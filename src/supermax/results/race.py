@@ -20,7 +20,7 @@ from supermax.engine.ranking import ranked
 
 _MOST_DECIMALS = 6
 Unit = Literal["seed", "fold"]
-"""What a race varies between the trainings of a configuration."""
+"""Difference between the trainings of a configuration in a race."""
 
 
 @dataclass(frozen=True)
