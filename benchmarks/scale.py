@@ -43,10 +43,10 @@ from scale_ray import CPUS, cluster, ends_of_ray_tune, ends_of_supermax
 import supermax
 from supermax._util.attributes import ORIGIN
 from supermax._util.text import counted
+from supermax.engine.jobs.provision import DeviceUsage, Planner, Provision
 from supermax.engine.processes.transport import Processes
 from supermax.engine.run.coordinator import Coordinator
-from supermax.engine.run.provision import DeviceUsage, Planner, Provision
-from supermax.engine.run.trial_window import LIMIT
+from supermax.engine.sampling.trial_window import LIMIT
 from supermax.space import Space, load, sampler_for
 from supermax.space.feasible import draw_from_prior
 from supermax.space.migration.bulk_write import add_trials

@@ -16,8 +16,8 @@ import optuna
 from optuna.samplers import BaseSampler, TPESampler
 from scipy import stats
 
-from supermax.engine.run.bounded_sampler import BoundedSampler
-from supermax.engine.run.trial_window import LIMIT
+from supermax.engine.sampling.bounded_sampler import BoundedSampler
+from supermax.engine.sampling.trial_window import LIMIT
 from supermax.engine.storage.history import TrialHistory
 
 Objective = Callable[[optuna.Trial], float]

@@ -24,9 +24,10 @@ from optuna.storages import RDBStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
+from supermax.engine.jobs import policy
 from supermax.engine.processes import pool
 from supermax.engine.processes.prestart import _PLACEHOLDER, TAG
-from supermax.engine.run import deadlines, policy
+from supermax.engine.run import deadlines
 from supermax.engine.storage.sqlite import file_of_url
 from tests.preloading import Template, forked_from
 

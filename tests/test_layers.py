@@ -24,32 +24,42 @@ IMPORTS = {
     "_util": "",
     "cluster": "_util engine.processes engine.storage",
     "engine": "_util engine.trial",
+    "engine.health": "_util engine engine.jobs engine.processes engine.trial",
+    "engine.jobs": "_util engine.processes engine.storage engine.trial",
     "engine.processes": "_util engine engine.storage engine.trial",
-    "engine.run": "_util engine engine.processes engine.storage engine.trial",
+    "engine.promotion": "_util engine engine.jobs engine.processes engine.storage",
+    "engine.run": (
+        "_util engine engine.health engine.jobs engine.processes engine.promotion engine.sampling "
+        "engine.sharing engine.storage engine.trial"
+    ),
+    "engine.sampling": "_util engine.promotion engine.storage",
+    "engine.sharing": "_util engine.health engine.jobs engine.storage",
     "engine.storage": "_util engine.trial",
     "engine.trial": "_util",
     "memory": "_util",
-    "results": "_util engine engine.run engine.storage engine.trial",
+    "results": "_util engine engine.jobs engine.sharing engine.storage engine.trial",
     "results.report": "_util engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
-    "run": "_util engine engine.processes engine.run space ui.display",
+    "run": "_util engine engine.jobs engine.processes engine.run space ui.display",
     "search": (
-        "_util engine engine.processes engine.run engine.storage engine.trial memory results "
-        "results.tracking run search.settings space studies tasks training.config training.data "
-        "training.deploy training.eval training.models training.steps"
+        "_util engine engine.processes engine.promotion engine.run engine.storage engine.trial "
+        "memory results results.tracking run search.settings space studies tasks training.config "
+        "training.data training.deploy training.eval training.models training.steps"
     ),
     "search.settings": "_util space",
     "space": "_util",
-    "studies": "_util engine.run engine.storage space",
+    "studies": "_util engine.run engine.sharing engine.storage space",
     "study": (
         "_util engine results results.report search search.settings space studies training.data "
         "training.deploy"
     ),
-    "supermax": "_util engine engine.processes engine.run run space studies study",
+    "supermax": (
+        "_util engine engine.processes engine.promotion engine.run run space studies study"
+    ),
     "tasks": (
-        "_util engine engine.processes engine.run engine.storage engine.trial memory space "
-        "training training.config training.data training.eval training.models training.optim "
-        "training.steps"
+        "_util engine engine.jobs engine.processes engine.promotion engine.storage engine.trial "
+        "memory space training training.config training.data training.eval training.models "
+        "training.optim training.steps"
     ),
     "testing": "",
     "training": (
@@ -67,10 +77,10 @@ IMPORTS = {
     "training.steps": "_util training.config training.data training.models training.optim",
     "ui": "",
     "ui.cli": (
-        "_util cluster engine engine.processes engine.run engine.storage engine.trial memory "
-        "results results.report results.tracking search search.settings space studies tasks "
-        "training training.config training.data training.deploy training.eval training.models "
-        "training.steps ui.display"
+        "_util cluster engine engine.processes engine.run engine.sharing engine.storage "
+        "engine.trial memory results results.report results.tracking search search.settings space "
+        "studies tasks training training.config training.data training.deploy training.eval "
+        "training.models training.steps ui.display"
     ),
     "ui.display": "_util engine engine.storage engine.trial memory",
 }

@@ -161,7 +161,7 @@ def _supermax(
 
 def _without_view() -> AbstractContextManager[object]:
     """Have TPE see paused trials as PRUNED ones, and all others as they are."""
-    from supermax.engine.run.fidelity import FidelityView
+    from supermax.engine.sampling.fidelity import FidelityView
 
     def trials(view: FidelityView, found: Sequence[FrozenTrial]) -> list[FrozenTrial]:
         rungs = view.levels(found)[:-1]

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from supermax.engine.processes.ray_cluster import RayExecutor
     from supermax.engine.processes.remote_trial import RemoteTrial as Trial
     from supermax.engine.processes.remote_trial import TrialInterrupted
+    from supermax.engine.promotion.ladder import Promotion
     from supermax.engine.run.no_gain import WhenNoGain
-    from supermax.engine.run.promotion import Promotion
     from supermax.engine.run.requeue import retry
     from supermax.engine.summary import Summary
     from supermax.run import optimize
@@ -71,7 +71,7 @@ __all__ = [
 ]
 _LAZY_IMPORTS = {
     "PriorSampler": "supermax.space.prior_sampler:PriorSampler",
-    "Promotion": "supermax.engine.run.promotion:Promotion",
+    "Promotion": "supermax.engine.promotion.ladder:Promotion",
     "RayExecutor": "supermax.engine.processes.ray_cluster:RayExecutor",
     "Space": "supermax.space:Space",
     "Study": "supermax.study:Study",

@@ -12,11 +12,11 @@ import optuna
 
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
+from supermax.engine.jobs.provision import Planner
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.checks import check_pruner
 from supermax.engine.run.no_gain import WhenNoGain, when_to_stop
 from supermax.engine.run.options import RunOptions
-from supermax.engine.run.provision import Planner
 from supermax.engine.run.session import run
 from supermax.engine.summary import Summary
 from supermax.errors import SupermaxError, UserError
@@ -96,7 +96,7 @@ def optimize(
         progress: None: a live view on a terminal, plain lines elsewhere. False: nothing. A
             function: called with each event of the run instead.
         planner: Estimates the device memory of a trial before it starts (see
-            supermax.engine.run.provision). None: `workers` trials run in parallel.
+            supermax.engine.jobs.provision). None: `workers` trials run in parallel.
         pruner: Replaces the pruner of the study. ``supermax.Promotion()`` pauses trials and
             continues the best ones from their checkpoints. None: the study's own.
         reuse_results: For an objective that gives a configuration the same result again: draw a

@@ -27,7 +27,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from supermax._util.attributes import is_race, metric_names, race_name
 from supermax._util.text import in_short, is_url, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
-from supermax.engine.run.sharing import runs_of
+from supermax.engine.sharing.shared_run import runs_of
 from supermax.engine.storage import journal, locks, rdb, servers, sqlite
 from supermax.engine.storage.locations import find_location, key_of, locate, prepare_location
 from supermax.engine.storage.network_disk import refuse_sqlite_on_network_disk

@@ -10,7 +10,7 @@ import pytest
 
 from supermax import testing
 from supermax._util.moved import MOVED
-from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
+from supermax.engine.jobs.provision import DeviceUsage, Provision, Refusal
 
 
 def current(former: str) -> str:
@@ -67,8 +67,8 @@ def test_the_former_name_of_a_plan_works() -> None:
     with pytest.warns(DeprecationWarning, match="how is now plan"):
         assert former.how == {"micro_batch": 2}
     with pytest.warns(DeprecationWarning, match="Refused is now Refusal"):
-        from supermax.engine.run.provision import Refused
+        from supermax.engine.jobs.provision import Refused
     assert Refused is Refusal
     with pytest.warns(DeprecationWarning, match="Occupied is now DeviceUsage"):
-        from supermax.engine.run.provision import Occupied
+        from supermax.engine.jobs.provision import Occupied
     assert Occupied is DeviceUsage

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.engine.executors import EXECUTOR, cluster, elsewhere
-from tests.engine.storage.postgres import Server, given_or_started
+from tests.engine.storage.postgres import Proxy, Server, given_or_started
 
-pytest.register_assert_rewrite("tests.engine.run.shared_runs")
+pytest.register_assert_rewrite("tests.engine.sharing.shared_runs")
 _STARTED_AS_BY_USERS = ("test_prestart.py", "test_descriptors.py", "test_mps.py")
 
 
@@ -37,3 +38,17 @@ def forked(request: pytest.FixtureRequest, engine_template: object) -> None:
 def database() -> Iterator[Server]:
     with given_or_started() as running:
         yield running
+
+
+@pytest.fixture
+def proxy(database: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Empty database behind a proxy."""
+    from tests.engine.sharing.shared_runs import opened
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    proxy = Proxy(database.path)
+    with opened(proxy) as storage:
+        for summary in storage.get_all_studies():
+            storage.delete_study(summary._study_id)
+    yield proxy
+    proxy.close()

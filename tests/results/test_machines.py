@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 from supermax._util.attributes import CLAIM, TAKEN_FROM
-from supermax.engine.run.sharing import RunOfStudy
+from supermax.engine.sharing.shared_run import RunOfStudy
 from supermax.engine.storage.lease_tables import ENDED, RUNNING, RunInfo
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.results.machines import at_work, machine_text, run_names, short_hosts

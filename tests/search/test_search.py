@@ -28,7 +28,7 @@ from supermax._util.attributes import (
     plain_params,
 )
 from supermax.engine import gain
-from supermax.engine.run.front_ladder import points_of
+from supermax.engine.promotion.front_ladder import points_of
 from supermax.engine.run.options import RunOptions
 from supermax.engine.summary import NO_GAIN, Summary
 from supermax.errors import UserError

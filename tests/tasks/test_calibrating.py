@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 import supermax.tasks.probing as probing
-from supermax.engine.run.provision import DeviceUsage, Provision
+from supermax.engine.jobs.provision import DeviceUsage, Provision
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import loads

@@ -16,7 +16,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
-    "supermax.engine.provision": "supermax.engine.run.provision",
+    "supermax.engine.provision": "supermax.engine.jobs.provision",
+    "supermax.engine.run.provision": "supermax.engine.jobs.provision",
     "supermax.mps": "supermax.engine.processes.mps",
     "supermax.report": "supermax.results.report",
     "supermax.tracking": "supermax.results.tracking",

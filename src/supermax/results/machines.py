@@ -8,7 +8,7 @@ from pathlib import Path
 
 from supermax._util.attributes import CLAIM, TAKEN_FROM
 from supermax._util.text import one_line
-from supermax.engine.run.sharing import RunOfStudy
+from supermax.engine.sharing.shared_run import RunOfStudy
 from supermax.results.records import StudyRecord, TrialRecord
 
 

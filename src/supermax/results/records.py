@@ -29,9 +29,9 @@ from supermax._util.attributes import (
     plain_params,
 )
 from supermax._util.text import metric_title
+from supermax.engine.jobs.job import fault_from
 from supermax.engine.ranking import broken, front, ranked
-from supermax.engine.run.job import fault_from
-from supermax.engine.run.sharing import RunOfStudy, runs_of
+from supermax.engine.sharing.shared_run import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, StudyFolder, TrialFolder

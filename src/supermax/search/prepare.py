@@ -18,9 +18,9 @@ from optuna.pruners import BasePruner
 from supermax._util.attributes import ALL_GPUS
 from supermax._util.files import user_name
 from supermax.engine.processes.mps import PIPE, SHARE, shared
+from supermax.engine.promotion.ladder import Promotion
 from supermax.engine.run.no_gain import WHEN_NO_GAIN, WhenNoGain
 from supermax.engine.run.options import RunOptions
-from supermax.engine.run.promotion import Promotion
 from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.devices import named_gpus

@@ -27,11 +27,11 @@ from supermax._util.attributes import (
     race_name,
 )
 from supermax._util.text import ended, metric_title, nearest
+from supermax.engine.promotion.ladder import Promotion
+from supermax.engine.promotion.paused_space import FEWEST
 from supermax.engine.run.checks import check_options, check_stop
 from supermax.engine.run.no_gain import when_to_stop
 from supermax.engine.run.options import Callback, RunOptions
-from supermax.engine.run.paused_space import FEWEST
-from supermax.engine.run.promotion import Promotion
 from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
-from supermax.engine.run.promotion import Promotion
+from supermax.engine.promotion.ladder import Promotion
 from supermax.errors import UserError
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog

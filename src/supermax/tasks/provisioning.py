@@ -14,7 +14,7 @@ from typing import Protocol
 from optuna.trial import BaseTrial
 
 from supermax._util.text import size_text
-from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
+from supermax.engine.jobs.provision import DeviceUsage, Provision, Refusal
 from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.estimate import CONTEXT
 from supermax.memory.facts import Spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from supermax.engine.run.policy import MOST_REPLANS
+from supermax.engine.jobs.policy import MOST_REPLANS
 from supermax.engine.trial.faults import out_of_memory
 from supermax.errors import EnvironmentFault
 from supermax.memory.estimate import Split, need

@@ -9,9 +9,9 @@ import pytest
 from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 
+from supermax.engine.jobs.policy import Retry, decide
 from supermax.engine.processes import checkpoints
 from supermax.engine.processes.checkpoints import Checkpoints, is_remote
-from supermax.engine.run.policy import Retry, decide
 from supermax.engine.trial.faults import Culprit, Evidence, Kind, classify
 from supermax.engine.trial.outcome import RAISED, Outcome, describe
 from supermax.errors import CheckpointUnavailable

@@ -21,9 +21,9 @@ import pytest
 
 import supermax
 from supermax.engine import events
+from supermax.engine.jobs.job import decision_about, ran_out_of_memory
+from supermax.engine.jobs.provision import DeviceUsage, Provision, Refusal
 from supermax.engine.run.admission import Admission
-from supermax.engine.run.job import decision_about, ran_out_of_memory
-from supermax.engine.run.provision import DeviceUsage, Provision, Refusal
 from supermax.results.records import read_record
 from tests import ROOT
 from tests.engine.executors import EXECUTOR, local_only

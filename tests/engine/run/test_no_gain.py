@@ -20,7 +20,7 @@ from supermax.engine.gain import Gain
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
-from tests.engine.run.shared_runs import created, opened
+from tests.engine.sharing.shared_runs import created, opened
 from tests.engine.storage.postgres import Proxy
 
 pytestmark = pytest.mark.usefixtures("quick")

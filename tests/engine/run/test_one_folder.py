@@ -11,14 +11,14 @@ import pytest
 import sqlalchemy
 from optuna.trial import TrialState
 
-from supermax.engine.run.sharing import register
+from supermax.engine.sharing.shared_run import register
 from supermax.engine.storage.lease_tables import PROTOCOL, create_tables, read_runs
 from supermax.engine.storage.leases import FolderInUse, RunSuperseded
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 from supermax.errors import UserError
 from tests.conftest import eventually
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     Run,
     check,
     finished,

@@ -22,10 +22,10 @@ import supermax
 from supermax._util import system
 from supermax._util.attributes import CLAIM
 from supermax.engine import events
+from supermax.engine.jobs import policy
+from supermax.engine.jobs.job import time_spent
 from supermax.engine.processes.prestart import TAG
-from supermax.engine.run import policy
 from supermax.engine.run.coordinator import Coordinator
-from supermax.engine.run.job import time_spent
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.summary import Summary

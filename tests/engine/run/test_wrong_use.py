@@ -18,7 +18,7 @@ from optuna.trial import Trial, TrialState
 import supermax
 from supermax import EnvironmentFault, RunHalted, SupermaxError, UserError
 from supermax.engine.events import Event, FaultSeen
-from supermax.engine.run.provision import Provision
+from supermax.engine.jobs.provision import Provision
 from supermax.engine.storage.run_folder import StudyFolder
 from tests.conftest import eventually
 from tests.few import a_few, quick_are

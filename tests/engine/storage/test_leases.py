@@ -21,8 +21,8 @@ from sqlalchemy.engine import make_url
 
 import supermax
 from supermax._util.attributes import CLAIM
-from supermax.engine.run.job import Job
-from supermax.engine.run.sharing import SharedRun, check_versions
+from supermax.engine.jobs.job import Job
+from supermax.engine.sharing.shared_run import SharedRun, check_versions
 from supermax.engine.storage.lease_tables import (
     ENDED,
     QUARANTINED,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax.engine.run import policy
-from supermax.engine.run.job import attempts_and_faults, lost_coordinator
+from supermax.engine.jobs import policy
+from supermax.engine.jobs.job import attempts_and_faults, lost_coordinator
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify
 from supermax.engine.trial.outcome import Outcome, Raised
 from tests import ROOT

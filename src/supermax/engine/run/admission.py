@@ -19,11 +19,9 @@ from optuna.trial import Trial
 
 from supermax._util.text import ended, in_short, size_text
 from supermax.engine.events import Notice
-from supermax.engine.processes.executor import Cell, machine_of
-from supermax.engine.processes.pool import Pool
-from supermax.engine.run.job import Attempt, Job
-from supermax.engine.run.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
-from supermax.engine.run.provision import (
+from supermax.engine.jobs.job import Attempt, Job
+from supermax.engine.jobs.policy import MOST_REPLANS, REFUSALS_HALT, Prune, Replan, constraint
+from supermax.engine.jobs.provision import (
     DeviceUsage,
     InvalidAnswer,
     Planner,
@@ -31,6 +29,8 @@ from supermax.engine.run.provision import (
     checked_provision,
     checked_room,
 )
+from supermax.engine.processes.executor import Cell, machine_of
+from supermax.engine.processes.pool import Pool
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import StudyDeleted

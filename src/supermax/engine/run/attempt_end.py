@@ -14,15 +14,15 @@ from optuna.trial import TrialState
 
 from supermax._util.attributes import plain_params
 from supermax.engine import events
+from supermax.engine.health.machine_watch import MachineWatch
+from supermax.engine.jobs import policy
+from supermax.engine.jobs.job import Job
+from supermax.engine.jobs.tell import halt_message, tell
 from supermax.engine.processes.pool import Pool
-from supermax.engine.run import policy
 from supermax.engine.run.admission import Admission
-from supermax.engine.run.job import Job
-from supermax.engine.run.machine_watch import MachineWatch
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.progress import StudyProgress
-from supermax.engine.run.sharing import SharedRun
-from supermax.engine.run.tell import halt_message, tell
+from supermax.engine.sharing.shared_run import SharedRun
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence, Fault
 from supermax.engine.trial.outcome import PRUNED

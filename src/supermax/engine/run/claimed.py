@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from optuna.study import Study
 
-from supermax.engine.run.gpu_watch import GpuWatch
-from supermax.engine.run.job import Attempt, Job
+from supermax.engine.health.gpu_watch import GpuWatch
+from supermax.engine.jobs.job import Attempt, Job
+from supermax.engine.promotion.paused import PausedTrials
 from supermax.engine.run.other_runs import OtherRuns
-from supermax.engine.run.paused import PausedTrials
 from supermax.engine.run.progress import StudyProgress
 
 

@@ -21,6 +21,9 @@ from optuna.study import Study
 
 from supermax._util.text import in_short
 from supermax.engine import events
+from supermax.engine.health.gpu_watch import GpuWatch
+from supermax.engine.jobs.job import Attempt, Job
+from supermax.engine.jobs.provision import Refusal
 from supermax.engine.processes.executor import (
     Cell,
     CellDisconnected,
@@ -44,25 +47,22 @@ from supermax.engine.processes.protocol import (
     ObjectiveLoaded,
     Stop,
 )
+from supermax.engine.promotion.paused import PausedTrials
+from supermax.engine.promotion.paused_space import PausedSpace
 from supermax.engine.run.admission import RECHECK_INTERVAL, Admission
 from supermax.engine.run.attempt_end import AttemptEnd
-from supermax.engine.run.bounded_sampler import prepare_next
 from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.deadlines import Deadlines
-from supermax.engine.run.gpu_watch import GpuWatch
-from supermax.engine.run.job import Attempt, Job
 from supermax.engine.run.messages import Ended, FinishedElsewhere, MessageHandler, Unusable
 from supermax.engine.run.no_gain import GainWatch
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import OtherRuns
-from supermax.engine.run.paused import PausedTrials
-from supermax.engine.run.paused_space import PausedSpace
 from supermax.engine.run.progress import StudyProgress
-from supermax.engine.run.provision import Refusal
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.reuse import ResultReuse
-from supermax.engine.run.seeded_samplers import exhausted
-from supermax.engine.run.sharing import SharedRun
+from supermax.engine.sampling.bounded_sampler import prepare_next
+from supermax.engine.sampling.seeded_samplers import exhausted
+from supermax.engine.sharing.shared_run import SharedRun
 from supermax.engine.storage.leases import LeaseLost, TargetReached
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.patient import PatientStorage

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
+from supermax.engine.jobs.job import Attempt
 from supermax.engine.processes.executor import KILL, SHOW_STACK, TERM, Executor
-from supermax.engine.run.job import Attempt
 from supermax.engine.trial.faults import KilledFor
 
 _STACK_PAUSE = 0.3  # seconds for a hung cell to write its stack to the log

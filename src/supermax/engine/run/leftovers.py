@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 
 from supermax._util.attributes import CLAIM
 from supermax._util.text import counted
-from supermax.engine.run.job import Job
+from supermax.engine.jobs.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
 
 

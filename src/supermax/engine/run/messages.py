@@ -13,6 +13,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.study import Study
 
 from supermax.engine import events
+from supermax.engine.jobs.job import Attempt
 from supermax.engine.processes.executor import Executor
 from supermax.engine.processes.protocol import (
     PAUSE,
@@ -25,7 +26,6 @@ from supermax.engine.processes.protocol import (
     StopStudy,
 )
 from supermax.engine.run.claimed import ClaimedTrials
-from supermax.engine.run.job import Attempt
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import StudyDeleted

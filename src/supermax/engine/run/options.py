@@ -12,9 +12,9 @@ from optuna.trial import FrozenTrial, Trial
 
 from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
+from supermax.engine.jobs.provision import Planner
 from supermax.engine.processes.ray_cluster import RayExecutor
 from supermax.engine.run.no_gain import WhenNoGain
-from supermax.engine.run.provision import Planner
 
 Callback = Callable[[Study, FrozenTrial], None]
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from optuna.study import Study
 
 from supermax.engine import events
+from supermax.engine.jobs.job import Job
 from supermax.engine.run.admission import RECHECK_INTERVAL
-from supermax.engine.run.job import Job
 from supermax.engine.run.progress import StudyProgress
-from supermax.engine.run.sharing import SharedRun
-from supermax.engine.run.takeover import Takeover, read_source
+from supermax.engine.sharing.shared_run import SharedRun
+from supermax.engine.sharing.takeover import Takeover, read_source
 from supermax.engine.storage.leases import Expired, LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder

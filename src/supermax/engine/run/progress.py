@@ -9,8 +9,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from supermax.engine import events
+from supermax.engine.jobs.tell import succeeded
 from supermax.engine.ranking import best_of
-from supermax.engine.run.tell import succeeded
 from supermax.engine.storage.patient import PatientStorage
 
 _RECOUNT = 5.0  # seconds; other programs may finish trials of the same study

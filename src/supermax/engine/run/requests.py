@@ -21,6 +21,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import CLAIM, CREATION, plain_name, under_plain_names
+from supermax.engine.jobs.job import Attempt, Job
 from supermax.engine.processes.protocol import (
     Attribute,
     Message,
@@ -32,8 +33,7 @@ from supermax.engine.processes.protocol import (
     Task,
     json_or_pickle,
 )
-from supermax.engine.run.bounded_sampler import unwrapped
-from supermax.engine.run.job import Attempt, Job
+from supermax.engine.sampling.bounded_sampler import unwrapped
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage, StudyDeleted
 from supermax.engine.trial.branch_names import Names

@@ -8,7 +8,7 @@ from optuna.study import Study
 from optuna.trial import TrialState
 
 from supermax._util.attributes import RECORD, plain_params
-from supermax.engine.run.tell import FORMAT, repeated_by
+from supermax.engine.jobs.tell import FORMAT, repeated_by
 
 
 def retry(study: Study, states: Iterable[TrialState] = (TrialState.FAIL,)) -> list[int]:

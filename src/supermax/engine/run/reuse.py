@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import RECORD
+from supermax.engine.jobs.job import Job
 from supermax.engine.ranking import copied_from
-from supermax.engine.run.job import Job
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence
 from supermax.engine.trial.outcome import COMPLETE, Outcome

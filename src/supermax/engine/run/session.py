@@ -19,6 +19,7 @@ from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_folder, make_private
 from supermax.engine import events
+from supermax.engine.jobs.job import Job
 from supermax.engine.processes import descriptors
 from supermax.engine.processes.checkpoints import check_url, is_remote
 from supermax.engine.processes.executor import Executor
@@ -28,17 +29,16 @@ from supermax.engine.processes.prestart import TAG
 from supermax.engine.processes.ray_cluster import RayLauncher
 from supermax.engine.processes.transport import Processes
 from supermax.engine.ranking import best_of
-from supermax.engine.run.bounded_sampler import BoundedSampler, unwrapped, uses_tpe
 from supermax.engine.run.checks import check_arguments
 from supermax.engine.run.coordinator import Coordinator
-from supermax.engine.run.job import Job
 from supermax.engine.run.leftovers import find_leftovers, foreign_notice
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import StudyFinished
 from supermax.engine.run.requests import RequestHandler
-from supermax.engine.run.seeded_samplers import reseed
-from supermax.engine.run.sharing import OWN_FOLDER, SharedRun, register
 from supermax.engine.run.signals import SignalHandlers
+from supermax.engine.sampling.bounded_sampler import BoundedSampler, unwrapped, uses_tpe
+from supermax.engine.sampling.seeded_samplers import reseed
+from supermax.engine.sharing.shared_run import OWN_FOLDER, SharedRun, register
 from supermax.engine.storage import locations, locks, rdb, servers, sqlite
 from supermax.engine.storage.lease_tables import create_tables, read_owners
 from supermax.engine.storage.leases import Leases, RunSuperseded

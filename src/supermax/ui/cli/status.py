@@ -20,7 +20,7 @@ from rich.text import Text
 from supermax._util.attributes import STORAGE, evaluated_on, is_race, metric_names
 from supermax._util.text import clock, one_line
 from supermax.engine.ranking import best_of
-from supermax.engine.run.sharing import RunOfStudy, runs_of
+from supermax.engine.sharing.shared_run import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.locks import holder
 from supermax.engine.storage.servers import NothingStored

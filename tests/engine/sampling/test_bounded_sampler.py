@@ -15,9 +15,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax._util.attributes import ORIGIN
-from supermax.engine.run import bounded_sampler
-from supermax.engine.run.bounded_sampler import BoundedSampler, prepare_next
-from supermax.engine.run.trial_window import LIMIT, TrialWindow
+from supermax.engine.sampling import bounded_sampler
+from supermax.engine.sampling.bounded_sampler import BoundedSampler, prepare_next
+from supermax.engine.sampling.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.space.migration.bulk_write import add_trials
 

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax.engine.run.health import (
+from supermax.engine.health.streaks import (
     MOST_OPEN,
     PROOFS,
     Fate,

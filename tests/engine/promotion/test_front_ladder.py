@@ -17,9 +17,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 import supermax
 from supermax._util.attributes import REPORTED
 from supermax.engine import events
-from supermax.engine.run.front_ladder import FrontLadder, best_points, points_of, ranks
-from supermax.engine.run.promotion import Ladder
-from tests.engine.run.test_promotion import always
+from supermax.engine.promotion.front_ladder import FrontLadder, best_points, points_of, ranks
+from supermax.engine.promotion.ladder import Ladder
+from tests.engine.promotion.test_promotion import always
 
 BOTH = [StudyDirection.MAXIMIZE, StudyDirection.MINIMIZE]
 numbers = st.one_of(st.integers(0, 6).map(float), st.sampled_from([math.inf, math.nan]))

@@ -17,9 +17,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax.engine import events
-from supermax.engine.run.job import Job
-from supermax.engine.run.paused import PausedTrials
-from supermax.engine.run.promotion import Ladder, Promotion, rank_correlation, rungs_below
+from supermax.engine.jobs.job import Job
+from supermax.engine.promotion.ladder import Ladder, Promotion, rank_correlation, rungs_below
+from supermax.engine.promotion.paused import PausedTrials
 from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.run_folder import TrialFolder
 from tests.engine.programs import loss_after, nine_epochs

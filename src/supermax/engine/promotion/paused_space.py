@@ -14,8 +14,8 @@ from pathlib import Path
 
 from supermax._util.text import size_text
 from supermax.engine import events
+from supermax.engine.jobs.job import Job
 from supermax.engine.processes.checkpoints import is_remote
-from supermax.engine.run.job import Job
 from supermax.engine.storage.run_folder import StudyFolder
 
 FEWEST = 4

@@ -25,7 +25,7 @@ from supermax.engine.trial.outcome import Outcome, Raised
 from supermax.errors import EnvironmentFault, UserError
 from tests.conftest import eventually
 from tests.engine.programs import short_trial, with_checkpoint
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     LEASE,
     Run,
     check,

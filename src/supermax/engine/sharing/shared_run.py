@@ -18,9 +18,9 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial
 
 from supermax import __version__
-from supermax.engine.run.health import Fate, Streak, allowed_workers, is_bad, may_start_new
-from supermax.engine.run.job import Job
-from supermax.engine.run.tell import succeeded
+from supermax.engine.health.streaks import Fate, Streak, allowed_workers, is_bad, may_start_new
+from supermax.engine.jobs.job import Job
+from supermax.engine.jobs.tell import succeeded
 from supermax.engine.storage import rdb
 from supermax.engine.storage.lease_tables import (
     PROTOCOL,

@@ -14,8 +14,8 @@ from optuna.samplers._tpe.sampler import _split_trials
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from supermax.engine.run.fidelity import ENOUGH, FidelityView
-from supermax.engine.run.promotion import Promotion
+from supermax.engine.promotion.ladder import Promotion
+from supermax.engine.sampling.fidelity import ENOUGH, FidelityView
 
 MINIMIZE, MAXIMIZE = StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE
 COMPLETE, PRUNED, RUNNING = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING

@@ -13,11 +13,11 @@ import pytest
 
 import supermax
 from supermax.engine import events
-from supermax.engine.run import takeover
-from supermax.engine.run.job import Attempt, Job
+from supermax.engine.jobs.job import Attempt, Job
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.session import IDENTITY
-from supermax.engine.run.takeover import Takeover
+from supermax.engine.sharing import takeover
+from supermax.engine.sharing.takeover import Takeover
 from supermax.engine.storage.lease_tables import create_tables, session_of
 from supermax.engine.storage.leases import Expired, Leases
 from supermax.engine.storage.patience import Patience
@@ -25,7 +25,7 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder, new_identity
 from supermax.engine.trial.branch_names import Names
 from tests.conftest import eventually
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     created,
     execute,
     leases_are_renewed,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from supermax.engine.run.promotion import Promotion, lowest_so_far, reports_of, rungs_below
+from supermax.engine.promotion.ladder import Promotion, lowest_so_far, reports_of, rungs_below
 
 ENOUGH = 10
 """Trials that have reached a rung before they are compared there. TPE starts with as many."""

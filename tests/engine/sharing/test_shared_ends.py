@@ -26,7 +26,7 @@ from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import StudyFolder
 from tests.conftest import eventually
 from tests.engine.programs import short_trial
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     Run,
     check,
     created,

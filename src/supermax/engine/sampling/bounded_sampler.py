@@ -22,9 +22,9 @@ from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from supermax.engine.run.fidelity import FidelityView
-from supermax.engine.run.promotion import Promotion
-from supermax.engine.run.trial_window import LIMIT, TrialWindow
+from supermax.engine.promotion.ladder import Promotion
+from supermax.engine.sampling.fidelity import FidelityView
+from supermax.engine.sampling.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.errors import SupermaxError
 

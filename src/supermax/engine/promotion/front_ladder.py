@@ -19,7 +19,7 @@ from optuna.study._multi_objective import _fast_non_domination_rank
 from optuna.trial import FrozenTrial
 
 from supermax._util.attributes import REPORTED
-from supermax.engine.run.promotion import Ladder, Promotion
+from supermax.engine.promotion.ladder import Ladder, Promotion
 
 Point = tuple[float, ...]
 

@@ -17,11 +17,11 @@ import supermax
 from supermax.engine import events
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
-from supermax.engine.run.sharing import RunOfStudy
+from supermax.engine.sharing.shared_run import RunOfStudy
 from supermax.engine.storage.lease_tables import read_owners, read_runs
 from tests import ROOT
 from tests.conftest import eventually
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     Run,
     check,
     created,

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from supermax.engine import events
+from supermax.engine.health.streaks import Streaks
+from supermax.engine.jobs.job import Attempt, Job
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.pool import Pool
-from supermax.engine.run.health import Streaks
-from supermax.engine.run.job import Attempt, Job
 from supermax.engine.trial.faults import Evidence, Fault, Kind
 from supermax.errors import EnvironmentFault
 

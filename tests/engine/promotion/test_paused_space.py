@@ -18,9 +18,9 @@ from optuna.trial import TrialState
 
 import supermax
 from supermax.engine import events
-from supermax.engine.run import paused_space
-from supermax.engine.run.job import Job
-from supermax.engine.run.paused_space import FEWEST, PausedSpace
+from supermax.engine.jobs.job import Job
+from supermax.engine.promotion import paused_space
+from supermax.engine.promotion.paused_space import FEWEST, PausedSpace
 from supermax.engine.storage.run_folder import StudyFolder
 from tests import ROOT
 from tests.engine.programs import loss_after, nine_epochs
@@ -149,9 +149,9 @@ def always() -> supermax.Promotion:
 KILLED = """
 import os, signal, sys, optuna, supermax
 from supermax.engine import events
-from supermax.engine.run import paused_space
+from supermax.engine.promotion import paused_space
 from tests.engine.programs import nine_epochs
-from tests.engine.run.test_paused_space import always
+from tests.engine.promotion.test_paused_space import always
 
 paused_space.FEWEST = 1
 

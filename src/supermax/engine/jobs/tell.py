@@ -11,7 +11,7 @@ from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import RECORD
-from supermax.engine.run.job import Job
+from supermax.engine.jobs.job import Job
 from supermax.engine.storage.leases import LeaseLost
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.trial.faults import Evidence, Fault

@@ -220,7 +220,7 @@ def test_ctrl_c_does_not_wait_for_a_probe(study: optuna.Study, probes: Any) -> N
 def test_a_planner_places_retries_on_the_other_gpu(study: optuna.Study, probes: Any) -> None:
     class Room:
         def provide(self, trial: Any, failed: Any) -> Any:
-            return supermax.engine.run.provision.Provision(1, {"micro_batch": 1})
+            return supermax.engine.jobs.provision.Provision(1, {"micro_batch": 1})
 
         def room(self, occupied: Any) -> int | None:
             return 10

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from optuna.study import Study
 
 from supermax.engine import events
-from supermax.engine.run.front_ladder import ladder_of
-from supermax.engine.run.job import Job
-from supermax.engine.run.paused_space import PausedSpace
-from supermax.engine.run.promotion import Ladder
+from supermax.engine.jobs.job import Job
+from supermax.engine.promotion.front_ladder import ladder_of
+from supermax.engine.promotion.ladder import Ladder
+from supermax.engine.promotion.paused_space import PausedSpace
 from supermax.engine.storage.history import TrialHistory
 
 

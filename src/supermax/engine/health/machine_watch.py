@@ -8,10 +8,10 @@ failed() ──▶ health.Streaks ◀── ended()
 from __future__ import annotations
 
 from supermax.engine import events
+from supermax.engine.health.streaks import Fate, Streaks, is_suspect
+from supermax.engine.jobs import policy
+from supermax.engine.jobs.job import Job
 from supermax.engine.processes.pool import Pool
-from supermax.engine.run import policy
-from supermax.engine.run.health import Fate, Streaks, is_suspect
-from supermax.engine.run.job import Job
 from supermax.engine.trial.faults import Fault, Kind
 
 _OF_TRIAL_OR_LOST = {

@@ -22,7 +22,7 @@ import optuna
 from optuna.study import Study
 
 from supermax._util.files import make_folder, write_whole
-from supermax.engine.run.job import Job
+from supermax.engine.jobs.job import Job
 from supermax.engine.storage.leases import Expired
 from supermax.engine.storage.run_folder import StudyFolder, TrialFolder
 

@@ -9,9 +9,7 @@ from typing import Any
 from optuna.distributions import distribution_to_json, json_to_distribution
 from optuna.trial import Trial
 
-from supermax.engine.processes.executor import Cell
-from supermax.engine.processes.protocol import Exited
-from supermax.engine.run.policy import (
+from supermax.engine.jobs.policy import (
     REPLANNED,
     Decision,
     Replan,
@@ -19,7 +17,9 @@ from supermax.engine.run.policy import (
     describe_decision,
     ledger_fields,
 )
-from supermax.engine.run.provision import Provision
+from supermax.engine.jobs.provision import Provision
+from supermax.engine.processes.executor import Cell
+from supermax.engine.processes.protocol import Exited
 from supermax.engine.storage.logs import tail_of
 from supermax.engine.storage.run_folder import LedgerEntry, TrialFolder
 from supermax.engine.trial.faults import Culprit, Evidence, Fault, KilledFor, Kind, classify

@@ -17,21 +17,21 @@ from optuna.trial import TrialState, create_trial
 
 import supermax
 from supermax.engine import events
+from supermax.engine.jobs.job import Job, time_spent
 from supermax.engine.processes import gpu_probe
 from supermax.engine.processes.gpu_probe import Probe
+from supermax.engine.promotion.paused import PausedTrials
 from supermax.engine.run.attempt_end import AttemptEnd
 from supermax.engine.run.claimed import ClaimedTrials
 from supermax.engine.run.coordinator import Coordinator
-from supermax.engine.run.job import Job, time_spent
 from supermax.engine.run.other_runs import OtherRuns
-from supermax.engine.run.paused import PausedTrials
 from supermax.engine.storage.history import TrialHistory
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.trial.faults import Evidence, KilledFor, classify
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
-from tests.engine.run.shared_runs import (
+from tests.engine.sharing.shared_runs import (
     created,
     execute,
     opened,

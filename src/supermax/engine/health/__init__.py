@@ -1,0 +1,1 @@
+"""GPUs and machines on which trials fail that succeed elsewhere."""

@@ -1,0 +1,1 @@
+"""Trials that pause at rungs and continue from their checkpoints."""

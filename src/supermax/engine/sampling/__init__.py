@@ -1,0 +1,1 @@
+"""Samplers of a run: which trials they see, and their seeds."""
