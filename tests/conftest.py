@@ -20,6 +20,7 @@ import hypothesis
 import optuna
 import psutil
 import pytest
+from alembic.script import ScriptDirectory
 from optuna.storages import RDBStorage
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
@@ -214,18 +215,27 @@ def _session_processes() -> dict[int, tuple[str, dict[str, str]]]:
     return found
 
 
-def _marked(variable: str) -> Iterator[int]:
-    """Return the other processes with this environment variable. Every test asks for them, so it
-    does not parse all environments."""
-    for pid in psutil.pids():
+_others: set[int] = set()  # processes that this run of the tests has not started
+
+
+def _marked(variable: str) -> list[int]:
+    """Return the other processes with this environment variable. Every test asks for them, so
+    the environment of a process without it is read once."""
+    pids = set(psutil.pids()) - {os.getpid()}
+    _others.intersection_update(pids)
+    marked = []
+    for pid in pids - _others:
         with contextlib.suppress(psutil.Error, OSError):  # gone, a zombie, or somebody else's
             if sys.platform == "linux":
                 environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             else:
                 items = psutil.Process(pid).environ().items()
                 environment = [f"{name}={value}".encode() for name, value in items]
-            if variable.encode() in environment and pid != os.getpid():
-                yield pid
+            if variable.encode() in environment:
+                marked.append(pid)
+            elif environment != [b""]:  # of a process that begins or ends
+                _others.add(pid)
+    return marked
 
 
 def ignoring(*signals: int, blocked: bool = False) -> list[str]:
@@ -249,9 +259,10 @@ def eventually(condition: Callable[[], bool], within: float = 10.0) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return a file with Optuna's tables. New SQLite files of this process are copies of it:
-    creating the tables takes longer than most trials here."""
-    create = RDBStorage.__init__
+    """Return a file with Optuna's tables. New SQLite files of this process are copies of it, and
+    the migrations of Optuna's tables are read once: either takes longer than most trials here."""
+    create, head = RDBStorage.__init__, ScriptDirectory.get_current_head
+    heads: dict[str, str | None] = {}
     file = tmp_path_factory.mktemp("empty") / "study.db"
     RDBStorage(f"sqlite:///{file}").engine.dispose()
 
@@ -262,7 +273,13 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 shutil.copyfile(file, new)
         create(self, url, *args, **options)
 
+    def read_once(self: ScriptDirectory) -> str | None:
+        if self.dir not in heads:
+            heads[self.dir] = head(self)
+        return heads[self.dir]
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptDirectory, "get_current_head", read_once)
         patch.setattr(RDBStorage, "__init__", copy)
         yield file
 

@@ -9,6 +9,7 @@ server from the template is a child of pytest, as is one that the run starts its
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -21,6 +22,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -164,7 +166,7 @@ def main(fd: int, modules: list[str]) -> None:
             if os.fork():
                 os._exit(0)
             _become_fork_server(json.loads(request), fds, requests, middle)
-            return
+            _exit()
         os.waitpid(child, 0)
         for each in fds:
             os.close(each)
@@ -191,6 +193,16 @@ def _become_fork_server(
     requests.send(str(os.getpid()).encode())
     requests.close()
     fork_server.main(control, blob, os.getppid())
+
+
+def _exit() -> None:
+    """End a fork server or a cell as an interpreter does, except for freeing its memory: that
+    would copy all pages it shares with the template."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(0)
 
 
 @contextlib.contextmanager

@@ -47,17 +47,15 @@ from supermax.results.machines import owners_of
 from supermax.results.records import TrialRecord
 from supermax.studies import make_storage
 from tests.engine.programs import short_trial
-from tests.engine.storage.postgres import Proxy, Server
+from tests.engine.storage.postgres import Proxy
 
 RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
 LONG = 600.0
 
 
 @pytest.fixture
-def url(database: Server) -> Iterator[str]:
-    proxy = Proxy(database.path)
-    yield proxy.url
-    proxy.close()
+def url(proxy: Proxy) -> str:
+    return proxy.url
 
 
 Opener = Callable[..., PatientStorage]
