@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,6 +18,8 @@ import pytest
 
 import supermax
 from supermax._util.attributes import STATE, WEIGHTS
+from supermax.engine.run.options import RunOptions
+from supermax.engine.summary import Summary
 from supermax.errors import EnvironmentFault
 from supermax.memory.disk import Allowance, Demand, Footprint, footprint
 from supermax.search.search import Search
@@ -24,7 +27,7 @@ from supermax.search.settings.units import size as size_of
 from supermax.tasks.fits import footprints
 from supermax.tasks.space_fitting import fitted
 from supermax.tasks.specs import spec_of
-from supermax.tasks.weight_retention import room, within_disk
+from supermax.tasks.weight_retention import on_same_disk, room, within_disk
 from supermax.training.loop import train
 from supermax.training.steps.execution import Execution
 from tests.search.test_search import search_in, small
@@ -148,6 +151,40 @@ def test_without_room_for_paused_trials_the_advice_works(tmp_path: Path) -> None
     with pytest.raises(EnvironmentFault, match="--pruner median"):
         within_disk(demand, tmp_path, "name another disk", {})
     assert within_disk(replace(demand, paused=0), tmp_path, "", {})[0].workers == 1
+
+
+@pytest.mark.parametrize(
+    ("where", "here"),
+    [
+        pytest.param("{other}/checkpoints", False, id="another-disk"),
+        pytest.param("{same}/checkpoints", True, id="same-disk"),
+        pytest.param("file://{other}/checkpoints", True, id="url"),
+    ],
+)
+def test_paused_trials_get_the_space_of_the_disk_with_their_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, here: bool
+) -> None:
+    seen: list[RunOptions] = []
+    monkeypatch.setattr(
+        "supermax.search.search.run_study",
+        lambda _study, _objective, options: seen.append(options) or Summary({}, {}),
+    )
+    other = Path(tempfile.mkdtemp(dir="/dev/shm")) if Path("/dev/shm").is_dir() else tmp_path
+    try:
+        if on_same_disk(other, tmp_path):
+            pytest.skip("needs a second disk at /dev/shm")
+        checkpoints = where.format(other=other, same=tmp_path)
+        made = replace(search_in(tmp_path, trials=1), pruner=supermax.Promotion())
+        made.run(checkpoints=checkpoints, workers=1)
+        options = replace(made.run_options(workers=1), checkpoints=checkpoints)
+        states = made.allowance(tmp_path, options)[0].total
+        made.run(checkpoints=checkpoints, paused_space=9)
+    finally:
+        other.rmdir()
+    assert (seen[0].paused_space is not None) == here  # None: half of what is free there
+    without = tiny(workers=1)
+    assert (states > without.total) == here
+    assert seen[1].paused_space == 9
 
 
 @pytest.mark.slow

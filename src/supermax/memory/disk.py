@@ -50,7 +50,7 @@ class Demand:
     keep: int | None = None
     """Bytes that kept weights may take; None: no limit but `top`."""
     paused: int = 0
-    """Least number of paused trials whose checkpoints are kept."""
+    """Least number of paused trials whose checkpoints are kept on this disk."""
 
     @property
     def largest(self) -> int:

@@ -42,7 +42,7 @@ from supermax.search.cluster import Cluster
 from supermax.search.race import Race, Wanted, race_size, with_time_left
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
-from supermax.search.shared_checkpoints import SharedCheckpoints
+from supermax.search.shared_checkpoints import SharedCheckpoints, on_another_disk
 from supermax.search.spaces import with_former
 from supermax.search.stopping import with_noise
 from supermax.search.tuned import Tuned
@@ -334,10 +334,13 @@ class Search:
         ]
         if options.checkpoints is not None:
             callbacks.insert(0, SharedCheckpoints(options.checkpoints))
+        paused_space = options.paused_space
+        if paused_space is None and not on_another_disk(options.checkpoints, run_dir):
+            paused_space = allowed.paused
         options = replace(
             options,
             workers=allowed.workers,
-            paused_space=allowed.paused if options.paused_space is None else options.paused_space,
+            paused_space=paused_space,
             callbacks=callbacks,
             planner=planner if planned else options.planner,
         )
@@ -360,10 +363,11 @@ class Search:
         planned = None
         if self.execution.micro_batch is None:
             planned = self.resources.budget().whole * max(1, len(options.devices)) or None
+        apart = on_another_disk(options.checkpoints, run_dir)
 
         def demand(sources: Iterable[Source]) -> Demand:
             found = footprints(self.fit.space, sources, self.agent, self.resources.foreseen())
-            paused = FEWEST if isinstance(self.pruner, Promotion) else 0
+            paused = FEWEST if isinstance(self.pruner, Promotion) and not apart else 0
             return Demand(found, options.workers, planned, self.top, self.budget, paused)
 
         sources = self.fit.sources

@@ -1,4 +1,4 @@
-"""Removal of shared checkpoints of trials that have ended."""
+"""Shared checkpoints of a search: their disk, and their removal when a trial has ended."""
 
 from __future__ import annotations
 
@@ -13,6 +13,15 @@ from supermax.engine.processes.checkpoints import is_remote, remove_checkpoints
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.storage.locations import checkpoint_folder
 from supermax.engine.storage.run_folder import trial_checkpoints
+from supermax.tasks.weight_retention import on_same_disk
+
+
+def on_another_disk(checkpoints: str | os.PathLike[str] | None, run_dir: Path) -> bool:
+    """Return whether checkpoints take no space on the disk of the run folder. Of those at a URL,
+    there is a copy in the run folder."""
+    if checkpoints is None or is_remote(place := os.fspath(checkpoints)):
+        return False
+    return not on_same_disk(Path(place), run_dir)
 
 
 class SharedCheckpoints:

@@ -149,6 +149,11 @@ def nearest_existing(folder: Path) -> Path:
     return folder
 
 
+def on_same_disk(one: Path, other: Path) -> bool:
+    """Return whether two folders are on the same disk, or would be."""
+    return nearest_existing(one).stat().st_dev == nearest_existing(other).stat().st_dev
+
+
 def within_disk(
     demand: Demand, run_dir: Path, elsewhere: str, alone: Mapping[str, Demand]
 ) -> tuple[Allowance, str]:

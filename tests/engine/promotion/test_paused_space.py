@@ -103,13 +103,28 @@ def test_checkpoints_in_a_shared_folder_are_counted_there(tmp_path: Path) -> Non
     folder = StudyFolder(tmp_path / "run")
     folder.checkpoints = str(tmp_path / "shared")
     jobs = [paused(folder, n, Path(str(folder.checkpoints_of(n))) / "1") for n in range(6)]
-    space = PausedSpace(0, folder, lambda _: None)
+    said: list[events.Event] = []
+    space = PausedSpace(0, folder, said.append)
     for job in jobs:
         space.add(job)
     space.make_room(jobs)
     assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == [
         "00002", "00003", "00004", "00005",
     ]  # fmt: skip
+    assert f"on the disk of {tmp_path / 'shared'} (checkpoints)" in str(said[0])
+
+
+def test_with_a_url_the_local_copies_are_counted(tmp_path: Path) -> None:
+    folder, said = StudyFolder(tmp_path / "run"), list[events.Event]()
+    folder.checkpoints = f"file://{tmp_path / 'elsewhere'}"
+    space = PausedSpace(0, folder, said.append)
+    jobs = [paused(folder, number) for number in range(6)]
+    for job in jobs:
+        space.add(job)
+    space.make_room(jobs)
+    assert kept(jobs) == [2, 3, 4, 5]
+    assert "loads its checkpoint from the URL if it continues" in str(said[0])
+    assert "on the disk of the run folder" in str(said[0])
 
 
 @pytest.mark.usefixtures("quick")

@@ -54,7 +54,7 @@ class PausedSpace:
             taken -= self._drop(job)
         if not self._told:
             self._told = True
-            self._emit(events.Notice(_notice(limit)))
+            self._emit(events.Notice(_notice(limit, self._folder.checkpoints)))
 
     def _allowed(self, job: Job, taken: int) -> int:
         if self._limit is not None:
@@ -82,11 +82,16 @@ class PausedSpace:
         return job.folder.checkpoint if shared is None or is_remote(shared) else Path(shared)
 
 
-def _notice(limit: int) -> str:
+def _notice(limit: int, shared: str | None) -> str:
+    what, effect, disk = "checkpoints", "starts again", "the run folder (run_dir, --run-dir)"
+    if shared is not None and is_remote(shared):
+        what, effect = "local copies of the checkpoints", "loads its checkpoint from the URL"
+    elif shared is not None:
+        disk = f"{shared} (checkpoints)"
     return (
-        f"The checkpoints of paused trials took more than {size_text(limit)}: those of the worst "
-        f"trials are removed. Such a trial starts again if it continues. With more space on the "
-        f"disk of the run folder (run_dir, --run-dir), more checkpoints are kept."
+        f"The {what} of paused trials took more than {size_text(limit)}: those of the worst "
+        f"trials are removed. Such a trial {effect} if it continues. With more space on the disk "
+        f"of {disk}, more of them are kept."
     )
 
 
