@@ -8,13 +8,18 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.trial import TrialState, create_trial
+from optuna.study import Study, StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax import Space, UserError
-from supermax._util.attributes import ORIGIN, plain_params
+from supermax._util.attributes import ORIGIN, RECORD, plain_params
 from supermax._util.text import counted
+from supermax.engine.ranking import ranked
 from supermax.space import open_version, space_of, warm_start
+from supermax.space.migration import versions
+from supermax.space.migration.bulk_write import add_trials
+from supermax.space.migration.carry import rename_references
 from supermax.space.migration.versions import find_versions
 from tests.space.versions import (
     BASE,
@@ -344,6 +349,79 @@ def test_dates_values_and_constraints_survive_a_database(tmp_path: Path) -> None
     assert trial.system_attrs["constraints:supermax:oom"] == 0.5
     assert "supermax:claim" not in trial.system_attrs
     assert start < trial.datetime_complete
+
+
+def with_references(study: Study) -> None:
+    """Add a trial that version 2 does not have, a trial, a copy of its result, and a failed trial
+    with its repetition."""
+    for encoder, record in (
+        ("albert", {}),
+        ("bert", {"attempts": 1}),
+        ("bert", {"attempts": 0, "result_of": 1}),
+        ("roberta", {"attempts": 3}),
+        ("roberta", {"attempts": 1, "repeats": 3}),
+    ):
+        params = {"encoder": encoder, "lr": 1e-4, "batch@[8|16|32|64]": 16, "warmup": 0.1}
+        distributions = {name: NINE.distributions[name] for name in params}
+        made = create_trial(
+            value=0.5, params=params, distributions=distributions, user_attrs={RECORD: record}
+        )
+        study.add_trial(made)
+
+
+NINE = changed(encoder={"choices": [*ENCODERS, "albert", "longformer"], "default": "bert"})
+CLIPPED = changed(clip={"type": "float", "low": 0.1, "high": 5.0, "default": 1.0})
+RENUMBERED = [
+    {"attempts": 1},
+    {"attempts": 0, "result_of": 0},
+    {"attempts": 3},
+    {"attempts": 1, "repeats": 2},
+]
+
+
+def records(study: Study) -> list[dict[str, object]]:
+    return [trial.user_attrs[RECORD] for trial in study.trials]
+
+
+def test_trials_that_others_name_are_named_by_their_new_numbers(storage: Any) -> None:
+    first = opened(NINE, storage).study
+    with_references(first)
+    before = records(first)
+    assert records(opened(Space(**BASE), storage).study) == RENUMBERED
+    assert records(opened(CLIPPED, storage).study) == RENUMBERED
+    back = opened(NINE, storage).study
+    assert back.study_name == "s@4"
+    assert records(back) == before == records(first)  # all are valid again
+
+
+def test_numbers_are_right_after_an_interrupted_migration(
+    storage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened(NINE, storage).study
+    with_references(first)
+
+    def half(study: Study, trials: list[FrozenTrial], progress: object) -> int:
+        add_trials(study, trials[2:3])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(versions, "add_trials", half)
+        with pytest.raises(KeyboardInterrupt):
+            opened(Space(**BASE), storage)
+    study = opened(Space(**BASE), storage).study
+    assert records(study) == [
+        {"attempts": 3},
+        {"attempts": 1},
+        {"attempts": 0, "result_of": 1},
+        {"attempts": 1, "repeats": 0},
+    ]
+
+
+def test_a_copy_stands_for_an_original_that_is_not_carried_over() -> None:
+    copy = create_trial(value=0.5, user_attrs={RECORD: {"attempts": 0, "result_of": 1}})
+    rename_references(copy, {0: 0, 2: 1})
+    assert copy.user_attrs[RECORD] == {"attempts": 0}
+    assert ranked([copy], [StudyDirection.MINIMIZE]) == [copy]
 
 
 def test_a_wrong_argument_creates_no_database(tmp_path: Path) -> None:

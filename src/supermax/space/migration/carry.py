@@ -17,6 +17,7 @@ from supermax._util.attributes import (
     CREATION,
     DRAWN,
     ORIGIN,
+    RECORD,
     ParamValue,
     plain_name,
     plain_params,
@@ -26,6 +27,7 @@ from supermax.space.expression import same_value
 from supermax.space.model import Flat, Space
 
 _ENQUEUED = "fixed_params"
+_REFERENCES = ("result_of", "repeats")  # items of RECORD: number of another trial of the study
 _LOCAL = (
     CLAIM,
     CREATION,
@@ -131,6 +133,22 @@ def carried(
     if removed := {n: v for n, v in known.items() if n not in values and n not in guessed}:
         note["removed"] = removed
     return _rewritten(trial, new, values, note, waiting)
+
+
+def rename_references(form: FrozenTrial, numbers: Mapping[int, int]) -> None:
+    """Replace the numbers of other trials in a converted trial by those in the new study. A trial
+    that is not carried over is named no more: a copy of its result stands for it.
+
+    Args:
+        form: Converted trial; it is changed.
+        numbers: Number in the new study, by the number in the version that the trial comes from.
+    """
+    record = form.user_attrs.get(RECORD)
+    if isinstance(record, dict):
+        named = {name: record[name] for name in _REFERENCES if isinstance(record.get(name), int)}
+        now = {name: numbers[number] for name, number in named.items() if number in numbers}
+        others = {name: value for name, value in record.items() if name not in named}
+        form.user_attrs[RECORD] = others | now
 
 
 def assumed_of(trial: FrozenTrial) -> list[str]:

@@ -25,7 +25,16 @@ from supermax._util.attributes import FROM, ORIGIN, SPACE, is_race
 from supermax._util.text import counted, ended, listed, nearest
 from supermax.errors import UserError
 from supermax.space.migration.bulk_write import Progress, add_trials
-from supermax.space.migration.carry import Root, Unfit, assumed_of, carried, expected, roots
+from supermax.space.migration.carry import (
+    Root,
+    Unfit,
+    assumed_of,
+    carried,
+    expected,
+    rename_references,
+    root,
+    roots,
+)
 from supermax.space.migration.diff import Change, changes
 from supermax.space.migration.exclusive import exclusive
 from supermax.space.model import Space
@@ -280,6 +289,7 @@ class _Opener:
         """
         forms: dict[Root, tuple[tuple[int, int], str, FrozenTrial]] = {}
         unfit: dict[Root, str] = {}
+        keys: dict[str, dict[int, Root]] = {}
         between: list[Space] = []
         checked = 0
         versions = [(v, v.get_trials(deepcopy=False)) for v in ancestors(study)]
@@ -287,7 +297,9 @@ class _Opener:
         for version, trials in versions:
             space = space_of(version)
             should_have = expected(space, trials)
-            for trial, key in zip(trials, roots(trials, version.study_name), strict=True):
+            each_key = roots(trials, version.study_name)
+            keys[version.study_name] = {t.number: k for t, k in zip(trials, each_key, strict=True)}
+            for trial, key in zip(trials, each_key, strict=True):
                 checked += 1
                 if self.progress is not None and checked % 100 == 0:
                     self.progress("Checking trials", checked, total)
@@ -301,6 +313,13 @@ class _Opener:
             if space is not None:
                 between.insert(0, space)
         order = sorted(forms, key=lambda key: (version_of(key[0]), key[1]))
+        new = _numbers(study, order)
+        numbers = {
+            name: {number: new[key] for number, key in known.items() if key in new}
+            for name, known in keys.items()
+        }
+        for _, name, form in forms.values():
+            rename_references(form, numbers[name])
         sources = Counter(forms[key][1] for key in order)
         left = Counter(reason for key, reason in unfit.items() if key not in forms)
         return [forms[key][2] for key in order], sources, left
@@ -334,6 +353,15 @@ class _Opener:
         text = self.space.to_json()
         if self.storage.get_study_system_attrs(study._study_id).get(SPACE) != text:
             self.storage.set_study_system_attr(study._study_id, SPACE, text)
+
+
+def _numbers(study: Study, order: Sequence[Root]) -> dict[Root, int]:
+    """Return the numbers that trials have in a study once they are added in this order. Some may
+    be there already, from a migration that was interrupted."""
+    trials = study.get_trials(deepcopy=False)
+    numbers = {root(trial, study.study_name): trial.number for trial in trials}
+    missing = [key for key in order if key not in numbers]
+    return numbers | {key: number for number, key in enumerate(missing, len(trials))}
 
 
 def _stopped(study: Study, differing: Sequence[Change]) -> str:
