@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from supermax._util.attributes import BASELINES, EXPERIMENT, RACE, race_name
 from supermax.errors import UserError
-from supermax.results.race import Contestant, RaceRecord, read_race
+from supermax.results.race import Contestant, RaceRecord, Unit, read_race
 from supermax.results.records import read_record
 from supermax.results.report.overview import overview
 from supermax.results.report.page import page
@@ -107,6 +107,26 @@ def test_the_report_has_a_section_on_the_race(storage: str) -> None:
     assert "0.032 of that is likely to be selection on noise" in made
     assert made.count("<td>stopped</td>") == 2
     assert overview(study).best == "macro_f1 0.751 ± 0.012 over 5 seeds (trial 2)"
+
+
+@pytest.mark.parametrize("unit", ["seed", "fold"])
+def test_the_report_says_that_baselines_are_of_one_split(storage: str, unit: Unit) -> None:
+    study = optuna.load_study(study_name="notes", storage=f"sqlite:///{storage}")
+    study.set_user_attr(
+        EXPERIMENT, {"objectives": ["macro_f1"], "metric_versions": {"macro_f1": 1}}
+    )
+    contestants = tuple(replace(each, unit=unit) for each in OUTCOME.contestants)
+    study.set_user_attr(RACE, replace(OUTCOME, contestants=contestants).data())
+
+    def shown(baseline: dict[str, float]) -> str:
+        study.set_user_attr(BASELINES, {"trivial": baseline})
+        return page(read_record(study))
+
+    where = " on the validation split" if unit == "seed" else ""
+    assert f"won the race: macro_f1{where} 0.783 in the search" in shown({"macro_f1": 0.5})
+    alone = "The baselines are of the validation split alone"
+    assert (alone in shown({"macro_f1": 0.5})) is (unit == "fold")
+    assert alone not in shown({"accuracy": 0.5})  # not in the table
 
 
 def test_lists_of_studies_leave_races_out(storage: str) -> None:

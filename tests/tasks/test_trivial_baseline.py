@@ -11,6 +11,7 @@ from optuna.trial import create_trial
 from supermax._util.attributes import RESULT
 from supermax.engine.gain import Gain
 from supermax.engine.summary import NO_GAIN, Summary
+from supermax.results.race import Contestant, RaceRecord, Unit
 from supermax.search.settings import Settings, resolve
 from supermax.search.settings.resolving import Value
 from supermax.search.tuned import Tuned
@@ -26,10 +27,17 @@ SILENT = sum(not example.spans for example in SPLITS.validation.spans) / len(
 )
 
 
-def said(agent: str, objective: str, value: float, summary: Summary = NOTHING, **how: Any) -> str:
+def said(
+    agent: str,
+    objective: str,
+    value: float,
+    summary: Summary = NOTHING,
+    race: RaceRecord | None = None,
+    **how: Any,
+) -> str:
     study = optuna.create_study()
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
-    tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {})
+    tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {}, race)
     settings = Settings(**{"agent": agent, "trials": 1, "epochs": 1, **how})
     return "\n".join(outcome(settings, tuned))
 
@@ -56,6 +64,16 @@ def test_one_that_learns_is_not() -> None:
     assert "trivial baseline" not in said("criteria", "macro_f1", 0.9)
     assert "trivial baseline" in said("criteria", "macro_f1", 0.3)
     assert "trivial baseline" not in said("criteria", "model_size", 10.0)
+
+
+@pytest.mark.parametrize("unit", ["seed", "fold"])
+def test_the_baseline_of_one_split_is_named_beside_a_mean_over_folds(unit: Unit) -> None:
+    scores = (0.30, 0.32)
+    raced = Contestant(0, 0.9, scores, sum(scores) / 2, 0.01, stopped=False, unit=unit)
+    told = said("criteria", "macro_f1", 0.9, race=RaceRecord((1, 2), (raced,), 0))
+    assert f"over 2 {unit}s" in told
+    assert ("on the validation split alone. Try" in told) is (unit == "fold")
+    assert "trivial baseline" in told
 
 
 def test_search_that_ended_by_itself_says_why_and_how_to_go_on() -> None:

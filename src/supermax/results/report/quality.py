@@ -46,6 +46,7 @@ def comparison(facts: ReportFacts) -> Html:
     rows += _compared(split, facts, facts.baselines)
     notes: list[str | None] = [
         *_baseline_warning(facts, value),
+        _split_of_baselines(facts),
         "The search selected the best trial by its validation value, so that value is optimistic.",
         "Its interval is a bootstrap over rows." if found else None,
     ]
@@ -142,6 +143,16 @@ def _baseline_warning(facts: ReportFacts, value: float | None) -> list[str]:
     if not above:
         return []
     return [f"The best trial is no better than {' and '.join(above)} on the validation split."]
+
+
+def _split_of_baselines(facts: ReportFacts) -> str | None:
+    """Return a sentence if the race was over other rows than the baselines are evaluated on."""
+    if facts.race is None or facts.race.unit != "fold" or not _named(facts, facts.baselines):
+        return None
+    return (
+        "The baselines are of the validation split alone: compare them with the value in the "
+        "search, not with the mean over folds."
+    )
 
 
 def _sampled(known: Baselines) -> list[str]:

@@ -70,7 +70,7 @@ def lead(facts: ReportFacts) -> str:
         )
     (name, direction), best = facts.objectives[0], facts.top[0]
     if (raced := winner_of(facts)) is not None:
-        where = " on the validation split" if facts.metric else ""
+        where = " on the validation split" if facts.metric and raced.unit == "seed" else ""
         return f"Trial {best.number} won the race: {name}{where} {raced}.{_refitted(facts)}"
     extreme = "highest" if direction == "maximize" else "lowest"
     where = " on the validation split" if facts.metric else ""

@@ -41,18 +41,19 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
     values = ", ".join(
         f"{name} {value:.4f}" for name, value in zip(titles, best["values"], strict=True)
     )
-    value, which = best["values"][0], "Best so far"
+    value, which, baseline_of = best["values"][0], "Best so far", ""
     split, rows_used = "validation", tuned.splits.validation
     if (raced := best["race"]) is not None and raced.mean is not None:
         value, which, values = raced.mean, "Winner of the race", f"{titles[0]} {raced}"
         if raced.unit == "fold":
             split, rows_used = CROSS_VALIDATION, tuned.splits.seen
+            baseline_of = " on the validation split alone"
     return [
         *([paused] if paused else []),
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(titles[0], tuned.trivial_baseline(value)),
+        *_baseline_warning(titles[0], tuned.trivial_baseline(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",
@@ -71,12 +72,14 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     ]
 
 
-def _baseline_warning(metric: str, baseline: float | None) -> list[str]:
+def _baseline_warning(metric: str, baseline: float | None, split: str) -> list[str]:
+    """Return a sentence on a baseline that is no worse. `split`: words for the split that it is
+    of, if that is another one than the value's."""
     if baseline is None:
         return []
     return [
         f"That is no better than the trivial baseline (majority class, no answer), which has "
-        f"{metric} {baseline:.4f}. Try more epochs, other learning rates or more data."
+        f"{metric} {baseline:.4f}{split}. Try more epochs, other learning rates or more data."
     ]
 
 
