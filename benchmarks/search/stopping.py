@@ -41,7 +41,7 @@ def values_of(table: tables.Table, trials: int, seed: int) -> list[float]:
 
 def end_of(values: Sequence[float], noise: float | None) -> int:
     """Return the number of trials after which a search ends; all of them if it does not."""
-    tried = [Tried(float(i), i + 1.0, value) for i, value in enumerate(values)]
+    tried = [Tried(float(i), value) for i, value in enumerate(values)]
     for count in range(gain.FEWEST, len(values)):
         found = expected_gain(tried[:count], noise)
         if found is not None and found.over:

@@ -19,7 +19,7 @@ SIGMA = 0.02
 
 def tried(*values: float | None) -> list[Tried]:
     """Return trials that ran one after the other."""
-    return [Tried(float(i), i + 1.0, value) for i, value in enumerate(values)]
+    return [Tried(float(i), value) for i, value in enumerate(values)]
 
 
 def found(values: list[float], noise: float | None) -> Gain:
@@ -80,7 +80,7 @@ def test_pruned_and_paused_trials_count_without_a_value() -> None:
     values = [0.5 + 0.0001 * i for i in range(30)]
     assert expected_gain(tried(*values), 0.01) is None
     full = tried(*values, *[None] * 30)
-    paused = [*full, *(Tried(60.0 + i) for i in range(10))]
+    paused = [*full, *[Tried()] * 10]
     estimate = expected_gain(paused, 0.01)
     assert estimate is not None
     assert (estimate.after, estimate.trials) == (70, 35)
@@ -89,12 +89,19 @@ def test_pruned_and_paused_trials_count_without_a_value() -> None:
 
 def test_value_of_a_trial_that_ended_late_is_a_late_gain() -> None:
     """It was paused, and continued after the others had ended."""
-    early = [Tried(0.0, 1.0, 0.9), *tried(*[0.5] * 60)[1:]]
-    late = [Tried(0.0, 200.0, 0.9), *early[1:]]
+    early = [Tried(0.0, 0.9), *tried(*[0.5] * 60)[1:]]
+    late = [Tried(200.0, 0.9), *early[1:]]
     before, after = expected_gain(early, 0.1), expected_gain(late, 0.1)
     assert before is not None
     assert after is not None
     assert (before.over, after.over) == (True, False)
+
+
+def test_paused_trials_are_not_taken_for_the_last_ones() -> None:
+    rising = tried(*[0.01 * i for i in range(40)])
+    estimate = expected_gain([*rising, *[Tried()] * 60], 0.05)
+    assert estimate is not None
+    assert estimate.expected >= 0.2  # of the last 20 that ended
 
 
 @given(
@@ -135,5 +142,5 @@ def test_estimate_is_cheap_with_thousands_of_trials() -> None:
 
 
 def test_without_a_value_in_the_first_half_nothing_is_estimated() -> None:
-    late = [Tried(float(i), i + 1.0, None if i < 40 else float(i % 7)) for i in range(60)]
+    late = [Tried(float(i), None if i < 40 else float(i % 7)) for i in range(60)]
     assert expected_gain(late, 100.0) is None

@@ -4,8 +4,8 @@
 
 Two estimates, of which the larger one counts:
 
-- The gain of as many trials before. If trials are drawn alike, further ones are not expected to
-  gain more, and if a sampler makes progress, this gain contains it.
+- The gain of as many trials that ended last. If trials are drawn alike, further ones are not
+  expected to gain more, and if a sampler makes progress, this gain contains it.
 - The gain that the best of the recent values let expect: their excess over a threshold is taken
   to be exponential, as it is in the limit for most distributions without a bound. With a bound it
   is less, so this errs on the side of going on. It does not depend on when the best value came.
@@ -31,11 +31,10 @@ TOLERANCE = 0.05
 
 @dataclass(frozen=True)
 class Tried:
-    """Trial that has finished, or has paused for now. All times are of the same clock."""
+    """Trial that has finished, or has paused for now."""
 
-    started: float
     ended: float | None = None
-    """None: it has not finished."""
+    """Unix time; None: it has not finished."""
     value: float | None = None
     """Value, higher is better; None: it has none, such as a pruned trial."""
 
@@ -101,7 +100,7 @@ def expected_gain(trials: Sequence[Tried], noise: float | None) -> Gain | None:
     if len(trials) < FEWEST or len(values) <= _FEWEST_EXCESSES:
         return None
     further, best = len(trials) // 2, max(values)
-    gained = best - _best_before(trials, trials[-further].started)
+    gained = best - _best_earlier(trials, further / len(trials))
     if math.isinf(gained):
         return None
     recent = trials[len(trials) // 2 :]
@@ -114,14 +113,13 @@ def expected_gain(trials: Sequence[Tried], noise: float | None) -> Gain | None:
     return Gain(len(trials), further, expected, spread, assumed=True)
 
 
-def _best_before(trials: Sequence[Tried], moment: float) -> float:
-    """Return the best value of the trials that had ended at a moment."""
-    ended = [
-        each.value
-        for each in trials
-        if each.value is not None and each.ended is not None and each.ended <= moment
-    ]
-    return max(ended, default=-math.inf)
+def _best_earlier(trials: Sequence[Tried], share: float) -> float:
+    """Return the best value of the trials without that share of them that ended last. Paused ones,
+    which have not ended, are not counted: else they would be taken for the last ones."""
+    ended = [each for each in trials if each.ended is not None]
+    by_end = sorted(ended, key=lambda each: each.ended or 0.0)
+    earlier = by_end[: len(by_end) - math.ceil(share * len(by_end))]
+    return max((each.value for each in earlier if each.value is not None), default=-math.inf)
 
 
 def _gain_of_tail(recent: Sequence[Tried], best: float, further: int) -> float:

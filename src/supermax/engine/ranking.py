@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from optuna.study import StudyDirection
@@ -56,6 +57,21 @@ def copied_from(trial: FrozenTrial) -> int | None:
     record = trial.user_attrs.get(RECORD)
     number = record.get("result_of") if isinstance(record, dict) else None
     return number if isinstance(number, int) else None
+
+
+def end_of(trial: FrozenTrial) -> float | None:
+    """Return the end of a finished trial as Unix time; None: it has none.
+
+    Optuna stores local times, which do not order the trials in the hour that the clock repeats at
+    the end of daylight saving, or on machines in different time zones. They are used for trials
+    that the engine has not run.
+    """
+    if trial.datetime_complete is None:
+        return None
+    record = trial.user_attrs.get(RECORD)
+    ended = record.get("ended") if isinstance(record, dict) else None
+    known = isinstance(ended, int | float) and math.isfinite(ended)
+    return float(ended) if known else trial.datetime_complete.timestamp()  # type: ignore[arg-type]
 
 
 def broken(trial: FrozenTrial) -> dict[str, float]:

@@ -30,7 +30,7 @@ from supermax._util.attributes import (
 )
 from supermax._util.text import metric_title
 from supermax.engine.jobs.job import fault_from
-from supermax.engine.ranking import broken, front, ranked
+from supermax.engine.ranking import broken, end_of, front, ranked
 from supermax.engine.sharing.shared_run import RunOfStudy, runs_of
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.logs import tail_of
@@ -159,7 +159,7 @@ class TrialRecord:
     @property
     def ended(self) -> float | None:
         """End as Unix time; None while it runs."""
-        return _unix_time(self.trial.datetime_complete)
+        return end_of(self.trial)
 
     @property
     def seconds(self) -> float | None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 import supermax
-from supermax._util.attributes import NO_GAIN
+from supermax._util.attributes import NO_GAIN, RECORD
 from supermax.engine import events, gain
-from supermax.engine.gain import Gain
+from supermax.engine.gain import Gain, expected_gain
+from supermax.engine.ranking import end_of
+from supermax.engine.run.no_gain import tried_of
 from tests import ROOT
 from tests.conftest import eventually
 from tests.engine.programs import nine_epochs
@@ -100,6 +107,55 @@ def test_paused_trials_end_with_the_run(study: optuna.Study) -> None:
     assert summary.trials["RUNNING"] == 0
     assert LEAST <= summary.finished < 60
     assert summary.trials["PRUNED"] > 0
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+def test_trials_are_in_order_in_the_hour_that_the_clock_repeats() -> None:
+    """A value of 0.9 comes in the first of two hours with the same local times."""
+    summer = datetime(2026, 10, 25, 0, 0, tzinfo=UTC).timestamp()  # 2:00, and again after an hour
+    finished = []
+    for i in range(60):
+        ended = summer + 120 * (i + 0.5)
+        finished.append(
+            optuna.trial.create_trial(
+                value=0.9 if i == 20 else 0.5, user_attrs={RECORD: {"ended": ended}}
+            )
+        )
+        finished[-1].number = i
+        stored = datetime.fromtimestamp(ended).isoformat()  # without which of the two hours it is
+        finished[-1].datetime_complete = datetime.fromisoformat(stored)
+    assert len({trial.datetime_complete for trial in finished}) == 30
+    ends = [each.ended for each in tried_of(finished, StudyDirection.MAXIMIZE)]
+    assert ends == sorted(trial.user_attrs[RECORD]["ended"] for trial in finished)
+    found = expected_gain(tried_of(finished, StudyDirection.MAXIMIZE), 0.01)
+    assert found is not None
+    assert found.expected == 0.0  # the last 30 have gained nothing
+
+
+def test_ends_are_stored_and_read_where_they_are_valid(study: optuna.Study) -> None:
+    before = time.time()
+    run(study, n_trials=3, stop=None)
+    ends = [end_of(trial) for trial in study.trials]
+    assert ends == [trial.user_attrs[RECORD]["ended"] for trial in study.trials]
+    assert before - 1 < min(end or 0 for end in ends) <= max(end or 0 for end in ends)
+    assert max(end or 0 for end in ends) < time.time() + 1
+    study.optimize(constant, n_trials=1)
+    for other in ({}, {RECORD: {"ended": "late"}}, {RECORD: {"ended": math.nan}}, {RECORD: 3}):
+        trial = study.trials[3]
+        trial.user_attrs = other
+        assert trial.datetime_complete is not None
+        assert end_of(trial) == trial.datetime_complete.timestamp()
+    trial.datetime_complete = None
+    assert end_of(trial) is None
 
 
 def test_rule_that_cannot_be_followed_is_refused(study: optuna.Study) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,7 @@ def record(job: Job, evidence: Evidence) -> dict[str, object]:
         "format": FORMAT,
         "attempts": job.attempt,
         "seconds": round(evidence.lasted, 3),
+        "ended": round(time.time(), 3),
         "peak_rss": outcome.peak_rss if outcome else evidence.peak_rss,
     }
     if job.spent:

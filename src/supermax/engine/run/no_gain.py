@@ -21,7 +21,7 @@ from supermax._util.attributes import NO_GAIN
 from supermax._util.text import counted
 from supermax.engine import events
 from supermax.engine.gain import Gain, Tried, expected_gain, read_gain
-from supermax.engine.ranking import best_of, broken
+from supermax.engine.ranking import best_of, broken, end_of
 from supermax.engine.storage.history import TrialHistory
 
 WHEN_NO_GAIN = "when_no_gain"
@@ -145,13 +145,8 @@ def tried_of(
 
 
 def _tried(trial: FrozenTrial, sign: float) -> Tried:
-    start = trial.datetime_start or trial.datetime_complete
-    end = trial.datetime_complete
     value = None
     if trial.state is TrialState.COMPLETE and not broken(trial):
         value = sign * trial.values[0]
-    return Tried(
-        start.timestamp() if start is not None else 0.0,
-        end.timestamp() if end is not None else None,
-        value if value is not None and math.isfinite(value) else None,
-    )
+    known = value is not None and math.isfinite(value)
+    return Tried(end_of(trial), value if known else None)
