@@ -70,6 +70,7 @@ class TrialFinished(Event):
     attempts: int
     seconds: float  # of all attempts
     finished: int  # finished trials in the study, this one included
+    copied: bool = False  # it has the result of an equal configuration, and did not run
 
 
 @dataclass(frozen=True)

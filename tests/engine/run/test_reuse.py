@@ -17,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax._util.attributes import RECORD
+from supermax.engine import events
 from supermax.engine.ranking import copied_from, ranked
 from supermax.engine.run.reuse import CompletedTrials, configuration_key
 from supermax.engine.summary import Summary
@@ -161,9 +162,12 @@ def check_copies(study: optuna.Study, folder: Path) -> list[int]:
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_configuration_runs_twice(tmp_path: Path, workers: int) -> None:
     study = opened(tmp_path)
-    summary = run(study, 9, workers=workers)
+    seen: list[events.Event] = []
+    summary = run(study, 9, workers=workers, progress=seen.append)
     assert (summary.trials["COMPLETE"], summary.told, summary.faults) == (9, 9, {})
     copies = [t.number for t in study.trials if copied_from(t) is not None]
+    ended = [event for event in seen if isinstance(event, events.TrialFinished)]
+    assert sorted(event.number for event in ended if event.copied) == copies
     if workers == 1:  # else two may run at the same time
         assert check_copies(study, tmp_path) == copies
         assert len(copies) >= 5

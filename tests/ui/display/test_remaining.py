@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -90,6 +91,31 @@ def test_the_first_steps_of_a_trial_are_no_measure() -> None:
     clock.now += 2.0
     state.update(finish(0, 1.0))
     assert state.eta() == pytest.approx(9 * 8.0)
+
+
+def test_copies_of_results_are_done_and_tell_no_speed() -> None:
+    clock = Clock()
+    state = state_after(started(target=20), clock=clock)
+    for number in (0, 4):
+        state.update(ev.TrialStarted(number, 1, 1, clock.now))
+        clock.now += 10.0
+        state.update(finish(number, 1.0))
+        for copy in range(number + 1, number + 4):
+            state.update(replace(finish(copy, 1.0), copied=True))
+    assert state.done() == 8
+    assert state.states["COMPLETE"] == 8
+    assert state.eta() == pytest.approx(12 * 10.0)
+    state.wall = clock
+    again = restore(json.loads(json.dumps(status_json(state))), clock=clock)
+    assert again.eta() == pytest.approx(12 * 10.0)
+
+
+def test_copies_alone_give_no_estimate() -> None:
+    clock = Clock()
+    state = state_after(started(target=20), ev.TrialStarted(0, 1, 1, 100.0), clock=clock)
+    clock.now += 10.0
+    state.update(replace(finish(1, 1.0), copied=True))
+    assert state.eta() is None
 
 
 def changed(finished: int, workers: int) -> ev.StudyChanged:

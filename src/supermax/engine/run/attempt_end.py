@@ -174,6 +174,7 @@ class AttemptEnd:
                 attempts=job.attempt,
                 seconds=job.spent + evidence.lasted,
                 finished=self._progress.finished,
+                copied=job.result_of is not None,
             )
         )
         if self._options.callbacks:

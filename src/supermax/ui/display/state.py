@@ -126,7 +126,8 @@ class RunState:
     ending: str | None = None  # how the run ended; None: it goes on, or that is unknown
     summary: Summary | None = None
     finish_times: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
-    """Moments at which trials of this run finished, after that of its first launch."""
+    """Moments at which trials of this run finished, after that of its first launch. Copies of
+    results are left out."""
     others: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW + 1))
     """Moments, and numbers of trials that other runs had finished by then. The first one is the
     start of this run, or the last change of the number of their workers."""
@@ -244,13 +245,15 @@ class RunState:
 
     def _finish(self, event: ev.TrialFinished) -> None:
         trial = self.running.pop(event.number, None)
-        self.finished_resumed_shares.append(self.resumed_shares.pop(event.number, 0.0))
+        resumed_share = self.resumed_shares.pop(event.number, 0.0)
         self.recent.append(_finished(event, trial))
         self.waiting.discard(event.number)
         self.paused.pop(event.number, None)
         self.finished = event.finished
         self.states[event.state] += 1
-        self.finish_times.append(self.clock())
+        if not event.copied:  # else it tells nothing about the time of a trial
+            self.finished_resumed_shares.append(resumed_share)
+            self.finish_times.append(self.clock())
         if event.state == "COMPLETE" and event.values and len(self.directions) == 1:
             self._compare(event.number, event.values[0])
 
