@@ -71,6 +71,12 @@ def test_values_that_do_not_fit_are_drawn() -> None:
     assert study.trials[0].params["kind"] in ("a", "b")
 
 
+def test_parameters_that_configurations_lack_are_no_draws_of_uniform_trials() -> None:
+    study = searched(PriorSampler([{}, {}], mixture=True, uniform=1.0, seed=0), 6)
+    assert sources(study) == {"configuration": 2, "uniform": 4}
+    assert len({trial.params["x"] for trial in study.trials}) == 6
+
+
 @pytest.mark.parametrize("uniform", [0.2, 0.6])
 def test_at_least_the_share_of_trials_is_uniform(uniform: float) -> None:
     """Uniform draws never win here."""

@@ -205,28 +205,19 @@ class PriorSampler(BaseSampler):
         self.inner.reseed_rng()
 
 
-class _Around(BaseSampler):
-    """Sampler of configurations around one of them; with a scale of 0, of that one itself."""
+class _Around(RandomSampler):
+    """Sampler of configurations around one of them; with a scale of 0, of that one itself.
+    Parameters that it lacks are drawn uniformly, in the sequence of `uniform`."""
 
     def __init__(
         self,
         center: Mapping[str, Any],
         scale: float,
         rng: LazyRandomState,
-        elsewhere: RandomSampler,
+        uniform: RandomSampler,
     ) -> None:
-        self._center, self._scale = center, scale
-        self._rng, self._elsewhere = rng, elsewhere
-
-    def infer_relative_search_space(
-        self, study: Study, trial: FrozenTrial
-    ) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
+        self._rng = uniform._rng
+        self._center, self._scale, self._rng_around = center, scale, rng
 
     def sample_independent(
         self,
@@ -239,10 +230,10 @@ class _Around(BaseSampler):
         name = plain_name(param_name, param_distribution) if self._scale == 0 else param_name
         value = self._center.get(name)
         if name not in self._center or not _contains(param_distribution, value):
-            return self._elsewhere.sample_independent(study, trial, param_name, param_distribution)
+            return super().sample_independent(study, trial, param_name, param_distribution)
         if self._scale == 0:
             return value
-        return nearby(value, param_distribution, self._scale, self._rng.rng)
+        return nearby(value, param_distribution, self._scale, self._rng_around.rng)
 
 
 def _checked(configurations: Iterable[Mapping[str, ParamValue]]) -> list[dict[str, ParamValue]]:
