@@ -19,8 +19,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import families
 import numpy as np
-import tables
 from measure import tasks_of
 from tables import Params, Table, drawn_evenly
 
@@ -92,28 +92,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--taskset", type=Path, help="folder with the files of TaskSet")
-    parser.add_argument("--lcbench", type=Path, help="folder with the surrogate of LCBench")
+    families.add_sources(parser)
     parser.add_argument("--size", type=int, default=SIZE)
     parser.add_argument("--into", type=Path, default=FILE)
     options = parser.parse_args()
-    known = tables.names(options.taskset, options.lcbench)
-    names = tasks_of("tuning", known, reason=None, log=Path())
-    families: dict[str, list[Params]] = {}
+    sources = families.sources_of(options)
+    names = tasks_of("tuning", families.names(sources), reason=None, log=Path())
+    of_families: dict[str, list[Params]] = {}
     left_out: dict[str, list[Params]] = {}
     print("family   size  median  mean   at most 0.05  worst   (task left out)")
     for family in dict.fromkeys(name.split("-")[0] for name in names):
         own = [name for name in names if name.startswith(f"{family}-")]
-        found = [tables.read(name, options.taskset, options.lcbench) for name in own]
+        found = [families.read(name, sources) for name in own]
         portfolios, curves = build(found, options.size)
-        families[family] = portfolios.pop(family)
+        of_families[family] = portfolios.pop(family)
         left_out |= portfolios
         for size, column in enumerate(curves.T, 1):
             reached = f"{np.sum(column <= 0.05)} of {len(column)}"
             mean = f"{column.mean():.3f}"
             print(f"{family:8} {size:4} {np.median(column):7.3f} {mean:>6}  {reached:>12} "
                   f"{column.max():6.3f}")  # fmt: skip
-    text = json.dumps({"family": families, "left out": left_out}, indent=1)
+    text = json.dumps({"family": of_families, "left out": left_out}, indent=1)
     options.into.write_text(text + "\n", encoding="utf-8")
 
 

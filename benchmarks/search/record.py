@@ -1,11 +1,11 @@
-"""Record learning curves of fine-tuning, on which searches are replayed (tables.py).
+"""Record learning curves of fine-tuning, on which searches are replayed (tweeteval.py).
 
     python benchmarks/search/record.py DATA ENCODER --into curves.jsonl --seconds 500
 
 DATA is a folder with TweetEval tasks as tweeteval-*.csv.gz (columns text, label, split), ENCODER
 that of a pretrained BERT. Each line of the output is one training: its validation and test macro
-F1 after every epoch. A further call goes on with what is missing in the output, so that the table
-can be made in pieces.
+F1 after every epoch (trainings.py). A further call goes on with what is missing in the output, so
+that the table can be made in pieces.
 
 Kinds of trainings:
     long      a quasi-random configuration, with a schedule of nine epochs
@@ -29,27 +29,35 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
 import numpy as np
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-)
-from scipy.stats import qmc  # type: ignore[import-untyped]
 from sklearn.metrics import f1_score
+from trainings import (
+    CONFIGURATIONS,
+    ENCODERS,
+    EPOCHS,
+    SEEDS,
+    SHORT,
+    WITH_SEEDS,
+    WITH_SHORT,
+    Encoder,
+    Item,
+    Kind,
+    Line,
+    configurations,
+    read_lines,
+)
 
 import supermax
 from supermax.engine.processes import mps
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.sharing import share_of_each
-from supermax.space import nest, preset
+from supermax.space import nest
 from supermax.tasks.objective import TrialReporter, local_execution
 from supermax.training.config import read_config
 from supermax.training.data.examples import Corpus, Example
@@ -58,64 +66,8 @@ from supermax.training.loop import train
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
 
-EPOCHS = 9
-SHORT = (1, 3)
-"""Epochs of short schedules."""
-CONFIGURATIONS, WITH_SHORT, WITH_SEEDS = 240, 60, 20
-SEEDS = (2, 3)
-"""Seeds of the best configurations, in addition to 1."""
 MOST_ROWS = 3000
 """Training rows of a task, at most: a random subset of a larger one."""
-SPACE: dict[str, BaseDistribution] = {
-    "optim.lr": FloatDistribution(1e-5, 5e-4, log=True),
-    "train.effective_batch": CategoricalDistribution([16, 32, 64]),
-    "optim.weight_decay": FloatDistribution(1e-3, 0.1, log=True),
-    "optim.layer_decay": FloatDistribution(0.7, 1.0),
-    "schedule.name": CategoricalDistribution(["linear", "cosine"]),
-    "schedule.warmup": FloatDistribution(0.0, 0.3),
-    "encoder.dropout": FloatDistribution(0.0, 0.3),
-    "head.dropout": FloatDistribution(0.0, 0.3),
-    "head.pooling": CategoricalDistribution(["cls", "mean"]),
-    "loss.name": CategoricalDistribution(["cross_entropy", "label_smoothing"]),
-    "loss.balance": CategoricalDistribution(["none", "weighted"]),
-}
-
-Kind = Literal["long", "short", "seed"]
-Encoder = Literal["whole", "half"]
-ENCODERS: tuple[Encoder, ...] = ("whole", "half")
-
-
-class Item(NamedTuple):
-    """One training."""
-
-    task: str
-    encoder: Encoder
-    configuration: int
-    epochs: int = EPOCHS
-    seed: int = 1
-
-
-def configurations() -> list[dict[str, Any]]:
-    """Return the defaults of the preset `standard` and quasi-random configurations, always the
-    same."""
-    sampler = qmc.Sobol(len(SPACE), scramble=True, seed=0)
-    points = sampler.random(512)[: CONFIGURATIONS - 1]
-    defaults = preset("criteria", "standard").space.defaults() or {}
-    found: list[dict[str, Any]] = [{name: defaults[name] for name in SPACE}]
-    for point in points:
-        pairs = zip(SPACE.items(), point, strict=True)
-        found.append({name: _value(domain, float(x)) for (name, domain), x in pairs})
-    return found
-
-
-def _value(domain: BaseDistribution, x: float) -> Any:
-    """Return the value at a point of the unit interval."""
-    if isinstance(domain, CategoricalDistribution):
-        return domain.choices[int(x * len(domain.choices))]
-    assert isinstance(domain, FloatDistribution)
-    if domain.log:
-        return float(domain.low * (domain.high / domain.low) ** x)
-    return domain.low + (domain.high - domain.low) * x
 
 
 def items(kind: Kind, tasks: Sequence[str], done: dict[Item, Line]) -> Iterator[Item]:
@@ -143,26 +95,6 @@ def _replicates(task: str, encoder: Encoder, done: dict[Item, Line]) -> Iterator
     for configuration in best:
         for seed in SEEDS:
             yield Item(task, encoder, configuration, EPOCHS, seed)
-
-
-@dataclass(frozen=True)
-class Line:
-    """Line of the output."""
-
-    item: Item
-    validation: list[float]
-    test: list[float]
-    seconds: float
-
-
-def read_lines(file: Path) -> dict[Item, Line]:
-    """Read the trainings that are done."""
-    done = {}
-    for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        line = Line(**json.loads(text))
-        item = Item(*line.item)
-        done[item] = Line(item, line.validation, line.test, line.seconds)
-    return done
 
 
 @dataclass(frozen=True)

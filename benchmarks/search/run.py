@@ -1,11 +1,12 @@
 """Compare search methods on recorded curves.
 
-    python benchmarks/search/run.py --taskset DIR --lcbench DIR --contenders supermax optuna \\
-        --seeds 10 --budget 30 --workers 4 --half tuning --into results.jsonl
+    python benchmarks/search/run.py --taskset DIR --lcbench DIR --tweeteval \\
+        --contenders supermax optuna --seeds 10 --budget 30 --workers 4 --half tuning \\
+        --into results.jsonl
 
 Each line of the output is one search. A further call runs what is missing and prints the table of
-all searches with the same budget and workers. DIR: files of tables.py; --lcbench needs
-onnxruntime. Contenders: contenders.py. Those of other projects need --python PROJECT=PATH.
+all searches with the same budget and workers. DIR: files of taskset.py and lcbench.py; --lcbench
+needs onnxruntime. Contenders: contenders.py. Those of other projects need --python PROJECT=PATH.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import tables
+import families
 from contenders import BASELINE, CONTENDERS, Setting, search
 from measure import Run, improvements_of, summary, tasks_of
 from peer import python_of
@@ -44,7 +45,7 @@ class Item(NamedTuple):
 
 
 def run_item(item: Item, options: argparse.Namespace) -> Run:
-    table = tables.read(item.task, options.taskset, options.lcbench)
+    table = families.read(item.task, families.sources_of(options))
     budget = item.trainings * table.epochs
     started = time.process_time()
     setting = Setting(_seed_of(item), budget, item.workers, dict(options.python))
@@ -79,7 +80,7 @@ def read_runs(file: Path) -> list[Run]:
 
 def items(options: argparse.Namespace) -> list[Item]:
     """Return the searches, seeds outermost: an interrupted comparison covers all tasks."""
-    names = tables.names(options.taskset, options.lcbench)
+    names = families.names(families.sources_of(options))
     tasks = tasks_of(options.half, names, reason=options.open_reporting_half, log=REPORTING_LOG)
     return [
         Item(contender, task, seed, options.workers, options.budget)
@@ -129,8 +130,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--taskset", type=Path, help="folder with the files of TaskSet")
-    parser.add_argument("--lcbench", type=Path, help="folder with the surrogate of LCBench")
+    families.add_sources(parser)
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, required=True)
     parser.add_argument("--seeds", type=int, default=5, help="searches of each task")
     parser.add_argument("--budget", type=int, default=30, help="full trainings of a search")
@@ -147,8 +147,8 @@ def _options() -> argparse.Namespace:
         "--python", action="append", default=[], type=python_of, metavar="PROJECT=PATH"
     )
     options = parser.parse_args()
-    if options.taskset is None and options.lcbench is None:
-        sys.exit("Give --taskset, --lcbench or both.")
+    if not any(families.sources_of(options)):
+        sys.exit("Give --taskset, --lcbench, --tweeteval or several of them.")
     if options.half == "reporting" and not options.open_reporting_half:
         sys.exit("--half reporting needs --open-reporting-half with a reason.")
     return options

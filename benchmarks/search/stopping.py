@@ -5,7 +5,7 @@
 TPE searches each task of the tuning half, and the value of a trial is its best epoch. The rule of
 `stop: when_no_gain` (supermax/engine/gain.py) is then applied to the values. Lost: the best value
 of the whole search less that at the end; too early: searches that lost more than the noise. DIR:
-files of tables.py; --lcbench needs onnxruntime.
+files of taskset.py and lcbench.py; --lcbench needs onnxruntime.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
+import families
 import optuna
-import tables
 from measure import tasks_of
+from tables import Table
 
 from supermax.engine import gain
 from supermax.engine.gain import Tried, expected_gain
@@ -27,7 +28,7 @@ NOISES = (0.02, 0.01, 0.005, None)
 """Errors of a value; None: unknown."""
 
 
-def values_of(table: tables.Table, trials: int, seed: int) -> list[float]:
+def values_of(table: Table, trials: int, seed: int) -> list[float]:
     """Return the values of a search, higher is better."""
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
 
@@ -68,18 +69,18 @@ def lines(searches: dict[str, list[list[float]]]) -> Iterator[str]:
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--taskset", type=Path)
-    parser.add_argument("--lcbench", type=Path)
+    families.add_sources(parser)
     parser.add_argument("--trials", type=int, default=150)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--fewest", type=int, default=gain.FEWEST, help="least trials of a search")
     options = parser.parse_args(arguments)
     gain.FEWEST = options.fewest
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    names = tables.names(options.taskset, options.lcbench)
+    sources = families.sources_of(options)
+    names = families.names(sources)
     searches: dict[str, list[list[float]]] = {}
     for name in tasks_of("tuning", names, reason=None, log=Path()):
-        table = tables.read(name, options.taskset, options.lcbench)
+        table = families.read(name, sources)
         family = searches.setdefault(name.split("-", 1)[0], [])
         family += [values_of(table, options.trials, seed) for seed in range(options.seeds)]
     print("\n".join(lines(searches)))
