@@ -56,9 +56,9 @@ def test_a_half_holds_both_encoders_of_a_task() -> None:
 def recording(tmp_path: Path) -> Path:
     """Return a recording whose loss grows with the distance of the learning rate from the middle
     of its range. The best configuration has two more seeds; the highest rate diverged."""
-    points, rng = tweeteval.points_of(configurations()), np.random.default_rng(0)
+    points, rng = tweeteval.points_of(configurations()[:80]), np.random.default_rng(0)
     best, highest = int(np.abs(points[:, 0] - 0.5).argmin()), int(points[:, 0].argmax())
-    trained = [(i, 1) for i in range(240)] + [(best, 2), (best, 3)]
+    trained = [(i, 1) for i in range(len(points))] + [(best, 2), (best, 3)]
     lines = []
     for number, seed in trained:
         final = 0.8 - 2 * (points[number, 0] - 0.5) ** 2 + rng.normal(0, 0.005)

@@ -1,0 +1,294 @@
+"""What the recorded fine-tuning curves say about searches.
+
+    python benchmarks/search/curves.py
+
+Prints, for the tasks of the tuning half:
+
+    schedules     do epochs 1 and 3 of the nine-epoch schedule rank configurations more like the
+                  nine-epoch training than complete schedules of one and three epochs do?
+    epochs        the same for each epoch of the nine-epoch schedule, all configurations
+    ranges        values of the best tenth and twentieth of the configurations of each task
+    rates         the same for learning rates, in tenths of their range
+    preset        how many of the best tenth are outside the ranges of the preset `standard`
+    selection     best configuration of one seed, and what its other seeds and the test split give
+    surrogates    error of the two predictions of left-out configurations (surrogates.py)
+
+The value of a training is its best validation macro F1, as in a search, or the test macro F1 of
+the same epoch, which shares no rows with what ranks. Intervals: 95 %, bootstrap over
+configurations; means over tasks are for these tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import families
+import numpy as np
+import tweeteval
+from measure import tasks_of
+from optuna.distributions import CategoricalDistribution
+from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]
+from surrogates import GaussianProcess, NearestNeighbour
+from trainings import (
+    EPOCHS,
+    RECORDING,
+    SEEDS,
+    SHORT,
+    SPACE,
+    Item,
+    Line,
+    configurations,
+    read_lines,
+)
+
+Lines = dict[Item, Line]
+Split = Literal["validation", "test"]
+Measure = Callable[[np.ndarray, np.ndarray], float]
+SHARES = (0.05, 0.1)
+_RESAMPLES = 1000
+
+
+def tuning_tasks() -> list[str]:
+    """Return the tables of the tuning half: task and encoder."""
+    names = families.names(families.Sources(tweeteval=RECORDING))
+    found = tasks_of("tuning", names, reason=None, log=Path())
+    return [name.removeprefix("tweeteval-") for name in found]
+
+
+def training(lines: Lines, name: str, number: int, epochs: int = EPOCHS, seed: int = 1) -> Line:
+    task, encoder = name.rsplit("-", 1)
+    return lines[Item(task, encoder, number, epochs, seed)]  # type: ignore[arg-type]
+
+
+def value(line: Line, split: Split = "validation") -> float:
+    """Return the score of a training at the epoch that is best in validation."""
+    scores: list[float] = getattr(line, split)
+    return scores[int(np.argmax(np.nan_to_num(line.validation)))]
+
+
+def spearman(guess: np.ndarray, truth: np.ndarray) -> float:
+    return float(spearmanr(guess, truth).statistic)
+
+
+def kendall(guess: np.ndarray, truth: np.ndarray) -> float:
+    return float(kendalltau(guess, truth).statistic)
+
+
+def top_third(guess: np.ndarray, truth: np.ndarray) -> float:
+    """Return the share of the best third that is in the best third by the guess."""
+    count = round(len(truth) / 3)
+    best = set(np.argsort(-truth, kind="stable")[:count])
+    return len(best & set(np.argsort(-guess, kind="stable")[:count])) / count
+
+
+MEASURES: dict[str, Measure] = {"Spearman": spearman, "Kendall": kendall, "top third": top_third}
+
+
+class Guesses(NamedTuple):
+    """Values of the configurations that were also trained with short schedules."""
+
+    numbers: np.ndarray
+    prefix: dict[int, np.ndarray]
+    """By epoch: score of the nine-epoch training after it."""
+    short: dict[int, np.ndarray]
+    """By epochs: score of the complete short schedule."""
+    truth: dict[Split, np.ndarray]
+
+
+def guesses(lines: Lines, name: str) -> Guesses:
+    task, encoder = name.rsplit("-", 1)
+    trained = [{i.configuration for i in lines if i[:2] == (task, encoder) and i.epochs == epochs}
+               for epochs in (*SHORT, EPOCHS)]  # fmt: skip
+    numbers = sorted(set.intersection(*trained))
+    full = [training(lines, name, i) for i in numbers]
+    short = {e: [training(lines, name, i, e).validation[-1] for i in numbers] for e in SHORT}
+    return Guesses(
+        np.array(numbers),
+        {e: np.array([line.validation[e - 1] for line in full]) for e in SHORT},
+        {e: np.array(scores) for e, scores in short.items()},
+        {s: np.array([value(line, s) for line in full]) for s in ("validation", "test")},
+    )
+
+
+class Compared(NamedTuple):
+    """A measure of the prefix and of the short schedule, with bootstrap samples of both."""
+
+    prefix: float
+    short: float
+    samples: np.ndarray
+    """Rows: prefix, short schedule."""
+
+
+def compared(found: Guesses, epochs: int, split: Split, measure: Measure) -> Compared:
+    truth, rng = found.truth[split], np.random.default_rng(0)
+    both = (found.prefix[epochs], found.short[epochs])
+    drawn = rng.integers(len(truth), size=(_RESAMPLES, len(truth)))
+    samples = np.array([[measure(guess[rows], truth[rows]) for rows in drawn] for guess in both])
+    prefix, short = (measure(guess, truth) for guess in both)
+    return Compared(prefix, short, samples)
+
+
+def schedule_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the comparison of prefixes with short schedules, per task and over tasks."""
+    yield ["task", "n", "epochs", "value", "measure", "prefix", "short", "prefix - short"]
+    found = {name: guesses(lines, name) for name in names}
+    for epochs in SHORT:
+        for split in ("validation", "test"):
+            for title, measure in MEASURES.items():
+                each = [compared(found[name], epochs, split, measure) for name in names]
+                mean = np.mean([one.samples for one in each], axis=0)
+                middle = np.mean([one[:2] for one in each], axis=0)
+                over = Compared(float(middle[0]), float(middle[1]), mean)
+                counts = [str(len(found[name].numbers)) for name in names]
+                for name, count, one in zip(
+                    [*names, "mean of tasks"], [*counts, ""], [*each, over], strict=True
+                ):
+                    yield [name, count, str(epochs), split, title, *_compared_cells(one)]
+
+
+def _compared_cells(one: Compared) -> list[str]:
+    difference = one.samples[0] - one.samples[1]
+    parts = [(one.prefix, one.samples[0]), (one.short, one.samples[1]),
+             (one.prefix - one.short, difference)]  # fmt: skip
+    cells = []
+    for i, (middle, samples) in enumerate(parts):
+        low, high = np.nanquantile(samples, [0.025, 0.975])
+        sign = "+" if i == 2 else ""
+        cells.append(f"{middle:{sign}.2f} [{low:.2f}, {high:.2f}]")
+    return cells
+
+
+def epoch_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the correlation of the value after each epoch with the value of the training."""
+    yield ["task", "value", *(f"epoch {e}" for e in range(1, EPOCHS + 1))]
+    for name in names:
+        full = [training(lines, name, i) for i in range(len(configurations()))]
+        scores = np.array([line.validation for line in full])
+        for split in ("validation", "test"):
+            truth = np.array([value(line, split) for line in full])
+            yield [name, split, *(f"{spearman(column, truth):.2f}" for column in scores.T)]
+
+
+def best(lines: Lines, name: str, share: float) -> np.ndarray:
+    """Return the numbers of the best configurations of a task, in the first seed."""
+    values = np.array([value(training(lines, name, i)) for i in range(len(configurations()))])
+    return np.argsort(-values, kind="stable")[: round(share * len(values))]
+
+
+def range_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the values of the best configurations, per task and of all tasks together."""
+    known = configurations()
+    yield ["parameter", "best", *names, "all tasks"]
+    for parameter, domain in SPACE.items():
+        for share in SHARES:
+            found = [[known[i][parameter] for i in best(lines, name, share)] for name in names]
+            together = [x for values in found for x in values]
+            if isinstance(domain, CategoricalDistribution):
+                cells = [_counts(values, domain.choices) for values in (*found, together)]
+            else:
+                cells = [f"{min(v):.3g} to {max(v):.3g}" for v in (*found, together)]
+            yield [parameter, f"{share:.0%}", *cells]
+
+
+def _counts(values: Sequence[object], choices: Sequence[object]) -> str:
+    return ", ".join(f"{choice} {values.count(choice)}" for choice in choices)
+
+
+def lr_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the number of configurations among the best tenth by learning rate, in tenths of its
+    range."""
+    edges = np.geomspace(1e-5, 5e-4, 11)
+    rates = np.array([each["optim.lr"] for each in configurations()])
+    yield ["learning rate", "configurations", *names]
+    for low, high in itertools.pairwise(edges):
+        inside = (rates >= low) & (rates < high)
+        counts = [inside[best(lines, name, 0.1)].sum() for name in names]
+        yield [f"{low:.2g} to {high:.2g}", str(inside.sum()), *map(str, counts)]
+
+
+def preset_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the number of configurations among the best tenth whose value the preset does not
+    have, and the number that chance would give."""
+    parameters = preset("criteria", "standard").space.parameters
+    known = configurations()
+    yield ["parameter", "chance", *names]
+    for name in SPACE:
+        domain = parameters[name].branches[0].domain
+        outside = np.array([not domain.contains(each[name]) for each in known])
+        counts = [str(outside[best(lines, task, 0.1)].sum()) for task in names]
+        yield [name, f"{0.1 * outside.sum():.1f}", *counts]
+
+
+def selection_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the best configuration of the first seed, with what other seeds and test give."""
+    yield ["task", "configuration", "best of seed 1", "mean of seeds 2, 3", "luck",
+           "test, seed 1", "test, seeds 2, 3", "highest mean of three", "its test",
+           "sd of seeds"]  # fmt: skip
+    for name in names:
+        top = [int(i) for i in best(lines, name, 20 / len(configurations()))]
+        seeds = {i: [training(lines, name, i, seed=s) for s in (1, *SEEDS)] for i in top}
+        first, *others = seeds[top[0]]
+        fresh = float(np.mean([value(line) for line in others]))
+        means = {i: np.mean([value(line) for line in found]) for i, found in seeds.items()}
+        winner = max(means, key=lambda i: means[i])
+        spread = np.sqrt(np.mean([np.var([value(x) for x in found[1:]], ddof=1)
+                                  for found in seeds.values()]))  # fmt: skip
+        cells = [value(first), fresh, value(first) - fresh, value(first, "test"),
+                 np.mean([value(line, "test") for line in others]), means[winner],
+                 np.mean([value(line, "test") for line in seeds[winner]]), spread]  # fmt: skip
+        yield [name, str(top[0]), *(f"{cell:.3f}" for cell in cells)]
+
+
+def surrogate_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the errors of predictions of left-out configurations."""
+    yield ["task", "surrogate", "Spearman of lowest loss", "error of lowest loss",
+           "error of curve"]  # fmt: skip
+    for name in names:
+        data = tweeteval.recorded(lines, name)
+        lowest = data.losses.min(1)
+        for kind in (NearestNeighbour, GaussianProcess):
+            found = kind(data.points, data.losses).left_out()
+            error = np.abs(found.min(1) - lowest).mean()
+            cells = [f"{spearman(found.min(1), lowest):.2f}", f"{error:.4f}"]
+            yield [name, kind.__name__, *cells, f"{np.abs(found - data.losses).mean():.4f}"]
+
+
+PARTS: dict[str, Callable[[Lines, Sequence[str]], Iterator[list[str]]]] = {
+    "schedules": schedule_rows,
+    "epochs": epoch_rows,
+    "ranges": range_rows,
+    "rates": lr_rows,
+    "preset": preset_rows,
+    "selection": selection_rows,
+    "surrogates": surrogate_rows,
+}
+
+
+def text_of(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as an aligned table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recording", type=Path, default=RECORDING)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    options = parser.parse_args(arguments)
+    lines, names = read_lines(options.recording), tuning_tasks()
+    for part in options.parts:
+        print(f"\n{part}\n{text_of(list(PARTS[part](lines, names)))}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
