@@ -46,6 +46,8 @@ from trainings import (
     read_lines,
 )
 
+from supermax.space import preset
+
 Lines = dict[Item, Line]
 Split = Literal["validation", "test"]
 Measure = Callable[[np.ndarray, np.ndarray], float]
@@ -218,7 +220,7 @@ def preset_rows(lines: Lines, names: Sequence[str]) -> Iterator[list[str]]:
     known = configurations()
     yield ["parameter", "chance", *names]
     for name in SPACE:
-        domain = parameters[name].branches[0].domain
+        domain = parameters[name].branches[0]
         outside = np.array([not domain.contains(each[name]) for each in known])
         counts = [str(outside[best(lines, task, 0.1)].sum()) for task in names]
         yield [name, f"{0.1 * outside.sum():.1f}", *counts]
