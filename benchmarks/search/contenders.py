@@ -4,7 +4,6 @@ supermax         PriorSampler with a portfolio, Promotion, and its view of the t
                  the coordinator of a real run (replay.py)
 supermax-no-…    one part less. no-portfolio: nothing is known beforehand
 supermax-defaults   one configuration chosen by hand instead of the portfolio
-supermax-…-factor-4   reduction factor 4 of Promotion
 supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
 replayed-…       the same sampler and pruner in the coordinator of Supermax: must equal them
@@ -227,7 +226,6 @@ CONTENDERS: dict[str, Contender] = {
     "supermax-mixture-defaults": _supermax(mixture=True, known=_defaults),
     "supermax-mixture-no-portfolio": _supermax(mixture=True, known=_none),
     "supermax-unknown-length": _supermax(max_reports=None),
-    "supermax-no-portfolio-factor-4": _supermax(known=_none, reduction_factor=4),
     "supermax-trust-all": _supermax(min_agreement=-1.0),
     "replayed-no-pruning": _optuna(_tpe, NopPruner, replayed=True),
     BASELINE: _optuna(_tpe, MedianPruner, replayed=False),
