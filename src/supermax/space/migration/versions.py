@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypedDict
 
 import optuna
@@ -22,7 +23,7 @@ from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import FROM, ORIGIN, SPACE, is_race
-from supermax._util.text import counted, ended, listed, nearest
+from supermax._util.text import counted, ended, listed, nearest, one_line
 from supermax.errors import UserError
 from supermax.space.migration.bulk_write import Progress, add_trials
 from supermax.space.migration.carry import (
@@ -181,6 +182,25 @@ def find_versions(storage: BaseStorage, name: str) -> list[Study]:
     found = sorted((n for n in names if base_name(n) == name), key=version_of)
     studies = [optuna.load_study(study_name=n, storage=storage) for n in found]
     return [s for s in studies if version_of(s.study_name) == 1 or is_version(s)]
+
+
+def find_study(storage: BaseStorage, name: str) -> Study:
+    """Return the newest version of a study, or version N where `name` ends in @N.
+
+    Raises UserError where there is none.
+    """
+    names = [summary.study_name for summary in storage.get_all_studies()]
+    if versions := find_versions(storage, name):
+        return versions[-1]
+    for known in (name, base_name(name) if version_of(name) == 1 else name):
+        if known in names:
+            return optuna.load_study(study_name=known, storage=storage)
+    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
+        shown = [base_name(known) for known in names if not is_race(known)]
+        known = ", ".join(dict.fromkeys(map(one_line, shown))) or "none yet"
+        raise UserError(f"{name} is a file. Name a study of this storage: {known}.")
+    names = [known for known in names if not is_race(known)]
+    raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 
 def space_of(study: Study) -> Space | None:

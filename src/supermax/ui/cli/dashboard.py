@@ -11,9 +11,10 @@ import typer
 
 from supermax._util.attributes import STORAGE
 from supermax.results.report.serving import make_site, server
+from supermax.space.migration.versions import find_study
 from supermax.studies import existing, without_password
 from supermax.ui.cli.completing import studies
-from supermax.ui.cli.opening import STUDY, Storage, find_study
+from supermax.ui.cli.opening import STUDY, Storage
 
 Port = Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")]
 Edit = Annotated[

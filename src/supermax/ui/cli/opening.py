@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
-import optuna
 import typer
-from optuna.storages import BaseStorage
 from optuna.study import Study
 
 from supermax._util.attributes import is_race
-from supermax._util.text import ended, finite, nearest, one_line
+from supermax._util.text import finite, one_line
 from supermax.errors import UserError
-from supermax.space.migration.versions import base_name, find_versions, version_of
+from supermax.space.migration.versions import base_name, find_study
 from supermax.studies import existing, without_password
 from supermax.ui.cli.completing import studies
 
@@ -42,25 +39,6 @@ Which = Annotated[
         autocompletion=studies,
     ),
 ]
-
-
-def find_study(storage: BaseStorage, name: str) -> Study:
-    """Return the newest version of a study, or version N where `name` ends in @N.
-
-    Raises UserError where there is none.
-    """
-    names = [summary.study_name for summary in storage.get_all_studies()]
-    if versions := find_versions(storage, name):
-        return versions[-1]
-    for known in (name, base_name(name) if version_of(name) == 1 else name):
-        if known in names:
-            return optuna.load_study(study_name=known, storage=storage)
-    if name.endswith((".yaml", ".yml")) and Path(name).is_file():
-        shown = [base_name(known) for known in names if not is_race(known)]
-        known = ", ".join(dict.fromkeys(map(one_line, shown))) or "none yet"
-        raise UserError(f"{name} is a file. Name a study of this storage: {known}.")
-    names = [known for known in names if not is_race(known)]
-    raise UserError(ended(f"There is no study '{name}'{nearest(name, names)}"))
 
 
 def the_study(storage: str, name: str | None) -> Study:

@@ -27,9 +27,10 @@ from supermax.engine.storage.servers import NothingStored
 from supermax.errors import UserError
 from supermax.results.machines import at_work, short_hosts
 from supermax.results.race import Contestant, race_of
+from supermax.space.migration.versions import find_study
 from supermax.studies import all_studies, existing, locks_of, without_password
 from supermax.ui.cli.completing import studies
-from supermax.ui.cli.opening import STUDY, AsJson, Storage, find_study, front_size
+from supermax.ui.cli.opening import STUDY, AsJson, Storage, front_size
 from supermax.ui.cli.printing import console, front_text
 from supermax.ui.display import status as file
 from supermax.ui.display import text

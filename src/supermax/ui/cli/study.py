@@ -21,7 +21,13 @@ from supermax.errors import UserError
 from supermax.results.race import Contestant, race_of
 from supermax.space import Space, changes, load, space_of
 from supermax.space.migration.carry import root
-from supermax.space.migration.versions import ON_CHANGE, base_name, find_versions, version_of
+from supermax.space.migration.versions import (
+    ON_CHANGE,
+    base_name,
+    find_study,
+    find_versions,
+    version_of,
+)
 from supermax.studies import (
     all_studies,
     existing,
@@ -35,7 +41,6 @@ from supermax.ui.cli.opening import (
     AsJson,
     Name,
     Storage,
-    find_study,
     front_size,
     print_json,
 )
