@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import optuna
 import pytest
 from optuna.trial import TrialState
 
@@ -11,6 +12,7 @@ from supermax import Space, UserError
 from supermax._util.attributes import ORIGIN, plain_params
 from supermax.space import enqueue_defaults, open_version, warm_start
 from supermax.space.feasible import draw_from_prior
+from supermax.space.seeds import best_configurations, difference
 from tests.space.versions import (
     BASE,
     ENCODERS,
@@ -59,6 +61,63 @@ def test_a_warm_start_enqueues_the_best_of_another_study(storage: Any) -> None:
     again = warm_start(study, space, source, top=5)  # as if the program were started again
     assert (again[0], again[1]["it is there already"]) == (0, 5)
     assert warm_start(study, space, source, top=6)[0] == 1
+
+
+def test_a_parameter_with_one_value_takes_it_whatever_the_earlier_trial_had(storage: Any) -> None:
+    source = opened(Space(**BASE), storage).study
+    filled(source, Space(**BASE), 40)
+    space = changed(
+        warmup={"type": "float", "low": 0.5, "high": 0.5}, encoder={"choices": ["bert"]}
+    )
+    chosen, left = best_configurations(source, space, 40)
+    complete = source.get_trials(states=(TrialState.COMPLETE,))
+    assert {values["warmup"] for values in chosen.values()} == {0.5}
+    assert {values["encoder"] for values in chosen.values()} == {"bert"}
+    assert len(chosen) == len(complete) - sum(left.values())
+    for number, values in chosen.items():
+        assert values["lr"] == source.trials[number].params["lr"]
+        assert space.mistakes(values) == []
+
+
+def test_distinct_configurations_are_far_apart(storage: Any) -> None:
+    source = opened(Space(**BASE), storage).study
+    filled(source, Space(**BASE), 60)
+    space = changed(encoder={"choices": ["bert"]}, warmup=None)
+    chosen, _ = best_configurations(source, space, 60, apart=0.3)
+    everything, _ = best_configurations(source, space, 60)
+    assert 1 < len(chosen) < len(everything)
+    assert next(iter(chosen)) == next(iter(everything))
+    for number, values in everything.items():
+        better = [other for n, other in chosen.items() if list(everything).index(n) <
+                  list(everything).index(number)]  # fmt: skip
+        assert (number in chosen) == all(difference(space, values, o) > 0.3 for o in better)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"encoder": "bert", "lr": 1e-4}, {"encoder": "bert", "lr": 1e-4}, 0),
+        ({"encoder": "bert", "lr": 1e-5}, {"encoder": "bert", "lr": 1e-4}, 0.5),
+        ({"encoder": "bert", "warmup": 0.0}, {"encoder": "bert", "warmup": 0.03}, 0.1),
+        ({"encoder": "bert"}, {"encoder": "xlmr"}, 1),
+        ({"encoder": "bert", "lr": 1e-4}, {"encoder": "bert"}, 1),
+    ],
+)
+def test_a_difference_is_a_share_of_the_range(
+    one: dict[str, Any], other: dict[str, Any], expected: float
+) -> None:
+    assert difference(Space(**BASE), one, other) == pytest.approx(expected)
+    assert difference(Space(**BASE), other, one) == pytest.approx(expected)
+
+
+def test_a_study_without_any_parameter_of_the_space_has_nothing_for_it(storage: Any) -> None:
+    source = optuna.create_study(storage=storage, study_name="other")
+    source.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=3)
+    space = changed(warmup={"type": "float", "low": 0.0, "high": 0.3, "default": 0.1})
+    assert best_configurations(source, space, 5) == (
+        {},
+        {"it has no parameter of this space": 3},
+    )
 
 
 def test_prior_draws_are_valid() -> None:

@@ -28,6 +28,7 @@ from supermax.memory.sharing import share_of_each
 from supermax.results.tracking import tracked
 from supermax.search.cluster import Cluster, read_cluster
 from supermax.search.data import data_of, join_splits, with_columns
+from supermax.search.earlier import find_earlier
 from supermax.search.gpu_share import check_share
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
@@ -46,6 +47,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
     cluster = _cluster_of(settings)
     check_cache(settings.cache_folder)
     check_storage(settings.storage_address)
+    earlier = find_earlier(settings)
     splits = data_of(settings)
     check_parts(settings.agent, splits)
     compiled = None if settings.compile == "auto" else settings.compile
@@ -65,6 +67,7 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
         sampler=settings.sampler,
         pruner=pruner_of(settings),
         seed=settings.seed,
+        earlier=earlier,
         splits=splits,
         top=settings.top,
         race=settings.race,

@@ -17,7 +17,7 @@ from statistics import median
 from optuna.study import Study
 
 from supermax._util import system
-from supermax._util.text import counted, size_text, took
+from supermax._util.text import counted, is_url, size_text, took
 from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.engine.storage.servers import NothingStored
@@ -35,6 +35,7 @@ from supermax.studies import existing, file_of, without_password
 from supermax.tasks.data_notices import weaknesses
 from supermax.tasks.data_summary import shown_labels
 from supermax.tasks.fits import fits
+from supermax.tasks.measures import check_objectives
 from supermax.tasks.objective import configured
 from supermax.tasks.space_fitting import Fitted
 from supermax.tasks.specs import spec_of
@@ -71,6 +72,7 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
         f"sampler {settings.sampler}, pruner {settings.pruner}",
         f"Disk        up to {size_text(allowed.total)} of weights and states",
     ]
+    lines += _aligned("Warm start", _warm_start(search, settings))
     cuts = truncation(settings.agent, splits, fit.space, fit.sources.values(), search.cache)
     lines += _aligned("Truncation", truncation_notices(cuts))
     lines += _aligned("Race", _race(search, settings))
@@ -83,6 +85,13 @@ def describe_plan(search: Search, verbose: bool = False) -> list[str]:
     ]
     lines += _aligned("Beware", warnings)
     return [*lines, *origins(resolved, verbose)]
+
+
+def _warm_start(search: Search, settings: Settings) -> list[str]:
+    """Return what the search takes from earlier studies."""
+    classes = len(search.corpus.label_names) or 2
+    names, _ = check_objectives(settings.agent, settings.objectives, classes)
+    return [line for each in search.earlier for line in each.planned(search.fit.space, names)]
 
 
 def _race(search: Search, settings: Settings) -> list[str]:
@@ -244,6 +253,8 @@ def origins(resolved: Resolved, verbose: bool = False) -> list[str]:
 def _shown(key: str, value: object) -> str:
     if key in ("storage", "track"):
         return without_password(str(value))
+    if key == "warm_start" and isinstance(value, list):
+        return ", ".join(without_password(name) if is_url(name) else name for name in value)
     if key in ("gpu_memory", "keep") and isinstance(value, int):
         return size_text(value)
     return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))

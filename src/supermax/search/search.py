@@ -39,6 +39,7 @@ from supermax.memory.disk import Allowance, Demand
 from supermax.results.race import RaceRecord
 from supermax.run import callback_list, reusing_results, run_study
 from supermax.search.cluster import Cluster
+from supermax.search.earlier import Earlier, begin_with
 from supermax.search.race import Race, Wanted, race_size, with_time_left
 from supermax.search.resources import Resources
 from supermax.search.settings import Resolved, units
@@ -111,6 +112,8 @@ class Search:
     models: str | Sequence[str] | None = None
     """Encoders to search; None: the preset's."""
     seed: int | None = None
+    earlier: Sequence[Earlier] = ()
+    """Earlier studies whose best configurations are enqueued after the defaults."""
     splits: Splits | None = None
     """Splits of the data; None: the corpus is split at random."""
     top: int = 5
@@ -286,7 +289,7 @@ class Search:
         self, study: Study, splits: Splits, space: Space, objectives: Sequence[str]
     ) -> None:
         """Name the study's values, store the split that they are computed on, and enqueue the
-        space's defaults as the first trial."""
+        space's defaults as the first trial, then those of earlier studies."""
         with explain_write_errors(study._storage):
             name_values(study, titles_of(objectives, self.corpus.label_names))
             if EVALUATED not in study.user_attrs:
@@ -294,6 +297,7 @@ class Search:
                 study.set_user_attr(EVALUATED, {"split": "validation", "examples": examples})
             if space.defaults() is not None:
                 enqueue_defaults(study, space)
+            begin_with(study, space, self.earlier)
 
     def run_options(self, **changes: Any) -> RunOptions:
         """Return the options of a run, with the number of parallel trials resolved. Raises

@@ -49,6 +49,11 @@ def finished(folder: Path) -> int:
         (("tune", "criteria", "--set", "name=other", "--gpus", "7,zero"), "GPU"),
         (("tune", "criteria", "--storage", "nosuch://x"), "not a kind of storage"),
         (("tune", "criteria", "--address", "head:6379"), "add --executor ray, or leave it out"),
+        (
+            ("tune", "criteria", "--study", "other", "--warm-start", "critera"),
+            "warm_start critera: There is no study 'critera'; did you mean 'criteria'?",
+        ),
+        (("tune", "criteria", "--warm-start", "criteria"), "It is the study of this search"),
         (("best", "critera"), "did you mean 'criteria'"),
         (("best", "--storage", "nowhere.db"), "nowhere.db. Name the studies' file"),
         (("show", "99"), "has no trial 99; the last is 2"),

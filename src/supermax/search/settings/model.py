@@ -54,6 +54,12 @@ def _switch(value: object) -> object:
         raise ValueError(f"write true, false or auto instead of {value!r:.60}") from None
 
 
+def _texts(value: object) -> object:
+    """Put a single text into a list; paths and URLs may have commas."""
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[list[str], BeforeValidator(_texts)]
 Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
 
 
@@ -142,6 +148,11 @@ class Settings(_Part):
     sampler: Sampler = Field("tpe", description=", ".join(get_args(Sampler)))
     pruner: Pruner = Field("median", description=", ".join(get_args(Pruner)))
     seed: int | None = Field(None, ge=0, description="random seed of the sampler")
+    warm_start: Texts = Field(
+        [],
+        description="earlier studies of the agent, whose best configurations begin the search: "
+        "STUDY, STORAGE#STUDY or STORAGE",
+    )
     workers: Workers = Field(1, description="parallel trials, or auto: by the GPUs and cores")
     gpus: Words = Field(
         [], description="GPUs to distribute trials over: all, or numbers or UUIDs as CUDA has them"
@@ -223,6 +234,13 @@ class Settings(_Part):
             raise ValueError("it is empty: leave it out for the default")
         return value
 
+    @field_validator("warm_start")
+    @classmethod
+    def _named(cls, values: list[str]) -> list[str]:
+        if not all(value.strip() for value in values):
+            raise ValueError("a study without a name: leave it out")
+        return values
+
     @field_validator("checkpoints")
     @classmethod
     def _no_mistyped_url(cls, value: str | None) -> str | None:
@@ -254,7 +272,7 @@ class Settings(_Part):
 
     def to_store(self) -> dict[str, object]:
         """Return the settings as JSON for the study: without secrets, with absolute paths."""
-        stored = self.model_dump(mode="json", exclude={"storage", "track", "space"})
+        stored = self.model_dump(mode="json", exclude={"storage", "track", "space", "warm_start"})
         if self.data.path not in (None, "synthetic"):
             stored["data"]["path"] = str(Path(self.data.path or "").expanduser().absolute())
         stored["cache"] = str(self.cache_folder.absolute())

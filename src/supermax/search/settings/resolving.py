@@ -145,6 +145,20 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
         place = path.parent / Path(value.value).expanduser()
         if key != "space" or place.exists():
             layers[key] = replace(value, value=str(place))
+    if (value := layers.get("warm_start")) is not None:
+        named = value.value if isinstance(value.value, list) else [value.value]
+        layers["warm_start"] = replace(value, value=[_beside(text, path) for text in named])
+
+
+def _beside(study: object, file: Path) -> object:
+    """Return an earlier study with a relative path of its storage made absolute, if there is such
+    a file or folder; otherwise it is a name, and stays."""
+    if not isinstance(study, str) or is_url(study):
+        return study
+    for storage in (study.rpartition("#")[0], study):
+        if storage and (file.parent / Path(storage).expanduser()).exists():
+            return str(file.parent / Path(study).expanduser())
+    return study
 
 
 def _is_path(key: str, text: str) -> bool:

@@ -73,7 +73,16 @@ def written(
 
 
 # Paths and addresses of one machine, or of one run.
-_MACHINE_KEYS = {"address", "cache", "checkpoints", "outdir", "run_dir", "storage", "track"}
+_MACHINE_KEYS = {
+    "address",
+    "cache",
+    "checkpoints",
+    "outdir",
+    "run_dir",
+    "storage",
+    "track",
+    "warm_start",
+}
 _SPACE_KEYS = {"models", "narrow", "space"}
 
 
@@ -138,6 +147,7 @@ _EXAMPLES = {
     "folds": "5",
     "space": "space.yaml",
     "seed": "1",
+    "warm_start": "[STUDY]",
     "gpus": "[0, 1]",
     "address": "head:6379",
     "trial_timeout": "1h",

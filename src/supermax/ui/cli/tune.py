@@ -27,6 +27,7 @@ from supermax._util.yaml_lines import scalar
 from supermax.engine.processes import descriptors
 from supermax.engine.processes import supervisor as supervision
 from supermax.errors import UserError
+from supermax.search.earlier import find_earlier
 from supermax.search.settings import Resolved, resolve
 from supermax.search.settings.model import Pruner, Sampler, Settings, Stop
 from supermax.search.settings.resolving import Value
@@ -131,6 +132,14 @@ def tune(
         typer.Option(help="Metric to optimize; repeat for several objectives."),
     ] = None,
     seed: Annotated[Text, typer.Option(help="Random seed of the sampler.")] = None,
+    warm_start: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Earlier study of the agent, whose best configurations begin the search: STUDY, "
+            "STORAGE#STUDY or STORAGE; repeat for several.",
+            autocompletion=studies,
+        ),
+    ] = None,
     race: Annotated[
         Text,
         typer.Option(
@@ -202,6 +211,7 @@ def tune(
         "objectives": objective or None,
         "race": race,
         "folds": folds,
+        "warm_start": warm_start or None,
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
@@ -212,6 +222,7 @@ def tune(
         check_names(each.settings)
         if not supervision.is_supervised():
             check_storage(each.settings.storage_address)
+            find_earlier(each.settings)
     descriptors.check_descriptors(workers=1)  # torch opens many
     if not supervision.is_supervised():
         _say("Starting. Loading torch and transformers takes a few seconds.")

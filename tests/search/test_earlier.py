@@ -1,0 +1,240 @@
+"""Earlier studies from which a search begins: how they are named, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from supermax._util.attributes import EXPERIMENT, ORIGIN, WARM_START, plain_params
+from supermax.engine.storage.locations import find_location
+from supermax.errors import SupermaxError, UserError
+from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, share
+from supermax.search.settings import Settings
+from supermax.space import Space, enqueue_defaults, sampler_for
+from supermax.studies import make_storage, open_locked
+from tests.search.test_search import search_in
+from tests.space.versions import BASE, changed
+
+SPACE = changed(warmup={"type": "float", "low": 0.0, "high": 0.3, "default": 0.1})
+
+
+def studied(
+    file: Path, name: str, agent: str = "criteria", trials: int = 20, metric: str = "macro_f1"
+) -> Study:
+    """Return a study with trials, as a search of an agent leaves it."""
+    space = Space(**{**BASE, "name": name})
+    study = open_locked(space, file, quiet=True, directions=["maximize"]).study
+    study.set_user_attr(EXPERIMENT, {"agent": agent, "objectives": [metric]})
+    quick = optuna.create_study(direction="maximize", sampler=sampler_for(space, "random", seed=0))
+    quick.optimize(lambda trial: float(space.sample(trial)["lr"]), n_trials=trials)
+    study.add_trials(quick.trials)
+    return study
+
+
+def settings(folder: Path, *names: str, **values: Any) -> Settings:
+    given = {"agent": "criteria", "trials": 3, "epochs": 1, "storage": str(folder / "mine.db")}
+    return Settings.model_validate({**given, "warm_start": list(names), **values})
+
+
+def opened(file: Path, name: str = "criteria") -> Study:
+    study = open_locked(SPACE, file, quiet=True, name=name, directions=["maximize"]).study
+    enqueue_defaults(study, SPACE)
+    return study
+
+
+def queued(study: Study) -> list[dict[str, Any]]:
+    return [trial.system_attrs["fixed_params"] for trial in study.trials]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with several storages. Tests only read them."""
+    folder = tmp_path_factory.mktemp("archive")
+    (folder / "out").mkdir()
+    for file in ("mine.db", "theirs.db", "out/supermax.db"):
+        studied(folder / file, "old", trials=8)
+        studied(folder / file, "spans", agent="evidence", trials=2)
+        space = Space(**{**changed(warmup=None).data(), "name": "old"})
+        second = open_locked(space, folder / file, quiet=True, directions=["maximize"]).study
+        assert second.study_name == "old@2"  # its first version has the experiment
+    studied(folder / "mine.db", "new", trials=0)
+    studied(folder / "mine.db", "criteria", trials=2)
+    studied(folder / "spans.db", "spans", agent="evidence", trials=2)
+    optuna.create_study(storage=make_storage(folder / "mine.db"), study_name="plain")
+    (folder / "empty.db").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    "text", ["old", "old@2", "theirs.db", "theirs.db#old", "theirs.db#old@2", "out", "out#old"]
+)
+def test_an_earlier_study_is_named_by_its_name_or_its_storage(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.chdir(archive)
+    (found,) = find_earlier(settings(archive, text))
+    assert (found.name, found.study.study_name) == (text, "old@2")
+    file = {"old": "mine.db", "theirs": "theirs.db", "out": "out/supermax.db"}
+    assert find_location(found.study).file == archive / file[re.split("[.@#]", text)[0]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("odl", "There is no study 'odl'; did you mean 'old'? Name a study elsewhere as STORAGE#"),
+        ("nowhere.db#old", "There is no study 'nowhere.db#old'"),
+        ("mine.db#odl", "did you mean 'old'"),
+        ("empty.db", "It holds no studies. Name the file or URL of their storage"),
+        ("mine.db#spans", "It is a study of the agent evidence, and this is a search of criteria"),
+        ("plain", "It is a study of no agent"),
+        ("spans.db", "It has no study of the agent criteria"),
+        ("mine.db", "It has several studies: criteria, new, old. Name one: mine.db#criteria."),
+        ("new", "It has no complete trial yet. Wait for its first one"),
+        ("criteria", "It is the study of this search, which goes on with its own trials anyway"),
+        ("mine.db#criteria", "It is the study of this search"),
+    ],
+)
+def test_a_study_from_which_no_search_can_begin_is_refused(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.chdir(archive)
+    with pytest.raises(UserError) as error:
+        find_earlier(settings(archive, text))
+    assert str(error.value).startswith(f"warm_start {text}: ")
+    assert words in str(error.value)
+
+
+def test_an_own_storage_that_does_not_exist_yet_has_no_study(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist yet"):
+        find_earlier(settings(tmp_path, "old"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_study_of_the_same_name_in_another_storage_is_another_study(tmp_path: Path) -> None:
+    studied(tmp_path / "theirs.db", "criteria")
+    opened(tmp_path / "mine.db")
+    (found,) = find_earlier(settings(tmp_path, f"{tmp_path / 'theirs.db'}#criteria"))
+    assert find_location(found.study).file == tmp_path / "theirs.db"
+
+
+def best_first(study: Study) -> list[FrozenTrial]:
+    complete = study.get_trials(states=(TrialState.COMPLETE,))
+    return sorted(complete, key=lambda trial: -trial.values[0])
+
+
+def add_better(study: Study) -> None:
+    """Add a trial that is better than all others of the study."""
+    best = best_first(study)[0]
+    params = {**best.params, "lr": 2e-4}
+    study.add_trial(create_trial(params=params, distributions=best.distributions, value=1e9))
+
+
+def test_the_best_configurations_come_once_after_the_defaults(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.db"
+    old = studied(mine, "old")
+    before = old.trials
+    wanted = settings(tmp_path, "old", "old")
+    study = opened(mine)
+    begin_with(study, SPACE, find_earlier(wanted))
+    first = queued(study)
+    assert first[0] == SPACE.defaults()
+    taken = [trial.user_attrs[ORIGIN]["number"] for trial in study.trials[1:]]
+    better = [trial.number for trial in best_first(old)]
+    assert taken == [number for number in better if number in taken]
+    assert (taken[0], len(taken)) == (better[0], TOP)
+    assert first[1:] == [plain_params(old.trials[number]) for number in taken]
+    assert old.trials == before
+    add_better(old)
+    assert find_earlier(wanted) == []  # the search has begun: it is not read again
+
+
+def test_several_studies_share_the_number_of_configurations(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.db"
+    for name in ("one", "two"):
+        studied(mine, name, trials=12)
+    study = opened(mine)
+    begin_with(study, SPACE, find_earlier(settings(tmp_path, "one", "two")))
+    assert {name: len(taken) for name, taken in study.user_attrs[WARM_START].items()} == {
+        "one": 2,
+        "two": 1,
+    }
+
+
+@given(st.integers(1, 40))
+def test_every_study_has_a_share_and_the_shares_are_even(studies: int) -> None:
+    shares = [share(position, studies) for position in range(studies)]
+    assert sum(shares) == max(TOP, studies)
+    assert 1 <= min(shares) <= max(shares) <= min(shares) + 1
+
+
+def test_two_runs_that_have_read_the_earlier_study_enqueue_it_once(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.db"
+    old = studied(mine, "old")
+    study, wanted = opened(mine), settings(tmp_path, "old")
+    one, other = find_earlier(wanted), find_earlier(wanted)
+    begin_with(study, SPACE, one)
+    first = queued(study)
+    add_better(old)
+    begin_with(opened(mine), SPACE, other)
+    assert queued(study) == first
+    begin_with(another := opened(mine, "another"), SPACE, other)
+    assert queued(another) != first
+
+
+def test_a_search_that_has_begun_does_not_need_the_earlier_study(tmp_path: Path) -> None:
+    theirs, mine = tmp_path / "theirs.db", tmp_path / "mine.db"
+    studied(theirs, "old")
+    wanted = settings(tmp_path, str(theirs))
+    study = opened(mine)
+    begin_with(study, SPACE, find_earlier(wanted))
+    assert list(study.user_attrs[WARM_START]) == [str(theirs)]
+    theirs.unlink()
+    assert find_earlier(wanted) == []
+    with pytest.raises(UserError, match="There is no study"):
+        find_earlier(settings(tmp_path, str(theirs), name="another"))
+
+
+def test_the_plan_says_how_many_configurations_the_search_takes(tmp_path: Path) -> None:
+    studied(tmp_path / "mine.db", "old")
+    (found,) = find_earlier(settings(tmp_path, "old"))
+    assert found.planned(SPACE, ["macro_f1"]) == ["begins with 3 configurations of old"]
+    assert found.planned(SPACE, ["accuracy"]) == [
+        "begins with 3 configurations of old, the best by macro_f1: this search optimizes accuracy"
+    ]
+    narrow = changed(lr={"type": "float", "low": 5e-6, "high": 6e-6}, warmup=None)
+    first, second = found.planned(narrow, ["macro_f1"])
+    assert first == "begins with no configuration of old"
+    assert second.startswith("trials of old that this space does not have: lr is not")
+
+
+def test_a_password_is_neither_shown_nor_stored(tmp_path: Path) -> None:
+    url = "postgresql://me:secret@nowhere.invalid/db#old"
+    wanted = settings(tmp_path, url)
+    assert "secret" not in str(wanted.to_store())
+    with pytest.raises(SupermaxError) as error:
+        find_earlier(wanted)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.usefixtures("quick", "preloaded")
+def test_a_search_begins_with_the_best_of_an_earlier_one_and_resumes(tmp_path: Path) -> None:
+    first = search_in(tmp_path, trials=2, name="first").run(progress=False).study
+    earlier = [Earlier("first", first)]
+    search = search_in(tmp_path, trials=2, name="second", earlier=earlier)
+    study = search.run(progress=False).study
+    defaults = search.fit.space.defaults()
+    better = [plain_params(trial) for trial in best_first(first)]
+    taken = [values for values in better if values != defaults]
+    assert [plain_params(t) for t in study.trials[:2]] == [defaults, *taken]
+    again = replace(search, trials=3).run(progress=False).study
+    assert [trial.number for trial in again.trials] == [0, 1, 2]
+    assert "fixed_params" not in again.trials[2].system_attrs
