@@ -4,6 +4,7 @@ supermax         PriorSampler with a portfolio, Promotion, and its view of the t
                  the coordinator of a real run (replay.py)
 supermax-no-…    one part less. no-portfolio: nothing is known beforehand
 supermax-defaults   one configuration chosen by hand instead of the portfolio
+supermax-warm       the same, and the best ones of an earlier search on another task (warm.py)
 supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
 replayed-…       the same sampler and pruner in the coordinator of Supermax: must equal them
@@ -45,6 +46,8 @@ class Setting:
     workers: int
     pythons: Mapping[str, Path] = field(default_factory=dict)
     """By project: interpreter of the environment in which it is installed."""
+    earlier: Table | None = None
+    """Task of an earlier search of the user."""
 
 
 Contender = Callable[[Table, Setting], Replay]
@@ -159,6 +162,17 @@ def _supermax(
     return search
 
 
+def _warm(table: Table, setting: Setting) -> Replay:
+    """Search as `supermax-defaults` does, with configurations of an earlier search beside them."""
+    from warm import configurations_of
+
+    if setting.earlier is None:
+        raise ValueError(f"There is no other task in the family of {table.name}.")
+    seed, budget, workers = setting.seed, setting.budget, setting.workers
+    taken = configurations_of(setting.earlier, seed=seed, budget=budget, workers=workers)
+    return _supermax(known=lambda _: [table.defaults, *taken])(table, setting)
+
+
 def _without_view() -> AbstractContextManager[object]:
     """Have TPE see paused trials as PRUNED ones, and all others as they are."""
     from supermax.engine.sampling.fidelity import FidelityView
@@ -218,6 +232,7 @@ CONTENDERS: dict[str, Contender] = {
     "supermax-no-view": _supermax(view=False),
     "supermax-no-promotion": _supermax(promotion=False),
     "supermax-defaults": _supermax(known=_defaults),
+    "supermax-warm": _warm,
     "supermax-no-portfolio": _supermax(known=_none),
     "supermax-no-portfolio-no-view": _supermax(known=_none, view=False),
     "supermax-mixture": _supermax(mixture=True),

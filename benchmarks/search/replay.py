@@ -185,6 +185,19 @@ def replay(
 ) -> Replay:
     """Search on a table until `budget` epochs are spent. `name`: of the study.
     HyperbandPruner draws brackets from it."""
+    return searched(table, sampler, pruner, budget=budget, workers=workers, name=name)[0]
+
+
+def searched(
+    table: Table,
+    sampler: BaseSampler,
+    pruner: BasePruner,
+    *,
+    budget: int,
+    workers: int,
+    name: str = "replay",
+) -> tuple[Replay, optuna.Study]:
+    """Search as `replay` does. Return the study as well."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
@@ -197,7 +210,7 @@ def replay(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     executor.replay.trials = len(study.get_trials(deepcopy=False))
-    return executor.replay
+    return executor.replay, study
 
 
 def _objective(trial: optuna.Trial) -> float:

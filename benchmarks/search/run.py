@@ -30,6 +30,7 @@ import families
 from contenders import BASELINE, CONTENDERS, Setting, search
 from measure import Run, improvements_of, summary, tasks_of
 from peer import python_of
+from warm import earlier_task
 
 REPORTING_LOG = Path(__file__).with_name("reporting-half.log")
 
@@ -48,7 +49,9 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
     table = families.read(item.task, families.sources_of(options))
     budget = item.trainings * table.epochs
     started = time.process_time()
-    setting = Setting(_seed_of(item), budget, item.workers, dict(options.python))
+    other = earlier_task(item.task, item.seed, _tuning(options))
+    earlier = tables.read(other, options.taskset, options.lcbench) if other else None
+    setting = Setting(_seed_of(item), budget, item.workers, dict(options.python), earlier)
     result = search(item.contender, table, setting)
     seconds = round(time.process_time() - started, 2)
     improvements = improvements_of(result, table)
@@ -59,6 +62,11 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
         improvements=improvements,
         seconds=seconds,
     )
+
+
+def _tuning(options: argparse.Namespace) -> list[str]:
+    names = tables.names(options.taskset, options.lcbench)
+    return tasks_of("tuning", names, reason=None, log=REPORTING_LOG)
 
 
 def _seed_of(item: Item) -> int:
