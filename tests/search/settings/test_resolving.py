@@ -256,3 +256,16 @@ def test_sizes() -> None:
     assert size(1 << 20) == size("1MiB") == 1 << 20
     assert size_text(24 * 1024**3) == "24.0 GiB"
     assert size_text(500) == "500 B"
+
+
+def test_earlier_studies_are_names_or_paths_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "old.db").touch()
+    text = "agent: criteria\nwarm_start: [old, old.db, old.db#a, 'journal:///x.log#a']\n"
+    found = resolved(None, settings_file(tmp_path, text)).settings.warm_start
+    db = str(tmp_path / "old.db")
+    assert found == ["old", db, f"{db}#a", "journal:///x.log#a"]
+    one = settings_file(tmp_path, "agent: criteria\nwarm_start: a,b\n")
+    assert resolved(None, one).settings.warm_start == ["a,b"]
+    assert resolved(None, one, warm_start=["c", "d"]).settings.warm_start == ["c", "d"]
+    with pytest.raises(UserError, match="a study without a name: leave it out"):
+        resolved(None, None, warm_start=["c", " "])
