@@ -50,7 +50,7 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
     budget = item.trainings * table.epochs
     started = time.process_time()
     other = earlier_task(item.task, item.seed, _tuning(options))
-    earlier = tables.read(other, options.taskset, options.lcbench) if other else None
+    earlier = families.read(other, families.sources_of(options)) if other else None
     setting = Setting(_seed_of(item), budget, item.workers, dict(options.python), earlier)
     result = search(item.contender, table, setting)
     seconds = round(time.process_time() - started, 2)
@@ -65,7 +65,7 @@ def run_item(item: Item, options: argparse.Namespace) -> Run:
 
 
 def _tuning(options: argparse.Namespace) -> list[str]:
-    names = tables.names(options.taskset, options.lcbench)
+    names = families.names(families.sources_of(options))
     return tasks_of("tuning", names, reason=None, log=REPORTING_LOG)
 
 
