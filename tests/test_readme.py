@@ -86,13 +86,13 @@ def test_the_first_example_runs_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_checkpoint_example_resumes(tmp_path: Path) -> None:
-    checkpoints, _ = programs("docs/optimize.md")
+    checkpoints, *_ = programs("docs/optimize.md")
     run(STAND_INS + checkpoints + CRASHES, tmp_path)
 
 
 @pytest.mark.slow
 def test_the_space_of_the_page_on_optimize_is_searched(tmp_path: Path) -> None:
-    _, block = programs("docs/optimize.md")
+    *_, block = programs("docs/optimize.md")
     few = block.replace("n_trials=100", "n_trials=12") + "\nprint(len(study.trials))"
     assert run(few, tmp_path).split()[-1] == "12"
     changed = few.replace("[base, large]", "[base, large, huge]").replace("=12", "=14")

@@ -114,7 +114,7 @@ def test_runs_end_at_their_own_numbers_of_trials(proxy: Proxy, tmp_path: Path) -
 @pytest.mark.slow
 def test_a_deleted_study_ends_its_runs_with_one_sentence(proxy: Proxy, tmp_path: Path) -> None:
     runs = [
-        Run(proxy, tmp_path / "busy", 1000, pace=0.1),
+        Run(proxy, tmp_path / "busy", 1000, pace=0.5),  # longer than a deletion takes
         Run(proxy, tmp_path / "silent", 1000, pace=60.0),
     ]
     with running(*runs):
