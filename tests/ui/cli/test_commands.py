@@ -45,7 +45,13 @@ LONG = (
     "supermax dashboard",  # tests/report has it served
     "supermax replay 0",  # test_replay_reproduces_the_values_of_a_trial runs it
 )
-LINES = [(name, line) for name, command in commands().items() for line in examples(command)]
+ELSEWHERE = ("database",)  # tests/cluster runs it, as an ordinary user
+LINES = [
+    (name, line)
+    for name, command in commands().items()
+    for line in examples(command)
+    if name not in ELSEWHERE
+]
 EXAMPLES = [
     pytest.param(
         name, line, id=line, marks=[pytest.mark.slow] * (place % 2 or line.startswith(LONG))
