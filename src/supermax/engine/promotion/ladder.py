@@ -46,8 +46,8 @@ class Promotion(BasePruner):
         min_reports:
             Lowest rung: number of reports before which no trial is paused.
         run_through:
-            Share of the trials that are never paused. Their curves show whether the rungs rank
-            trials correctly.
+            Share of the trials that are never paused. They show whether the rungs rank trials
+            correctly, and find what short trainings would miss.
         min_agreement:
             Rank correlation with the next and with the highest rung from which on a rung below
             the highest one pauses trials. -1: from the start.
@@ -61,7 +61,7 @@ class Promotion(BasePruner):
         reduction_factor: int = 3,
         max_reports: int | None = None,
         min_reports: int = 1,
-        run_through: float = 0.05,
+        run_through: float = 0.2,
         min_agreement: float = 0.5,
         min_trials: int = 8,
     ) -> None:
