@@ -30,6 +30,7 @@ import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
+from optuna_method import OptunaMethod
 from peer import PEERS, Peer
 from portfolio import portfolio_of
 from simulate import Replay, simulate
@@ -51,35 +52,6 @@ class Setting:
 
 
 Contender = Callable[[Table, Setting], Replay]
-
-
-class OptunaMethod:
-    """Optuna as its tutorial uses it, with an epoch between `report` and `should_prune`."""
-
-    def __init__(
-        self, table: Table, sampler: BaseSampler, pruner: BasePruner, name: str = "replay"
-    ) -> None:
-        """`name`: of the study. HyperbandPruner draws brackets from it."""
-        self._table = table
-        self._study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
-        self._trials: dict[int, optuna.Trial] = {}
-        self._lowest: dict[int, float] = {}
-
-    def ask(self) -> tuple[int, Params]:
-        trial = self._study.ask(self._table.space)
-        self._trials[trial.number] = trial
-        return trial.number, trial.params
-
-    def report(self, trial: int, epoch: int, loss: float) -> bool:
-        asked = self._trials[trial]
-        asked.report(loss, epoch)
-        self._lowest[trial] = min(loss, self._lowest.get(trial, math.inf))
-        if asked.should_prune():
-            self._study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-            return False
-        if epoch == self._table.epochs:
-            self._study.tell(asked, self._lowest[trial])
-        return True
 
 
 class TopK:

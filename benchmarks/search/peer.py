@@ -36,12 +36,14 @@ class Project(NamedTuple):
 _SYNE_TUNE = "syne-tune[gpsearchers]==0.13.0 setuptools==65.5.0"
 """Has promotion and MOBSTER, which 0.16 does not: there, ASHA only stops trials."""
 _SYNE_TUNE_NEW = "syne-tune[blackbox-repository]==0.16.0 huggingface_hub==2.4.0"
-_OPTUNAHUB = "optunahub==0.5.0 optuna==5.0.0 torch==2.14.1 cmaes==0.13.0 scipy"
+_OPTUNAHUB = "optunahub==0.5.0 optuna==5.0.0 torch==2.13.0 cmaes==0.13.1 scipy==1.17.1"
 PEERS: dict[str, Project] = {
     "syne-tune-asha": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "asha"),
     "syne-tune-mobster": Project("syne-tune", _SYNE_TUNE, "syne_tune_promotion.py", "mobster"),
     "syne-tune-cqr": Project("syne-tune-new", _SYNE_TUNE_NEW, "syne_tune_stopping.py"),
-    "neps-priorband": Project("neps", "neural-pipeline-search==0.17.0", "neps_priorband.py"),
+    "neps-priorband": Project(
+        "neps", "neural-pipeline-search==0.17.0 torch==2.13.0", "neps_priorband.py"
+    ),
     "smac-hyperband": Project("smac", "smac==2.4.1", "smac_hyperband.py"),
     "auto-sampler": Project("optunahub", _OPTUNAHUB, "auto_sampler.py"),
 }
@@ -146,6 +148,6 @@ def python_of(entry: str) -> tuple[str, Path]:
     """Read an argument PROJECT=PATH of --python."""
     project, _, path = entry.partition("=")
     known = sorted({peer.project for peer in PEERS.values()})
-    if project not in known or not Path(path).exists():
+    if project not in known or not Path(path).is_file():
         sys.exit(f"--python {entry}: PROJECT is one of {', '.join(known)}; PATH an interpreter.")
     return project, Path(path)

@@ -24,7 +24,7 @@ from optuna.pruners import MedianPruner
 from serve import Spec, serve
 
 sys.path.append(str(Path(__file__).parent.parent))
-from contenders import OptunaMethod
+from optuna_method import OptunaMethod
 from tables import Table
 
 

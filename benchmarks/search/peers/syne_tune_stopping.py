@@ -38,8 +38,8 @@ class SyneTune:
     def report(self, trial: int, epoch: int, loss: float) -> bool:
         result = {"epoch": epoch, "loss": loss}
         decision = self._scheduler.on_trial_result(self._trials[trial], result)
-        if epoch == self._spec.epochs:
-            self._scheduler.on_trial_complete(self._trials[trial], result)
+        if decision != "CONTINUE":  # also after the last epoch
+            self._scheduler.on_trial_remove(self._trials[trial])  # as Tuner does
         return decision == "CONTINUE"
 
 
