@@ -2,9 +2,8 @@
 
     python benchmarks/search/plot.py RESULTS.jsonl … --into docs/images
 
-Reads the results of run.py; of a search that is in several files, the last one counts. Lines are
-medians over tasks and seeds, bands the quartiles. A panel shows the searches (task and seed) that
-all its contenders have; their number is in its title. Needs matplotlib.
+Lines are medians over tasks and seeds, bands the quartiles. A panel shows the searches (task and
+seed) that all its contenders have; their number is in its title. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import matplotlib
 import numpy as np
 from measure import Run, curve
-from run import read_runs
+from results import add_results, family_of, read_results, shared_runs
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -63,22 +62,10 @@ PANELS: Mapping[str, Sequence[str]] = {
     "Syne Tune": (*REFERENCES, "syne-tune-asha", "syne-tune-mobster", "syne-tune-cqr"),
     "Other projects": (*REFERENCES, "neps-priorband", "smac-hyperband", "auto-sampler"),
 }
+TITLES = {"taskset": "TaskSet", "lcbench": "LCBench", "tweeteval": "TweetEval"}
 _LINEAR = 0.01  # below this regret, the axis is linear: regrets can be negative
 _TICKS = (-0.1, -0.01, 0, 0.01, 0.05, 0.1, 0.5, 1, 5)
 _POINTS = 150  # of a line
-
-
-def shared_runs(runs: Sequence[Run], contenders: Sequence[str]) -> dict[str, list[Run]]:
-    """Return the runs of the tasks and seeds that all these contenders have. A contender without
-    any run is left out."""
-    by_contender = {name: [run for run in runs if run.contender == name] for name in contenders}
-    present = {name: found for name, found in by_contender.items() if found}
-    keys = [{(run.task, run.seed) for run in found} for found in present.values()]
-    shared = set.intersection(*keys) if keys else set()
-    return {
-        name: [run for run in found if (run.task, run.seed) in shared]
-        for name, found in present.items()
-    }
 
 
 def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]) -> None:
@@ -97,9 +84,10 @@ def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]
 def draw(runs: Sequence[Run], title: str, file: Path) -> None:
     """Draw the figure of one family."""
     figure, grid = pyplot.subplots(2, 2, figsize=(9, 7.4), sharex=True, sharey=True)
-    budget, lowest = max(run.budget for run in runs), min(run.final for run in runs)
+    shown = [run for run in runs if run.contender in STYLES]
+    budget, lowest = max(run.budget for run in shown), min(run.final for run in shown)
     for axes, (name, contenders) in zip(grid.flat, PANELS.items(), strict=True):
-        by_contender = shared_runs(runs, contenders)
+        by_contender = shared_runs(shown, contenders)
         if any(by_contender.values()):
             draw_panel(axes, name, by_contender)
         axes.set_xscale("log")
@@ -119,31 +107,17 @@ def draw(runs: Sequence[Run], title: str, file: Path) -> None:
     pyplot.close(figure)
 
 
-def families_of(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs of each family. The last of several runs of one search counts."""
-    last = {(r.contender, r.task, r.seed, r.workers, r.trainings): r for r in runs}
-    found: dict[str, list[Run]] = {}
-    for run in last.values():
-        found.setdefault(run.task.split("-")[0], []).append(run)
-    return found
-
-
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("results", type=Path, nargs="+")
+    add_results(parser)
     parser.add_argument("--into", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--budget", type=int, default=30, help="full trainings of a search")
     options = parser.parse_args(arguments)
-    runs = [run for file in options.results for run in read_runs(file)]
-    setting = (options.workers, options.budget)
-    runs = [r for r in runs if (r.workers, r.trainings) == setting and r.contender in STYLES]
-    titles = {"taskset": "TaskSet", "lcbench": "LCBench", "tweeteval": "TweetEval"}
-    for family, own in families_of(runs).items():
+    runs = read_results(options)
+    for family in dict.fromkeys(map(family_of, runs)):
         file = options.into / f"search-{family}.png"
-        draw(own, titles.get(family, family), file)
+        draw([run for run in runs if family_of(run) == family], TITLES.get(family, family), file)
         print(f"{file}: {file.stat().st_size / 1000:.0f} kB")
 
 

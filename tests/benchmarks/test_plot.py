@@ -1,4 +1,4 @@
-"""Figures of searches: which runs they show, and their files."""
+"""Figures of searches: their lines and their files."""
 
 from __future__ import annotations
 
@@ -20,24 +20,6 @@ PNG = b"\x89PNG\r\n"
 
 def run(contender: str, task: str, seed: int = 0, final: float = 0.1, trainings: int = 30) -> Run:
     return Run(contender, task, seed, 4, trainings, 270, 30, [(1, 1.0, 2.0), (90, 9.0, final)], 0)
-
-
-def test_a_panel_shows_the_searches_that_all_of_its_contenders_have() -> None:
-    both, one = run("optuna", "lcbench-1"), run("optuna", "lcbench-2")
-    other = run("supermax", "lcbench-1")
-    found = plot.shared_runs([both, one, other], ["supermax", "optuna", "smac-hyperband"])
-    assert found == {"supermax": [other], "optuna": [both]}
-
-
-def test_contenders_without_a_shared_search_leave_a_panel_empty() -> None:
-    runs = [run("optuna", "lcbench-1"), run("supermax", "lcbench-1", seed=1)]
-    assert not any(plot.shared_runs(runs, ["supermax", "optuna"]).values())
-
-
-def test_the_last_of_several_runs_of_a_search_counts() -> None:
-    runs = [run("optuna", task, final=f) for task, f in [("lcbench-1", 0.5), ("taskset-1", 0.1)]]
-    runs.append(run("optuna", "lcbench-1"))
-    assert plot.families_of(runs) == {"lcbench": [runs[2]], "taskset": [runs[1]]}
 
 
 def test_every_panel_has_known_contenders_with_different_lines() -> None:

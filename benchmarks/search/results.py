@@ -1,0 +1,71 @@
+"""Print the table of some contenders, on the searches (task and seed) that all of them have.
+
+    python benchmarks/search/results.py RESULTS.jsonl … --contenders optuna smac-hyperband
+
+Reads the results of run.py. Of a search that is in several files, the last one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from contenders import BASELINE, CONTENDERS
+from measure import Run, summary
+from run import read_runs
+
+
+def add_results(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the searches."""
+    parser.add_argument("results", type=Path, nargs="+", help="files of run.py")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--budget", type=int, default=30, help="full trainings of a search")
+
+
+def read_results(options: argparse.Namespace) -> list[Run]:
+    """Return the searches of all files, each once."""
+    runs = [run for file in options.results for run in read_runs(file)]
+    last = {(run.contender, run.task, run.seed, run.workers, run.trainings): run for run in runs}
+    setting = (options.workers, options.budget)
+    return [run for run in last.values() if (run.workers, run.trainings) == setting]
+
+
+def family_of(run: Run) -> str:
+    return run.task.split("-")[0]
+
+
+def shared_runs(runs: Sequence[Run], contenders: Iterable[str]) -> dict[str, list[Run]]:
+    """Return the runs of the tasks and seeds that all these contenders have. A contender without
+    any run is left out."""
+    by_contender = {name: [run for run in runs if run.contender == name] for name in contenders}
+    present = {name: found for name, found in by_contender.items() if found}
+    keys = [{(run.task, run.seed) for run in found} for found in present.values()]
+    shared = set.intersection(*keys) if keys else set()
+    return {
+        name: [run for run in found if (run.task, run.seed) in shared]
+        for name, found in present.items()
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_results(parser)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, required=True)
+    parser.add_argument("--families", nargs="+", default=["taskset", "lcbench", "tweeteval"])
+    options = parser.parse_args(arguments)
+    runs = [run for run in read_results(options) if family_of(run) in options.families]
+    shared = shared_runs(runs, options.contenders)
+    missing = [name for name in options.contenders if name not in shared]
+    if missing or not any(shared.values()):
+        sys.exit(
+            f"No search is shared by all; without any search: {', '.join(missing) or 'none'}."
+        )
+    print(summary([run for found in shared.values() for run in found], BASELINE))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
