@@ -52,11 +52,10 @@ $(TUNES): tune-%: $(DEMO)
 	$(BIN)/supermax tune $(firstword $(subst -, ,$*)) --preset $(lastword $(subst -, ,$*)) \
 	  $(if $(DATA),--data $(DATA)) $(FLAGS)
 
-# Types are checked beside the tests, which wait now and then. Compiled beforehand, since many
-# processes are started.
-test: about-test style
+# Compiled beforehand, since many processes are started.
+test: about-test style types
 	$(BIN)/python -m compileall -q src
-	$(MAKE) --no-print-directory -j2 types tests
+	$(MAKE) --no-print-directory tests
 
 about-test:
 	@echo "Checks style and types, runs the tests: usually 9 to 13 minutes on two cores," \
