@@ -3,7 +3,8 @@
     python benchmarks/search/plot.py RESULTS.jsonl … --into docs/images
 
 Lines are medians over tasks and seeds, bands the quartiles. A panel shows the searches (task and
-seed) that all its contenders have; their number is in its title. Needs matplotlib.
+seed) that all its contenders have; their number is in its title. A contender with fewer than half
+of the tasks is left out. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ _TICKS = (-0.1, -0.01, 0, 0.01, 0.05, 0.1, 0.5, 1, 5)
 _POINTS = 150  # of a line
 
 
+def contenders_of(runs: Sequence[Run], panel: Sequence[str]) -> list[str]:
+    """Return the contenders of a panel that have at least half of the tasks; none, if only the
+    references are left."""
+    tasks = {name: {run.task for run in runs if run.contender == name} for name in STYLES}
+    every = set().union(*tasks.values())
+    found = [name for name in panel if 2 * len(tasks[name]) >= len(every)]
+    return found if set(found) - set(REFERENCES) else []
+
+
 def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]) -> None:
     """Draw a line with a band for each contender."""
     for name, runs in by_contender.items():
@@ -87,9 +97,11 @@ def draw(runs: Sequence[Run], title: str, file: Path) -> None:
     shown = [run for run in runs if run.contender in STYLES]
     budget, lowest = max(run.budget for run in shown), min(run.final for run in shown)
     for axes, (name, contenders) in zip(grid.flat, PANELS.items(), strict=True):
-        by_contender = shared_runs(shown, contenders)
-        if any(by_contender.values()):
-            draw_panel(axes, name, by_contender)
+        by_contender = shared_runs(shown, contenders_of(shown, contenders))
+        if not any(by_contender.values()):
+            axes.set_axis_off()
+            continue
+        draw_panel(axes, name, by_contender)
         axes.set_xscale("log")
         axes.set_yscale("symlog", linthresh=_LINEAR, linscale=0.5)
         axes.set_yticks([tick for tick in _TICKS if tick >= min(lowest, 0)])
@@ -97,7 +109,6 @@ def draw(runs: Sequence[Run], title: str, file: Path) -> None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
         axes.set_xlim(1, budget)
         axes.grid(color="#dddddd", linewidth=0.6)
-    for axes in grid[1]:
         axes.set_xlabel("epochs of all workers")
     for axes in grid[:, 0]:
         axes.set_ylabel("regret")

@@ -22,6 +22,15 @@ def run(contender: str, task: str, seed: int = 0, final: float = 0.1, trainings:
     return Run(contender, task, seed, 4, trainings, 270, 30, [(1, 1.0, 2.0), (90, 9.0, final)], 0)
 
 
+def test_a_contender_with_few_tasks_is_left_out() -> None:
+    runs = [run("optuna", f"lcbench-{task}") for task in range(4)]
+    runs += [run("smac-hyperband", f"lcbench-{task}") for task in range(2)]
+    runs.append(run("neps-priorband", "lcbench-0"))
+    panel = plot.PANELS["Other projects"]
+    assert plot.contenders_of(runs, panel) == ["optuna", "smac-hyperband"]
+    assert plot.contenders_of(runs[:4], panel) == []
+
+
 def test_every_panel_has_known_contenders_with_different_lines() -> None:
     assert plot.STYLES.keys() <= CONTENDERS.keys()
     for contenders in plot.PANELS.values():
