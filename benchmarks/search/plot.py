@@ -39,6 +39,7 @@ class Style(NamedTuple):
 STYLES = {
     "supermax": Style("Supermax", "#0072B2"),
     "supermax-no-portfolio": Style("Supermax, nothing known", "#56B4E9"),
+    "supermax-defaults": Style("Supermax, hand-chosen defaults", "#0072B2", "--"),
     "supermax-no-promotion": Style("without Promotion", "#D55E00"),
     "supermax-no-view": Style("without comparing at one rung", "#009E73"),
     "optuna": Style("Optuna: TPE, MedianPruner", "#000000"),
@@ -61,7 +62,13 @@ PANELS: Mapping[str, Sequence[str]] = {
         "supermax-no-view",
     ),
     "Syne Tune": (*REFERENCES, "syne-tune-asha", "syne-tune-mobster", "syne-tune-cqr"),
-    "Other projects": (*REFERENCES, "neps-priorband", "smac-hyperband", "auto-sampler"),
+    "Other projects": (
+        *REFERENCES,
+        "supermax-defaults",  # the prior of NePS
+        "neps-priorband",
+        "smac-hyperband",
+        "auto-sampler",
+    ),
 }
 TITLES = {"taskset": "TaskSet", "lcbench": "LCBench", "tweeteval": "TweetEval"}
 _LINEAR = 0.01  # below this regret, the axis is linear: regrets can be negative
@@ -75,7 +82,7 @@ def contenders_of(runs: Sequence[Run], panel: Sequence[str]) -> list[str]:
     tasks = {name: {run.task for run in runs if run.contender == name} for name in STYLES}
     every = set().union(*tasks.values())
     found = [name for name in panel if 2 * len(tasks[name]) >= len(every)]
-    return found if set(found) - set(REFERENCES) else []
+    return found if set(found) - {*REFERENCES, "supermax-defaults"} else []
 
 
 def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]) -> None:
@@ -110,6 +117,7 @@ def draw(runs: Sequence[Run], title: str, file: Path) -> None:
         axes.set_xlim(1, budget)
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.set_xlabel("epochs of all workers")
+        axes.tick_params(labelbottom=True)  # sharex hides it above the last row
     for axes in grid[:, 0]:
         axes.set_ylabel("regret")
     figure.suptitle(title, fontsize=12)
