@@ -58,7 +58,7 @@ test: about-test style types
 	$(MAKE) --no-print-directory tests
 
 about-test:
-	@echo "Checks style and types, runs the tests: usually 9 to 13 minutes on two cores," \
+	@echo "Checks style and types, runs the tests: usually 8 to 12 minutes on two cores," \
 	  "the first installation included."
 
 lint: style types
