@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from supermax._util.attributes import EXPERIMENT, ORIGIN, WARM_START, plain_params
 from supermax.engine.storage.locations import find_location
 from supermax.errors import SupermaxError, UserError
-from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, share
+from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, quota
 from supermax.search.settings import Settings
 from supermax.space import Space, enqueue_defaults, sampler_for
 from supermax.studies import make_storage, open_locked
@@ -171,7 +171,7 @@ def test_several_studies_share_the_number_of_configurations(tmp_path: Path) -> N
 
 @given(st.integers(1, 40))
 def test_every_study_has_a_share_and_the_shares_are_even(studies: int) -> None:
-    shares = [share(position, studies) for position in range(studies)]
+    shares = [quota(position, studies) for position in range(studies)]
     assert sum(shares) == max(TOP, studies)
     assert 1 <= min(shares) <= max(shares) <= min(shares) + 1
 
@@ -213,7 +213,7 @@ def test_the_plan_says_how_many_configurations_the_search_takes(tmp_path: Path) 
     narrow = changed(lr={"type": "float", "low": 5e-6, "high": 6e-6}, warmup=None)
     first, second = found.planned(narrow, ["macro_f1"])
     assert first == "begins with no configuration of old"
-    assert second.startswith("trials of old that this space does not have: lr is not")
+    assert second.startswith("trials of old that do not fit this space: lr is not")
 
 
 def test_a_password_is_neither_shown_nor_stored(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from supermax.engine.ranking import ranked
 from supermax.space import open_version, space_of, warm_start
 from supermax.space.migration import versions
 from supermax.space.migration.bulk_write import add_trials
-from supermax.space.migration.carry import rename_references
+from supermax.space.migration.carry import renumber_references
 from supermax.space.migration.versions import find_versions
 from tests.space.versions import (
     BASE,
@@ -419,7 +419,7 @@ def test_numbers_are_right_after_an_interrupted_migration(
 
 def test_a_copy_stands_for_an_original_that_is_not_carried_over() -> None:
     copy = create_trial(value=0.5, user_attrs={RECORD: {"attempts": 0, "result_of": 1}})
-    rename_references(copy, {0: 0, 2: 1})
+    renumber_references(copy, {0: 0, 2: 1})
     assert copy.user_attrs[RECORD] == {"attempts": 0}
     assert ranked([copy], [StudyDirection.MINIMIZE]) == [copy]
 

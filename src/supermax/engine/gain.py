@@ -4,8 +4,9 @@
 
 Two estimates, of which the larger one counts:
 
-- The gain of as many trials that ended last. If trials are drawn alike, further ones are not
-  expected to gain more, and if a sampler makes progress, this gain contains it.
+- The gain of the trials that ended last, as many as the further ones. If all trials are drawn
+  alike, further ones are not expected to gain more; if a sampler makes progress, this gain
+  contains it.
 - The gain that the best of the recent values let expect: their excess over a threshold is taken
   to be exponential, as it is in the limit for most distributions without a bound. With a bound it
   is less, so this errs on the side of going on. It does not depend on when the best value came.
@@ -114,8 +115,8 @@ def expected_gain(trials: Sequence[Tried], noise: float | None) -> Gain | None:
 
 
 def _best_earlier(trials: Sequence[Tried], share: float) -> float:
-    """Return the best value of the trials without that share of them that ended last. Paused ones,
-    which have not ended, are not counted: else they would be taken for the last ones."""
+    """Return the best value among the trials that have ended, except for the share of them that
+    ended last. Paused trials have not ended and are left out."""
     ended = [each for each in trials if each.ended is not None]
     by_end = sorted(ended, key=lambda each: each.ended or 0.0)
     earlier = by_end[: len(by_end) - math.ceil(share * len(by_end))]

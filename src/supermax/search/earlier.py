@@ -9,6 +9,7 @@ a restart neither reads them again nor enqueues anything.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,12 +51,12 @@ class Earlier:
 
     def configurations(self, space: Space) -> tuple[dict[int, Flat], Counter[str]]:
         """Return the best configurations that are valid in a space, by the number of their trials,
-        and the number of better trials that are not, by reason."""
+        and the number of better trials that are not valid, by reason."""
         return best_configurations(self.study, space, self.most, APART)
 
     def planned(self, space: Space, objectives: Sequence[str]) -> list[str]:
-        """Return the lines of the plan: how many configurations the search takes, and why not
-        more."""
+        """Return the lines of the plan: how many configurations the search takes, and why it takes
+        no more."""
         chosen, left = self.configurations(space)
         start = counted(len(chosen), "configuration") if chosen else "no configuration"
         lines = [f"begins with {start} of {self.name}"]
@@ -63,7 +64,7 @@ class Earlier:
             lines[0] += f", the best by {ranked[0]}: this search optimizes {objectives[0]}"
         if left and len(chosen) < self.most:
             reasons = "; ".join(f"{reason} ({n})" for reason, n in left.most_common(3))
-            lines.append(f"trials of {self.name} that this space does not have: {reasons}")
+            lines.append(f"trials of {self.name} that do not fit this space: {reasons}")
         return lines
 
 
@@ -85,13 +86,14 @@ def find_earlier(settings: Settings) -> list[Earlier]:
             _check(study, own, settings)
         except UserError as error:
             raise UserError(f"warm_start {name}: {error}") from None
-        found.append(Earlier(name, study, share(position, len(names))))
+        found.append(Earlier(name, study, quota(position, len(names))))
     return found
 
 
-def share(position: int, studies: int) -> int:
-    """Return how many of the TOP configurations come from one of so many studies."""
-    return max(1, (TOP - position + studies - 1) // studies)
+def quota(position: int, studies: int) -> int:
+    """Return how many configurations come from the study at this position: TOP in total, but at
+    least one from each. If they cannot be divided evenly, the first studies give one more."""
+    return max(1, math.ceil((TOP - position) / studies))
 
 
 def begin_with(study: Study, space: Space, earlier: Sequence[Earlier]) -> None:

@@ -289,7 +289,7 @@ class Search:
         self, study: Study, splits: Splits, space: Space, objectives: Sequence[str]
     ) -> None:
         """Name the study's values, store the split that they are computed on, and enqueue the
-        space's defaults as the first trial, then those of earlier studies."""
+        space's defaults as the first trial, then configurations of earlier studies."""
         with explain_write_errors(study._storage):
             name_values(study, titles_of(objectives, self.corpus.label_names))
             if EVALUATED not in study.user_attrs:

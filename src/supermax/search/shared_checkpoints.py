@@ -17,8 +17,8 @@ from supermax.tasks.weight_retention import on_same_disk
 
 
 def on_another_disk(checkpoints: str | os.PathLike[str] | None, run_dir: Path) -> bool:
-    """Return whether checkpoints take no space on the disk of the run folder. Of those at a URL,
-    there is a copy in the run folder."""
+    """Return whether checkpoints take no space on the disk of the run folder. Those at a URL do:
+    the run folder has a copy of them."""
     if checkpoints is None or is_remote(place := os.fspath(checkpoints)):
         return False
     return not on_same_disk(Path(place), run_dir)

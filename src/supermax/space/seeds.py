@@ -76,7 +76,8 @@ def best_configurations(
     source: Study, space: Space, top: int, apart: float = 0.0
 ) -> tuple[dict[int, Flat], Counter[str]]:
     """Return the best `top` distinct configurations of a study that are valid in a space, by the
-    number of their trials, best first; and the number of better trials that are not, by reason.
+    number of their trials, best first; and the number of better trials that are not valid, by
+    reason.
 
     Distinct ones differ in a parameter by more than a share `apart` of its range. A parameter for
     which this space has one value only takes that value.
@@ -166,9 +167,10 @@ def _with_fixed(
 
 
 def enqueue_chosen(study: Study, source: str, chosen: Mapping[int, Flat]) -> int:
-    """Enqueue configurations of the study named `source`, by the number of their trials there,
-    but those that the study has already: every run of a shared study calls this, and so does a
-    program that is started again. Return how many were enqueued. The caller holds the lock."""
+    """Enqueue configurations of the study named `source`, given by the number of their trials
+    there. Those that the study has already are left out: every run of a shared study calls this,
+    and so does a program that is started again. Return how many were enqueued. The caller holds
+    the lock."""
     return sum(
         _enqueue(study, values, {ORIGIN: {"study": source, "number": number}})
         for number, values in chosen.items()

@@ -47,7 +47,7 @@ class Promotion(BasePruner):
             Lowest rung: number of reports before which no trial is paused.
         run_through:
             Share of the trials that are never paused. They show whether the rungs rank trials
-            correctly, and find what short trainings would miss.
+            correctly, and complete configurations that short trainings underrate.
         min_agreement:
             Rank correlation with the next and with the highest rung from which on a rung below
             the highest one pauses trials. -1: from the start.

@@ -135,9 +135,9 @@ def carried(
     return _rewritten(trial, new, values, note, waiting)
 
 
-def rename_references(form: FrozenTrial, numbers: Mapping[int, int]) -> None:
-    """Replace the numbers of other trials in a converted trial by those in the new study. A trial
-    that is not carried over is named no more: a copy of its result stands for it.
+def renumber_references(form: FrozenTrial, numbers: Mapping[int, int]) -> None:
+    """Replace the numbers of other trials in a converted trial by those in the new study. The
+    number of a trial that is not carried over is removed.
 
     Args:
         form: Converted trial; it is changed.

@@ -32,7 +32,7 @@ from supermax.space.migration.carry import (
     assumed_of,
     carried,
     expected,
-    rename_references,
+    renumber_references,
     root,
     roots,
 )
@@ -309,7 +309,7 @@ class _Opener:
         """
         forms: dict[Root, tuple[tuple[int, int], str, FrozenTrial]] = {}
         unfit: dict[Root, str] = {}
-        keys: dict[str, dict[int, Root]] = {}
+        roots_of: dict[str, dict[int, Root]] = {}
         between: list[Space] = []
         checked = 0
         versions = [(v, v.get_trials(deepcopy=False)) for v in ancestors(study)]
@@ -317,9 +317,9 @@ class _Opener:
         for version, trials in versions:
             space = space_of(version)
             should_have = expected(space, trials)
-            each_key = roots(trials, version.study_name)
-            keys[version.study_name] = {t.number: k for t, k in zip(trials, each_key, strict=True)}
-            for trial, key in zip(trials, each_key, strict=True):
+            keys = roots(trials, version.study_name)
+            roots_of[version.study_name] = {t.number: k for t, k in zip(trials, keys, strict=True)}
+            for trial, key in zip(trials, keys, strict=True):
                 checked += 1
                 if self.progress is not None and checked % 100 == 0:
                     self.progress("Checking trials", checked, total)
@@ -336,10 +336,10 @@ class _Opener:
         new = _numbers(study, order)
         numbers = {
             name: {number: new[key] for number, key in known.items() if key in new}
-            for name, known in keys.items()
+            for name, known in roots_of.items()
         }
         for _, name, form in forms.values():
-            rename_references(form, numbers[name])
+            renumber_references(form, numbers[name])
         sources = Counter(forms[key][1] for key in order)
         left = Counter(reason for key, reason in unfit.items() if key not in forms)
         return [forms[key][2] for key in order], sources, left

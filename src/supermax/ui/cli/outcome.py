@@ -73,8 +73,8 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
 
 
 def _baseline_warning(metric: str, baseline: float | None, split: str) -> list[str]:
-    """Return a sentence on a baseline that is no worse. `split`: words for the split that it is
-    of, if that is another one than the value's."""
+    """Return a sentence on a baseline that is no worse. `split` names the split of the baseline
+    where it differs from that of the value."""
     if baseline is None:
         return []
     return [

@@ -251,7 +251,7 @@ class RunState:
         self.paused.pop(event.number, None)
         self.finished = event.finished
         self.states[event.state] += 1
-        if not event.copied:  # else it tells nothing about the time of a trial
+        if not event.copied:  # a copy says nothing about the time of a trial
             self.finished_resumed_shares.append(resumed_share)
             self.finish_times.append(self.clock())
         if event.state == "COMPLETE" and event.values and len(self.directions) == 1:
