@@ -113,6 +113,21 @@ def test_a_study_from_which_no_search_can_begin_is_refused(
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["~nobody-of-this-name", "~nobody#x", "a" * 300, "a\0b"])
+def test_a_name_that_no_path_can_be_is_that_of_a_study(tmp_path: Path, name: str) -> None:
+    studied(tmp_path / "mine.db", "old", trials=1)
+    with pytest.raises(UserError, match="There is no study"):
+        find_earlier(settings(tmp_path, name))
+
+
+@pytest.mark.parametrize("prefix", ["", "sqlite:///"])
+def test_a_study_elsewhere_may_have_a_number_sign_in_its_name(tmp_path: Path, prefix: str) -> None:
+    theirs = tmp_path / "theirs.db"
+    studied(theirs, "x#y@home", trials=1)
+    (found,) = find_earlier(settings(tmp_path, f"{prefix}{theirs}#x#y@home"))
+    assert found.study.study_name == "x#y@home"
+
+
 def test_an_own_storage_that_does_not_exist_yet_has_no_study(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist yet"):
         find_earlier(settings(tmp_path, "old"))
@@ -216,8 +231,10 @@ def test_the_plan_says_how_many_configurations_the_search_takes(tmp_path: Path) 
     assert second.startswith("trials of old that do not fit this space: lr is not")
 
 
-def test_a_password_is_neither_shown_nor_stored(tmp_path: Path) -> None:
-    url = "postgresql://me:secret@nowhere.invalid/db#old"
+@pytest.mark.parametrize("password", ["secret", "secret#1", "1#secret", "secret%2F#1"])
+@pytest.mark.parametrize("study", ["", "#old", "#old@2"])
+def test_a_password_is_neither_shown_nor_stored(tmp_path: Path, password: str, study: str) -> None:
+    url = f"postgresql://me:{password}@nowhere.invalid/db{study}"
     wanted = settings(tmp_path, url)
     assert "secret" not in str(wanted.to_store())
     with pytest.raises(SupermaxError) as error:

@@ -10,21 +10,22 @@ a restart neither reads them again nor enqueues anything.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import TrialState
 
-from supermax._util.attributes import EXPERIMENT, STORAGE, WARM_START, is_race
+from supermax._util.attributes import EXPERIMENT, WARM_START, is_race
 from supermax._util.text import counted, is_url
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import UserError
 from supermax.search.settings import Settings
+from supermax.search.settings.places import storage_file
 from supermax.space import Space, find_versions
 from supermax.space.migration.exclusive import exclusive
 from supermax.space.migration.versions import base_name, find_study
@@ -37,6 +38,7 @@ TOP = 3
 APART = 0.3
 """Difference of a parameter, as a share of its range, from which two configurations of a study are
 distinct. The best trials of a study are often nearly the same."""
+_VERSION = re.compile(r"@[1-9]\d*$")
 
 
 @dataclass(frozen=True)
@@ -137,17 +139,31 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
 
 def _parted(text: str) -> tuple[str | None, str | None]:
     """Return storage and study of STORAGE#STUDY, STORAGE, or STUDY. A storage is a URL, a file,
-    or a folder that `outdir` has named. No file of a database has # in its name."""
-    place, _, study = text.rpartition("#")
-    for storage, name in ((place, study), (text, None)):
-        path = Path(storage).expanduser()
-        if is_url(storage):
-            return storage, name
-        if storage and path.is_dir() and (path / STORAGE).is_file():
-            return str(path / STORAGE), name
-        if storage and path.is_file():
-            return str(path), name
+    or a folder that `outdir` has named. No file of a database has # in its name, so the study
+    begins after the first # that follows a storage."""
+    for place, name in (*_splits(text), (text, None)):
+        if is_url(place):
+            return place, name
+        if (file := storage_file(place)) is not None:
+            return str(file), name
     return None, text
+
+
+def _splits(text: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the parts before and after each # that can end a storage."""
+    for found in re.finditer("#", text):
+        place, name = text[: found.start()], text[found.end() :]
+        if place and name and not (is_url(place) and _in_password(place, name)):
+            yield place, name
+
+
+def _in_password(place: str, name: str) -> bool:
+    """Return whether the # after `place` is part of a URL's password: the host is still to come,
+    or the database is."""
+    rest = place.partition("://")[2]
+    if rest.startswith("/"):  # a file
+        return False
+    return "/" not in rest or ("@" not in rest and "@" in _VERSION.sub("", name))
 
 
 def _only(storage: BaseStorage, where: str, agent: str) -> Study:

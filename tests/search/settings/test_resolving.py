@@ -258,6 +258,16 @@ def test_sizes() -> None:
     assert size_text(500) == "500 B"
 
 
+def test_earlier_studies_that_no_path_can_be_stay_names(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "supermax.db").touch()
+    names = ["notes", "~nobody-of-this-name", "a" * 300, "out", "out#a#b"]
+    text = f"agent: criteria\nwarm_start: [{', '.join(names)}]\n"
+    found = resolved(None, settings_file(tmp_path, text)).settings.warm_start
+    assert found == [*names[:3], str(tmp_path / "out"), f"{tmp_path / 'out'}#a#b"]
+
+
 def test_earlier_studies_are_names_or_paths_beside_the_file(tmp_path: Path) -> None:
     (tmp_path / "old.db").touch()
     text = "agent: criteria\nwarm_start: [old, old.db, old.db#a, 'journal:///x.log#a']\n"

@@ -19,6 +19,7 @@ from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, keys
+from supermax.search.settings.places import storage_file
 
 if TYPE_CHECKING:
     from supermax.space.presets import PresetSize
@@ -152,12 +153,13 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
 
 def _beside(study: object, file: Path) -> object:
     """Return an earlier study with a relative path of its storage made absolute, if there is such
-    a file or folder; otherwise it is a name, and stays."""
+    a storage; otherwise it is a name, and stays."""
     if not isinstance(study, str) or is_url(study):
         return study
-    for storage in (study.rpartition("#")[0], study):
-        if storage and (file.parent / Path(storage).expanduser()).exists():
-            return str(file.parent / Path(study).expanduser())
+    ends = [at for at, character in enumerate(study) if character == "#"]
+    for end in (*ends, len(study)):
+        if storage_file(study[:end], file.parent) is not None:
+            return str(file.parent / Path(study[:end]).expanduser()) + study[end:]
     return study
 
 
