@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax._util.attributes import EXPERIMENT, ORIGIN, WARM_START, plain_params
 from supermax.engine.storage.locations import find_location
-from supermax.errors import SupermaxError, UserError
+from supermax.errors import EnvironmentFault, SupermaxError, UserError
 from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, quota
 from supermax.search.settings import Settings
 from supermax.space import Space, enqueue_defaults, sampler_for
@@ -111,6 +113,25 @@ def test_a_study_from_which_no_search_can_begin_is_refused(
         find_earlier(settings(archive, text))
     assert str(error.value).startswith(f"warm_start {text}: ")
     assert words in str(error.value)
+
+
+def test_a_storage_that_cannot_be_read_is_named_with_advice(tmp_path: Path) -> None:
+    garbage, foreign = tmp_path / "garbage.db", tmp_path / "foreign.db"
+    garbage.write_bytes(b"garbage" * 500)
+    with contextlib.closing(sqlite3.connect(foreign)) as database:
+        database.execute("CREATE TABLE studies (a)")
+    for file in (garbage, foreign):
+        with pytest.raises(EnvironmentFault) as error:
+            find_earlier(settings(tmp_path, f"{file}#old"))
+        assert str(error.value).startswith(f"warm_start {file}#old: ")
+        assert str(error.value).endswith("Name another study, or leave it out.")
+
+
+def test_a_study_that_is_named_in_two_ways_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.db"
+    studied(file, "old", trials=1)
+    with pytest.raises(UserError, match="It is the same study as old"):
+        find_earlier(settings(tmp_path, "old", f"{file}#old"))
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name", "~nobody#x", "a" * 300, "a\0b"])

@@ -15,15 +15,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from supermax._util.attributes import EXPERIMENT, WARM_START, is_race
 from supermax._util.text import counted, is_url
+from supermax.engine.storage import servers
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.servers import NothingStored
-from supermax.errors import UserError
+from supermax.errors import EnvironmentFault, UserError
 from supermax.search.settings import Settings
 from supermax.search.settings.places import storage_file
 from supermax.space import Space, find_versions
@@ -38,6 +41,10 @@ TOP = 3
 APART = 0.3
 """Difference of a parameter, as a share of its range, from which two configurations of a study are
 distinct. The best trials of a study are often nearly the same."""
+_ELSEWHERE = (
+    "Name a study elsewhere as STORAGE#STUDY, where STORAGE is a file or folder that exists, or "
+    "a URL."
+)
 _VERSION = re.compile(r"@[1-9]\d*$")
 
 
@@ -78,7 +85,7 @@ def find_earlier(settings: Settings) -> list[Earlier]:
     begun = set[str]()
     for version in find_versions(own, settings.study) if own is not None else []:
         begun |= version.user_attrs.get(WARM_START, {}).keys()
-    found = []
+    found: list[Earlier] = []
     names = {without_password(t) if is_url(t) else t: t for t in settings.warm_start}
     for position, (name, text) in enumerate(names.items()):
         if name in begun:
@@ -86,10 +93,26 @@ def find_earlier(settings: Settings) -> list[Earlier]:
         try:
             study = _found(text, name, own, settings)
             _check(study, own, settings)
+            _check_new(study, found)
         except UserError as error:
             raise UserError(f"warm_start {name}: {error}") from None
+        except (EnvironmentFault, StorageInternalError, SQLAlchemyError) as error:
+            known = isinstance(error, EnvironmentFault)
+            what = str(error) if known else f"It cannot be read: {servers.why(error)}."
+            raise EnvironmentFault(
+                f"warm_start {name}: {what} Name another study, or leave it out."
+            ) from None
         found.append(Earlier(name, study, quota(position, len(names))))
     return found
+
+
+def _check_new(study: Study, found: Sequence[Earlier]) -> None:
+    """Raise UserError for a study that is named twice, as STUDY and as STORAGE#STUDY."""
+    place = find_location(study).address
+    for each in found:
+        is_same = each.study.study_name == study.study_name
+        if is_same and find_location(each.study).address == place:
+            raise UserError(f"It is the same study as {each.name}. Name it once.")
 
 
 def quota(position: int, studies: int) -> int:
@@ -129,7 +152,7 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
             where = without_password(settings.storage_address)
             raise UserError(f"There is no study '{name}': {where} does not exist yet.")
         except UserError as error:
-            raise UserError(f"{error} Name a study elsewhere as STORAGE#STUDY.") from None
+            raise UserError(f"{error} {_ELSEWHERE}") from None
     try:
         storage = existing(place)
     except NothingStored:
