@@ -111,7 +111,7 @@ def open_locked(
     name = options.get("name") or space.name
     with (
         explain_write_errors(backend),
-        _opening_lock(backend, name),
+        opening_lock(backend, name),
         _progress_bar(quiet) as progress,
         _optuna_warnings_only(),
     ):
@@ -180,7 +180,7 @@ def _optuna_warnings_only() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
+def opening_lock(storage: BaseStorage, name: str) -> Iterator[None]:
     """Hold the lock under which a study is opened: one process of this machine at a time, so that
     the next one finds the study instead of creating it again."""
     location = locate(storage, name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,21 @@ def test_two_runs_that_have_read_the_earlier_study_enqueue_it_once(tmp_path: Pat
     assert queued(study) == first
     begin_with(another := opened(mine, "another"), SPACE, other)
     assert queued(another) != first
+
+
+def test_two_runs_that_start_at_the_same_moment_enqueue_once(tmp_path: Path) -> None:
+    studied(tmp_path / "mine.db", "old")
+    opened(tmp_path / "mine.db")
+    wanted, together = settings(tmp_path, "old"), threading.Barrier(2)
+
+    def begin(run: tuple[Study, list[Earlier]]) -> None:
+        together.wait(60)
+        begin_with(run[0], SPACE, run[1])
+
+    runs = [(opened(tmp_path / "mine.db"), find_earlier(wanted)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(begin, runs))
+    assert len(runs[0][0].trials) == 1 + TOP
 
 
 def test_a_search_that_has_begun_does_not_need_the_earlier_study(tmp_path: Path) -> None:

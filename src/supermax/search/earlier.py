@@ -34,7 +34,7 @@ from supermax.space.migration.exclusive import exclusive
 from supermax.space.migration.versions import base_name, find_study
 from supermax.space.model import Flat
 from supermax.space.seeds import best_configurations, enqueue_chosen
-from supermax.studies import existing, without_password
+from supermax.studies import existing, opening_lock, without_password
 
 TOP = 3
 """Configurations that are taken from all earlier studies, but at least one from each."""
@@ -125,7 +125,8 @@ def begin_with(study: Study, space: Space, earlier: Sequence[Earlier]) -> None:
     """Enqueue the best configurations of earlier studies, once, however often it is called."""
     for each in earlier:
         chosen, _ = each.configurations(space)
-        with exclusive(study._storage, study.study_name):
+        storage, name = study._storage, study.study_name
+        with opening_lock(storage, name), exclusive(storage, name):  # of files, and of servers
             begun = study.user_attrs.get(WARM_START, {})
             if each.name not in begun:
                 enqueue_chosen(study, each.study.study_name, chosen)
