@@ -94,7 +94,7 @@ def _optuna(
             return simulate(table, method, budget=budget, workers=workers)
         from replay import replay
 
-        return replay(table, drawn, pruner(), budget=budget, workers=workers, name=name)
+        return replay(table, drawn, pruner(), budget=budget, workers=workers, name=name)[0]
 
     return search
 
@@ -123,13 +123,7 @@ def _supermax(
             pruner = Promotion(**{"max_reports": table.epochs, **options})
         budget, workers = setting.budget, setting.workers
         with contextlib.nullcontext() if view else _without_view():
-            return replay(
-                table,
-                sampler,
-                pruner,
-                budget=budget,
-                workers=workers,
-            )
+            return replay(table, sampler, pruner, budget=budget, workers=workers)[0]
 
     return search
 

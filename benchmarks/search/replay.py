@@ -182,22 +182,9 @@ def replay(
     budget: int,
     workers: int,
     name: str = "replay",
-) -> Replay:
-    """Search on a table until `budget` epochs are spent. `name`: of the study.
-    HyperbandPruner draws brackets from it."""
-    return searched(table, sampler, pruner, budget=budget, workers=workers, name=name)[0]
-
-
-def searched(
-    table: Table,
-    sampler: BaseSampler,
-    pruner: BasePruner,
-    *,
-    budget: int,
-    workers: int,
-    name: str = "replay",
 ) -> tuple[Replay, optuna.Study]:
-    """Search as `replay` does. Return the study as well."""
+    """Search on a table until `budget` epochs are spent. Return the study as well. `name`: of the
+    study. HyperbandPruner draws brackets from it."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))

@@ -30,12 +30,12 @@ def _data_of(task: str) -> str:
 
 def configurations_of(earlier: Table, *, seed: int, budget: int, workers: int) -> list[Params]:
     """Return the configurations that --warm-start takes from a search on a task, best first."""
-    from replay import searched
+    from replay import replay
 
     sampler = PriorSampler([earlier.defaults], seed=(seed + 1) % 2**32)
     pruner = Promotion(max_reports=earlier.epochs)
-    _, study = searched(earlier, sampler, pruner, budget=budget, workers=workers)
-    chosen, _ = best_configurations(study, _space_of(earlier), TOP, APART)
+    _, study = replay(earlier, sampler, pruner, budget=budget, workers=workers)
+    chosen, _ = best_configurations(study, _space_of(earlier), TOP, APART, dict(earlier.defaults))
     return list(chosen.values())
 
 

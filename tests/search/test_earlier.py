@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 import sqlite3
 import threading
@@ -195,6 +196,23 @@ def test_the_best_configurations_come_once_after_the_defaults(tmp_path: Path) ->
     assert find_earlier(wanted) == []  # the search has begun: it is not read again
 
 
+def test_the_defaults_take_the_place_of_no_configuration(tmp_path: Path) -> None:
+    """They are a good trial of many earlier studies, and run anyway."""
+    old = studied(tmp_path / "mine.db", "old")
+    defaults = SPACE.defaults()
+    assert defaults is not None
+    best = copy.copy(best_first(old)[0])
+    best.params, best.values = {name: defaults[name] for name in best.params}, [1e9]
+    old.add_trial(best)
+    (earlier,) = find_earlier(settings(tmp_path, "old"))
+    chosen, left = earlier.configurations(SPACE)
+    assert (len(chosen), defaults in chosen.values()) == (TOP, False)
+    assert left["it has the defaults, which run anyway"] == 1
+    study = opened(tmp_path / "mine.db")
+    begin_with(study, SPACE, [earlier])
+    assert len(study.trials) == 1 + TOP
+
+
 def test_several_studies_share_the_number_of_configurations(tmp_path: Path) -> None:
     mine = tmp_path / "mine.db"
     for name in ("one", "two"):
@@ -266,7 +284,7 @@ def test_the_plan_says_how_many_configurations_the_search_takes(tmp_path: Path) 
     narrow = changed(lr={"type": "float", "low": 5e-6, "high": 6e-6}, warmup=None)
     first, second = found.planned(narrow, ["macro_f1"])
     assert first == "begins with no configuration of old"
-    assert second.startswith("trials of old that do not fit this space: lr is not")
+    assert second.startswith("trials of old that are left out: lr is not")
 
 
 @pytest.mark.parametrize("password", ["secret", "secret#1", "1#secret", "secret%2F#1"])

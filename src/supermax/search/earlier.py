@@ -10,9 +10,8 @@ a restart neither reads them again nor enqueues anything.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optuna.exceptions import StorageInternalError
@@ -28,7 +27,7 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import EnvironmentFault, UserError
 from supermax.search.settings import Settings
-from supermax.search.settings.places import storage_file
+from supermax.search.settings.places import parted
 from supermax.space import Space, find_versions
 from supermax.space.migration.exclusive import exclusive
 from supermax.space.migration.versions import base_name, find_study
@@ -45,7 +44,6 @@ _ELSEWHERE = (
     "Name a study elsewhere as STORAGE#STUDY, where STORAGE is a file or folder that exists, or "
     "a URL."
 )
-_VERSION = re.compile(r"@[1-9]\d*$")
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,10 @@ class Earlier:
     """Configurations to take."""
 
     def configurations(self, space: Space) -> tuple[dict[int, Flat], Counter[str]]:
-        """Return the best configurations that are valid in a space, by the number of their trials,
-        and the number of better trials that are not valid, by reason."""
-        return best_configurations(self.study, space, self.most, APART)
+        """Return the best configurations that are valid in a space and not its defaults, which run
+        anyway, by the number of their trials; and the number of better trials that are not, by
+        reason."""
+        return best_configurations(self.study, space, self.most, APART, space.defaults())
 
     def planned(self, space: Space, objectives: Sequence[str]) -> list[str]:
         """Return the lines of the plan: how many configurations the search takes, and why it takes
@@ -73,7 +72,7 @@ class Earlier:
             lines[0] += f", the best by {ranked[0]}: this search optimizes {objectives[0]}"
         if left and len(chosen) < self.most:
             reasons = "; ".join(f"{reason} ({n})" for reason, n in left.most_common(3))
-            lines.append(f"trials of {self.name} that do not fit this space: {reasons}")
+            lines.append(f"trials of {self.name} that are left out: {reasons}")
         return lines
 
 
@@ -145,7 +144,7 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
     """Return the study of that name in the search's storage, or the one in another storage.
 
     `name`: the text without a password."""
-    place, study = _parted(text)
+    place, study = parted(text)
     if place is None or (own is not None and find_versions(own, text)):
         try:
             if own is not None:
@@ -159,35 +158,6 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
     except NothingStored:
         raise UserError("It holds no studies. Name the file or URL of their storage.") from None
     return find_study(storage, study) if study else _only(storage, name, settings.agent)
-
-
-def _parted(text: str) -> tuple[str | None, str | None]:
-    """Return storage and study of STORAGE#STUDY, STORAGE, or STUDY. A storage is a URL, a file,
-    or a folder that `outdir` has named. No file of a database has # in its name, so the study
-    begins after the first # that follows a storage."""
-    for place, name in (*_splits(text), (text, None)):
-        if is_url(place):
-            return place, name
-        if (file := storage_file(place)) is not None:
-            return str(file), name
-    return None, text
-
-
-def _splits(text: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the parts before and after each # that can end a storage."""
-    for found in re.finditer("#", text):
-        place, name = text[: found.start()], text[found.end() :]
-        if place and name and not (is_url(place) and _in_password(place, name)):
-            yield place, name
-
-
-def _in_password(place: str, name: str) -> bool:
-    """Return whether the # after `place` is part of a URL's password: the host is still to come,
-    or the database is."""
-    rest = place.partition("://")[2]
-    if rest.startswith("/"):  # a file
-        return False
-    return "/" not in rest or ("@" not in rest and "@" in _VERSION.sub("", name))
 
 
 def _only(storage: BaseStorage, where: str, agent: str) -> Study:

@@ -54,6 +54,7 @@ from supermax.studies import (
     make_storage,
     name_values,
     open_locked,
+    opening_lock,
     stored_space,
     without_password,
 )
@@ -296,7 +297,8 @@ class Search:
                 examples = splits.validation.count(self.agent)
                 study.set_user_attr(EVALUATED, {"split": "validation", "examples": examples})
             if space.defaults() is not None:
-                enqueue_defaults(study, space)
+                with opening_lock(study._storage, study.study_name):  # for studies in files
+                    enqueue_defaults(study, space)
             begin_with(study, space, self.earlier)
 
     def run_options(self, **changes: Any) -> RunOptions:

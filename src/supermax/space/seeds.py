@@ -73,14 +73,14 @@ def warm_start(
 
 
 def best_configurations(
-    source: Study, space: Space, top: int, apart: float = 0.0
+    source: Study, space: Space, top: int, apart: float = 0.0, besides: Flat | None = None
 ) -> tuple[dict[int, Flat], Counter[str]]:
     """Return the best `top` distinct configurations of a study that are valid in a space, by the
     number of their trials, best first; and the number of better trials that are not valid, by
     reason.
 
     Distinct ones differ in a parameter by more than a share `apart` of its range. A parameter for
-    which this space has one value only takes that value.
+    which this space has one value only takes that value. `besides`: configuration to leave out.
     """
     if len(source.directions) > 1:
         best = source.best_trials
@@ -102,6 +102,8 @@ def best_configurations(
         values = plain_params(fitted)
         if set(values) <= {*assumed_of(fitted), *fixed}:
             left["it has no parameter of this space"] += 1
+        elif values == besides:
+            left["it has the defaults, which run anyway"] += 1
         elif all(difference(space, values, other) > apart for other in found.values()):
             found[trial.number] = values
     return found, left

@@ -19,7 +19,7 @@ from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, keys
-from supermax.search.settings.places import storage_file
+from supermax.search.settings.places import beside
 
 if TYPE_CHECKING:
     from supermax.space.presets import PresetSize
@@ -148,19 +148,8 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
             layers[key] = replace(value, value=str(place))
     if (value := layers.get("warm_start")) is not None:
         named = value.value if isinstance(value.value, list) else [value.value]
-        layers["warm_start"] = replace(value, value=[_beside(text, path) for text in named])
-
-
-def _beside(study: object, file: Path) -> object:
-    """Return an earlier study with a relative path of its storage made absolute, if there is such
-    a storage; otherwise it is a name, and stays."""
-    if not isinstance(study, str) or is_url(study):
-        return study
-    ends = [at for at, character in enumerate(study) if character == "#"]
-    for end in (*ends, len(study)):
-        if storage_file(study[:end], file.parent) is not None:
-            return str(file.parent / Path(study[:end]).expanduser()) + study[end:]
-    return study
+        names = [beside(text, path.parent) if isinstance(text, str) else text for text in named]
+        layers["warm_start"] = replace(value, value=names)
 
 
 def _is_path(key: str, text: str) -> bool:
