@@ -1,10 +1,12 @@
 """Search methods that are compared: each searches one table, with the same budget and workers.
 
-supermax         PriorSampler with a portfolio, Promotion, and its view of the trials for TPE, in
-                 the coordinator of a real run (replay.py)
+supermax         PriorSampler with a portfolio and Promotion, in the coordinator of a real run
+                 (replay.py)
 supermax-no-…    one part less. no-portfolio: nothing is known beforehand
 supermax-defaults   one configuration chosen by hand instead of the portfolio
-supermax-warm       the same, and the best ones of an earlier search on another task (warm.py)
+supermax-warm       the same, and the best ones of an earlier search on another task (warm.py);
+                    supermax-portfolio-warm: these after the portfolio
+supermax-…univariate   TPE with multivariate=False
 supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
 replayed-…       the same sampler and pruner in the coordinator of Supermax: must equal them
@@ -15,21 +17,16 @@ syne-tune…, neps…, smac…, auto-sampler   other projects, each in an enviro
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.trial import FrozenTrial, TrialState
 from optuna_method import OptunaMethod
 from peer import PEERS, Peer
 from portfolio import portfolio_of
@@ -103,13 +100,13 @@ def _supermax(
     *,
     known: Callable[[Table], Sequence[Params]] = portfolio_of,
     mixture: bool = False,
-    view: bool = True,
     promotion: bool = True,
+    multivariate: bool = True,
     **options: Any,
 ) -> Contender:
     """Return the search of Supermax. `known`: configurations to begin with. `mixture`: draw the
-    others from the mixture of PriorSampler instead of TPE. Without `view`, the sampler sees the
-    trials as Optuna stores them. `options`: of Promotion."""
+    others from the mixture of PriorSampler instead of TPE. `multivariate`: of TPE. `options`: of
+    Promotion."""
 
     def search(table: Table, setting: Setting) -> Replay:
         from replay import replay
@@ -117,44 +114,31 @@ def _supermax(
         from supermax import PriorSampler, Promotion
 
         first = list(known(table))
-        sampler = PriorSampler(first, mixture=mixture, seed=setting.seed)
+        tpe = TPESampler(multivariate=multivariate, seed=setting.seed)
+        sampler = PriorSampler(first, mixture=mixture, tpe=tpe, seed=setting.seed)
         pruner: BasePruner = NopPruner()
         if promotion:
             pruner = Promotion(**{"max_reports": table.epochs, **options})
         budget, workers = setting.budget, setting.workers
-        with contextlib.nullcontext() if view else _without_view():
-            return replay(table, sampler, pruner, budget=budget, workers=workers)[0]
+        return replay(table, sampler, pruner, budget=budget, workers=workers)[0]
 
     return search
 
 
-def _warm(table: Table, setting: Setting) -> Replay:
-    """Search as `supermax-defaults` does, with configurations of an earlier search beside them."""
-    from warm import configurations_of
+def _warm(known: Callable[[Table], Sequence[Params]]) -> Contender:
+    """Return the search of Supermax with configurations of an earlier search after the known
+    ones."""
 
-    if setting.earlier is None:
-        raise ValueError(f"There is no other task in the family of {table.name}.")
-    seed, budget, workers = setting.seed, setting.budget, setting.workers
-    taken = configurations_of(setting.earlier, seed=seed, budget=budget, workers=workers)
-    return _supermax(known=lambda _: [table.defaults, *taken])(table, setting)
+    def search(table: Table, setting: Setting) -> Replay:
+        from warm import configurations_of
 
+        if setting.earlier is None:
+            raise ValueError(f"There is no other task in the family of {table.name}.")
+        seed, budget, workers = setting.seed, setting.budget, setting.workers
+        taken = configurations_of(setting.earlier, seed=seed, budget=budget, workers=workers)
+        return _supermax(known=lambda _: [*known(table), *taken])(table, setting)
 
-def _without_view() -> AbstractContextManager[object]:
-    """Have TPE see paused trials as PRUNED ones, and all others as they are."""
-    from supermax.engine.sampling.fidelity import FidelityView
-
-    def trials(view: FidelityView, found: Sequence[FrozenTrial]) -> list[FrozenTrial]:
-        rungs = view.levels(found)[:-1]
-        return [_paused_as_pruned(trial, rungs) for trial in found]
-
-    return mock.patch.object(FidelityView, "trials", trials)
-
-
-def _paused_as_pruned(trial: FrozenTrial, rungs: Sequence[int]) -> FrozenTrial:
-    if trial.state is TrialState.RUNNING and len(trial.intermediate_values) in rungs:
-        trial = copy.copy(trial)
-        trial.state = TrialState.PRUNED
-    return trial
+    return search
 
 
 def _defaults(table: Table) -> list[Params]:
@@ -195,14 +179,15 @@ def _random(seed: int) -> BaseSampler:
 BASELINE = "optuna"
 CONTENDERS: dict[str, Contender] = {
     "supermax": _supermax(),
-    "supermax-no-view": _supermax(view=False),
     "supermax-no-promotion": _supermax(promotion=False),
     "supermax-defaults": _supermax(known=_defaults),
-    "supermax-warm": _warm,
+    "supermax-warm": _warm(_defaults),
+    "supermax-portfolio-warm": _warm(portfolio_of),
     "supermax-no-portfolio": _supermax(known=_none),
-    "supermax-no-portfolio-no-view": _supermax(known=_none, view=False),
+    "supermax-univariate": _supermax(multivariate=False),
+    "supermax-defaults-univariate": _supermax(known=_defaults, multivariate=False),
+    "supermax-no-portfolio-univariate": _supermax(known=_none, multivariate=False),
     "supermax-mixture": _supermax(mixture=True),
-    "supermax-mixture-no-view": _supermax(mixture=True, view=False),
     "supermax-mixture-no-promotion": _supermax(mixture=True, promotion=False),
     "supermax-mixture-defaults": _supermax(mixture=True, known=_defaults),
     "supermax-mixture-no-portfolio": _supermax(mixture=True, known=_none),

@@ -1,7 +1,7 @@
 """Wrapper of a TPE sampler during a run: bounds the cost of a suggestion, and computes it ahead.
 
     history ──▶ TrialWindow ──▶ view of the study ──▶ TPE ──▶ joint parameters of a trial
-                  with Promotion: FidelityView
+                  with Promotion: paused_as_pruned()
     idle coordinator ──prepare()──▶ joint parameters of the next trial
 
 A prepared suggestion is not stored anywhere before a trial takes it: no trial exists for it, and
@@ -23,7 +23,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax.engine.promotion.ladder import Promotion
-from supermax.engine.sampling.fidelity import FidelityView
+from supermax.engine.sampling.paused_trials import paused_as_pruned
 from supermax.engine.sampling.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.errors import SupermaxError
@@ -53,7 +53,6 @@ class BoundedSampler(BaseSampler):
         self._seen = 0  # finished trials that were added to the window
         self._prepared: _Suggestion | None = None
         self._broken = False
-        self._fidelity: FidelityView | None = None
 
     # Suggestions computed ahead.
 
@@ -139,9 +138,8 @@ class BoundedSampler(BaseSampler):
         self._seen = len(history.finished)
         trials = self._window.trials(study) + history.unfinished()
         if isinstance(study.pruner, Promotion) and len(study.directions) == 1:
-            self._fidelity = self._fidelity or FidelityView(study.pruner, study.direction)
-            compared = self._fidelity.trials(trials)
-            trials = self._window.thinned(study, compared, len(history.trials))
+            seen = paused_as_pruned(trials, study.pruner)
+            trials = self._window.thinned(study, seen, len(history.trials))
         return sorted(trials, key=lambda trial: trial.number)
 
 
