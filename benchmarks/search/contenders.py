@@ -6,6 +6,7 @@ supermax-no-…    one part less. no-portfolio: nothing is known beforehand
 supermax-defaults   one configuration chosen by hand instead of the portfolio
 supermax-warm       the same, and the best ones of an earlier search on another task (warm.py);
                     supermax-portfolio-warm: these after the portfolio
+supermax-gp…        GPSampler instead of TPE
 supermax-…univariate   TPE with multivariate=False
 supermax-mixture…   the mixture of PriorSampler instead of TPE after the known configurations
 optuna…, random  Optuna without Supermax, by ask, report, should_prune and tell (simulate.py)
@@ -26,7 +27,7 @@ from typing import Any
 import numpy as np
 import optuna
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna_method import OptunaMethod
 from peer import PEERS, Peer
 from portfolio import portfolio_of
@@ -125,6 +126,28 @@ def _supermax(
     return search
 
 
+def _gp(
+    known: Callable[[Table], Sequence[Params]], pruner: Callable[[Table], BasePruner]
+) -> Contender:
+    """Return the search with Optuna's GPSampler, after known configurations."""
+
+    def search(table: Table, setting: Setting) -> Replay:
+        from replay import replay
+
+        sampler = GPSampler(seed=setting.seed, warn_independent_sampling=False)
+        budget, workers, first = setting.budget, setting.workers, list(known(table))
+        found = replay(table, sampler, pruner(table), budget=budget, workers=workers, known=first)
+        return found[0]
+
+    return search
+
+
+def _promotion(table: Table) -> BasePruner:
+    from supermax import Promotion
+
+    return Promotion(max_reports=table.epochs)
+
+
 def _warm(known: Callable[[Table], Sequence[Params]]) -> Contender:
     """Return the search of Supermax with configurations of an earlier search after the known
     ones."""
@@ -187,6 +210,10 @@ CONTENDERS: dict[str, Contender] = {
     "supermax-univariate": _supermax(multivariate=False),
     "supermax-defaults-univariate": _supermax(known=_defaults, multivariate=False),
     "supermax-no-portfolio-univariate": _supermax(known=_none, multivariate=False),
+    "supermax-gp": _gp(portfolio_of, _promotion),
+    "supermax-gp-defaults": _gp(_defaults, _promotion),
+    "supermax-gp-no-portfolio": _gp(_none, _promotion),
+    "supermax-gp-no-portfolio-no-promotion": _gp(_none, lambda _: NopPruner()),
     "supermax-mixture": _supermax(mixture=True),
     "supermax-mixture-no-promotion": _supermax(mixture=True, promotion=False),
     "supermax-mixture-defaults": _supermax(mixture=True, known=_defaults),

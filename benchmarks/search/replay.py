@@ -13,7 +13,7 @@ import heapq
 import itertools
 import shutil
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +23,7 @@ from optuna.distributions import distribution_to_json
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from simulate import Epoch, Replay
-from tables import Table
+from tables import Params, Table
 
 from supermax.engine.processes.executor import (
     Cell,
@@ -182,10 +182,13 @@ def replay(
     budget: int,
     workers: int,
     name: str = "replay",
+    known: Sequence[Params] = (),
 ) -> tuple[Replay, optuna.Study]:
     """Search on a table until `budget` epochs are spent. Return the study as well. `name`: of the
-    study. HyperbandPruner draws brackets from it."""
+    study. HyperbandPruner draws brackets from it. `known`: configurations to begin with."""
     study = optuna.create_study(study_name=name, sampler=sampler, pruner=pruner)
+    for params in known:
+        study.enqueue_trial(dict(params))
     executor = ReplayExecutor(table, budget)
     folder = Path(tempfile.mkdtemp(prefix="replay-", dir="/dev/shm"))
     options = RunOptions(workers=workers, reuse_cells=True, run_dir=folder)

@@ -9,14 +9,14 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.samplers import TPESampler
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.samplers._tpe.sampler import _RELATIVE_PARAMS_KEY
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 import supermax
 from supermax._util.attributes import ORIGIN
 from supermax.engine.sampling import bounded_sampler
-from supermax.engine.sampling.bounded_sampler import BoundedSampler, prepare_next
+from supermax.engine.sampling.bounded_sampler import BoundedSampler, is_bounded, prepare_next
 from supermax.engine.sampling.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.space.migration.bulk_write import add_trials
@@ -47,7 +47,7 @@ def objective(trial: optuna.Trial) -> float:
     )
 
 
-def bounded(study: optuna.Study, sampler: TPESampler, limit: int = LIMIT) -> BoundedSampler:
+def bounded(study: optuna.Study, sampler: BaseSampler, limit: int = LIMIT) -> BoundedSampler:
     history = TrialHistory(study._study_id)
 
     def read() -> TrialHistory:
@@ -150,6 +150,49 @@ def test_tpe_sees_a_share_of_many_paused_trials(monkeypatch: pytest.MonkeyPatch)
     best = sorted(paused, key=lambda trial: trial.params["x"])[:25]
     assert {t.number for t in seen[0]} == {t.number for t in best}
     assert sum(map(len, seen[:2])) <= 330
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_gp_learns_from_paused_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[float | None]] = []
+    original = GPSampler._sample_relative_impl
+
+    def noted(
+        self: GPSampler, study: optuna.Study, complete: list[FrozenTrial], *rest: Any
+    ) -> dict[str, Any]:
+        seen.append([trial.value for trial in complete])
+        return original(self, study, complete, *rest)
+
+    monkeypatch.setattr(GPSampler, "_sample_relative_impl", noted)
+    study = optuna.create_study(
+        sampler=GPSampler(seed=0), pruner=supermax.Promotion(max_reports=9)
+    )
+    paused = some(12)
+    for trial in paused:
+        trial.state, trial.values, trial.datetime_complete = TrialState.RUNNING, None, None
+        trial.intermediate_values = dict.fromkeys((1, 2, 3), trial.params["x"])
+    study.add_trials(paused)
+    study.ask(paused[0].distributions)
+    assert seen == []  # of Optuna alone: no trial is COMPLETE
+    assert is_bounded(study)
+    study.sampler = bounded(study, study.sampler)
+    study.ask(paused[0].distributions)
+    order = sorted(range(12), key=lambda n: paused[n].params["x"])
+    assert len(seen) == 1
+    assert sorted(range(12), key=lambda n: seen[0][n] or 0.0) == order
+
+
+def test_only_tpe_and_gp_with_promotion_are_wrapped() -> None:
+    promotion = supermax.Promotion()
+    for sampler, pruner, wrapped in [
+        (TPESampler(), None, True),
+        (supermax.PriorSampler(), promotion, True),
+        (GPSampler(), promotion, True),
+        (GPSampler(), None, False),
+        (RandomSampler(), promotion, False),
+    ]:
+        study = optuna.create_study(sampler=sampler, pruner=pruner)
+        assert is_bounded(study) is wrapped, (sampler, pruner)
 
 
 # Suggestions computed ahead.

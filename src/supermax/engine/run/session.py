@@ -36,7 +36,7 @@ from supermax.engine.run.options import RunOptions
 from supermax.engine.run.other_runs import StudyFinished
 from supermax.engine.run.requests import RequestHandler
 from supermax.engine.run.signals import SignalHandlers
-from supermax.engine.sampling.bounded_sampler import BoundedSampler, unwrapped, uses_tpe
+from supermax.engine.sampling.bounded_sampler import BoundedSampler, is_bounded, unwrapped
 from supermax.engine.sampling.seeded_samplers import reseed
 from supermax.engine.sharing.shared_run import OWN_FOLDER, SharedRun, register
 from supermax.engine.storage import locations, locks, rdb, servers, sqlite
@@ -328,7 +328,7 @@ def _patient(
     storage = PatientStorage(inner, study, file=file, patience=patience)
     study._storage = storage
     own_sampler = study.sampler
-    if uses_tpe(own_sampler):
+    if is_bounded(study):
         study.sampler = BoundedSampler(own_sampler, storage.history)
     study._stop_flag = False
     study._thread_local.in_optimize_loop = True  # lets samplers and callbacks call study.stop()

@@ -1,7 +1,7 @@
 """Wrapper of a TPE sampler during a run: bounds the cost of a suggestion, and computes it ahead.
 
     history ──▶ TrialWindow ──▶ view of the study ──▶ TPE ──▶ joint parameters of a trial
-                  with Promotion: paused_as_pruned()
+                  with Promotion: paused_as_pruned(), for GPSampler valued_at_rung()
     idle coordinator ──prepare()──▶ joint parameters of the next trial
 
 A prepared suggestion is not stored anywhere before a trial takes it: no trial exists for it, and
@@ -17,13 +17,14 @@ from typing import Any, cast
 
 from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner
-from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax.engine.promotion.ladder import Promotion
 from supermax.engine.sampling.paused_trials import paused_as_pruned
+from supermax.engine.sampling.rung_values import valued_at_rung
 from supermax.engine.sampling.trial_window import LIMIT, TrialWindow
 from supermax.engine.storage.history import TrialHistory
 from supermax.errors import SupermaxError
@@ -42,7 +43,8 @@ class _Suggestion:
 
 
 class BoundedSampler(BaseSampler):
-    """TPE, or a sampler with TPE as `inner`, that sees a window of the finished trials."""
+    """TPE, or a sampler with TPE as `inner`, that sees a window of the finished trials. With
+    Promotion also GPSampler, which sees unfinished ones as well."""
 
     def __init__(
         self, inner: BaseSampler, history: Callable[[], TrialHistory], limit: int = LIMIT
@@ -138,7 +140,10 @@ class BoundedSampler(BaseSampler):
         self._seen = len(history.finished)
         trials = self._window.trials(study) + history.unfinished()
         if isinstance(study.pruner, Promotion) and len(study.directions) == 1:
-            seen = paused_as_pruned(trials, study.pruner)
+            if uses(GPSampler, self.inner):
+                seen = valued_at_rung(trials, study.pruner, study.direction)
+            else:
+                seen = paused_as_pruned(trials, study.pruner)
             trials = self._window.thinned(study, seen, len(history.trials))
         return sorted(trials, key=lambda trial: trial.number)
 
@@ -191,10 +196,17 @@ def prepare_next(study: Study) -> None:
         study.sampler.prepare_if_missing(study)
 
 
-def uses_tpe(sampler: BaseSampler) -> bool:
-    """Return whether a sampler is TPE, or draws from TPE as `inner`, or the inner one does."""
+def is_bounded(study: Study) -> bool:
+    """Return whether the sampler of a study is to be wrapped during a run."""
+    promotes = isinstance(study.pruner, Promotion) and len(study.directions) == 1
+    return uses(TPESampler, study.sampler) or (promotes and uses(GPSampler, study.sampler))
+
+
+def uses(kind: type[BaseSampler], sampler: BaseSampler) -> bool:
+    """Return whether a sampler is of a kind, or draws from such a one as `inner`, or the inner one
+    does."""
     inner = getattr(sampler, "inner", None)
-    return isinstance(sampler, TPESampler) or (isinstance(inner, BaseSampler) and uses_tpe(inner))
+    return isinstance(sampler, kind) or (isinstance(inner, BaseSampler) and uses(kind, inner))
 
 
 def unwrapped(sampler: BaseSampler) -> BaseSampler:

@@ -21,10 +21,15 @@ def paused_as_pruned(trials: Sequence[FrozenTrial], pruner: Promotion) -> list[F
     The reports decide, so that the paused trials of other runs of the study count as well. A trial
     that has just passed a rung looks the same until its next report.
     """
+    rungs, _ = rungs_of(trials, pruner)
+    return [_pruned(trial) if _is_at(trial, rungs) else trial for trial in trials]
+
+
+def rungs_of(trials: Sequence[FrozenTrial], pruner: Promotion) -> tuple[tuple[int, ...], int]:
+    """Return the rungs of a study, ascending, and the reports of a complete trial; 0: unknown."""
     complete = (len(t.intermediate_values) for t in trials if t.state is TrialState.COMPLETE)
     top = pruner.max_reports or max(complete, default=0)
-    rungs = rungs_below(top, pruner.reduction_factor, pruner.min_reports)
-    return [_pruned(trial) if _is_at(trial, rungs) else trial for trial in trials]
+    return rungs_below(top, pruner.reduction_factor, pruner.min_reports), top
 
 
 def _is_at(trial: FrozenTrial, rungs: Sequence[int]) -> bool:

@@ -1,0 +1,164 @@
+"""Results of live searches: the lines of live.py, and their table.
+
+Regrets are those of the incumbent's configuration, as the recorded trainings predict them for the
+mean over seeds (tweeteval.py). The best value of a single training would be luck in part.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from trainings import EPOCHS, RECORDING
+from tweeteval import read
+
+from supermax.search.race_rules import RaceRules, race_state
+
+BUDGET = 30 * EPOCHS
+"""Epochs of a search."""
+CONTESTANTS = 3
+"""Configurations of a race."""
+RACE_SEEDS, FRESH_SEEDS = (11, 12, 13, 14, 15), (21, 22, 23)
+Config = dict[str, Any]
+
+
+class Key(NamedTuple):
+    """One search."""
+
+    contender: str
+    task: str
+    seed: int
+
+
+class Epoch(NamedTuple):
+    """Scores after an epoch of a trial."""
+
+    epoch: int
+    time: float
+    validation: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Search:
+    """Line of a search."""
+
+    key: Key
+    seconds: float
+    params: list[Config]
+    """Of each trial."""
+    epochs: list[list[Epoch]]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Line of a training with a further seed."""
+
+    key: Key
+    place: int
+    """Place of its configuration among those of the search, by validation score."""
+    seed: int
+    epochs: list[Epoch]
+
+
+def read_lines(file: Path) -> tuple[dict[Key, Search], dict[tuple[Key, int, int], Training]]:
+    """Read the searches and the trainings that are done."""
+    searches, trainings = {}, {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for line in map(json.loads, lines):
+        key = Key(*line["key"])
+        if "params" in line:
+            epochs = [[Epoch(*e) for e in trial] for trial in line["epochs"]]
+            searches[key] = Search(key, line["seconds"], line["params"], epochs)
+        else:
+            epoch = [Epoch(*e) for e in line["epochs"]]
+            known = Training(key, line["place"], line["seed"], epoch)
+            trainings[key, known.place, known.seed] = known
+    return searches, trainings
+
+
+class Chosen(NamedTuple):
+    """Configuration that a search found."""
+
+    score: float
+    params: Config
+
+
+def best_of(found: Search, budget: int = BUDGET) -> list[Chosen]:
+    """Return the configurations by their best validation score within a budget of epochs."""
+    limit = _time_of(found, budget)
+    scores = [
+        max((score_of(e.validation) for e in epochs if e.time <= limit), default=-math.inf)
+        for epochs in found.epochs
+    ]
+    order = sorted(range(len(scores)), key=lambda number: (-scores[number], number))
+    return [Chosen(scores[n], found.params[n]) for n in order if scores[n] > -math.inf]
+
+
+def _time_of(found: Search, budget: int) -> float:
+    """Return the time at which the search had spent so many epochs."""
+    times = sorted(e.time for epochs in found.epochs for e in epochs)
+    return times[min(budget, len(times)) - 1]
+
+
+def score_of(value: float) -> float:
+    """Return a validation score; 0 for a training that diverged."""
+    return value if math.isfinite(value) else 0.0
+
+
+def at_best(epochs: Sequence[Epoch]) -> Epoch:
+    """Return the epoch with the best validation score."""
+    return max(epochs, key=lambda e: (score_of(e.validation), -e.epoch))
+
+
+def raced(found: Mapping[tuple[int, int], Training]) -> int:
+    """Return the place of the winner of a race, as the search would run it."""
+    scores = {
+        pair: at_best(training.epochs).validation
+        for pair, training in found.items()
+        if pair[1] in RACE_SEEDS
+    }
+    places = sorted({place for place, _ in scores})
+    winner = race_state(places, scores, RaceRules(RACE_SEEDS)).winner
+    return 0 if winner is None else winner
+
+
+def incumbent_regret(found: Search, share: float) -> float:
+    """Return the regret of the incumbent, as the recorded trainings predict it for the mean over
+    seeds."""
+    table = read(RECORDING, f"{found.key.task}-whole")
+    best = best_of(found, round(share * BUDGET))[0]
+    return table.regret(float(table.curve(best.params).min()))
+
+
+def print_table(file: Path) -> None:
+    searches, trainings = read_lines(file)
+    seeds: dict[Key, dict[tuple[int, int], Training]] = defaultdict(dict)
+    for (key, place, seed), training in trainings.items():
+        seeds[key][place, seed] = training
+    groups: dict[tuple[str, str], list[Search]] = defaultdict(list)
+    for key, found in searches.items():
+        groups[key.task, key.contender].append(found)
+    print(f"{'task':16}{'contender':18}{'searches':>9}{'trials':>7}{'regret 25%':>11}{'50%':>7}"
+          f"{'100%':>7}{'best value':>11}{'test of it':>11}{'test, raced':>12}")  # fmt: skip
+    for (task, contender), group in sorted(groups.items()):
+        regrets = [np.mean([incumbent_regret(s, x) for s in group]) for x in (0.25, 0.5, 1.0)]
+        value = np.mean([best_of(s)[0].score for s in group])
+        best = np.mean([fresh_test(seeds[s.key], 0) for s in group])
+        winner = np.mean([fresh_test(seeds[s.key], raced(seeds[s.key])) for s in group])
+        number = np.mean([len(s.params) for s in group])
+        print(f"{task:16}{contender:18}{len(group):9}{number:7.0f}{regrets[0]:11.3f}"
+              f"{regrets[1]:7.3f}{regrets[2]:7.3f}"
+              f"{value:11.4f}{best:11.4f}{winner:12.4f}")  # fmt: skip
+
+
+def fresh_test(found: Mapping[tuple[int, int], Training], place: int) -> float:
+    """Return the mean test score of a configuration over seeds that no choice has seen."""
+    own = [at_best(found[place, s].epochs).test for s in FRESH_SEEDS if (place, s) in found]
+    return float(np.mean(own)) if own else math.nan
