@@ -58,6 +58,15 @@ def test_both_numbers_of_the_winner_are_shown() -> None:
     )
 
 
+def test_show_has_both_numbers_of_a_configuration_that_raced(storage: str) -> None:
+    for trial, line in (
+        (2, f"Race: {WINNER}, winner"),
+        (4, f"Race: {FIRST}, stopped: clearly worse than the leader"),
+    ):
+        assert line in output("show", str(trial), "--storage", storage)
+    assert "Race:" not in output("show", "1", "--storage", storage)
+
+
 def test_an_outcome_is_stored_as_json_and_read_back() -> None:
     assert read_race(json.loads(json.dumps(OUTCOME.data()))) == OUTCOME
     for broken in (None, [], {}, {"seeds": 1}, {**OUTCOME.data(), "contestants": [{}]}):
