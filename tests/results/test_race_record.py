@@ -81,6 +81,11 @@ def test_the_sentence_on_selection() -> None:
     alone = replace(OUTCOME, default=None)
     assert "Of the value of trial 2 in the search, 0.032" in alone.selection(maximize=True)
     assert "no sign of selection" in OUTCOME.selection(maximize=False)
+    high = replace(OUTCOME, contestants=(FIRST, replace(WINNER, value=0.74)))
+    assert high.selection(maximize=True) == (
+        "Trial 2 is no worse over seeds than in the search. Trial 4, the best in the search, is "
+        "worse by 0.081: its value there was partly noise."
+    )
     assert "no improvement" in replace(OUTCOME, default=(0, 0.8)).selection(maximize=True)
     assert replace(OUTCOME, winner=None).selection(maximize=True) == ""
 
