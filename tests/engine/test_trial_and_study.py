@@ -10,6 +10,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import Trial, TrialState
 
 import supermax
+from supermax.engine import events
 from supermax.testing import FAILURES
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -220,3 +221,26 @@ def test_second_attempt_finds_the_checkpoint_of_the_first(study: optuna.Study) -
     assert [trial.user_attrs["found"] for trial in study.trials] == [[2, "3"]] * 2
     assert [trial.user_attrs["supermax"]["attempts"] for trial in study.trials] == [2, 2]
     assert summary.retries == 2
+
+
+def test_queued_trials_beyond_the_target_say_how_to_run_them(study: optuna.Study) -> None:
+    for x in (0.1, 0.2, 0.3):
+        study.enqueue_trial({"x": x})
+    said: list[str] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Notice):
+            said.append(event.text)
+
+    def objective(trial: Any) -> float:
+        return float(trial.suggest_float("x", 0, 1))
+
+    supermax.optimize(study, objective, 1, progress=note)
+    assert said == [
+        "2 queued trials did not run: the search has its number of trials. n_trials=3 "
+        "(--trials 3) runs them too."
+    ]
+    said.clear()
+    supermax.optimize(study, objective, 3, progress=note)
+    assert [trial.value for trial in study.trials] == [0.1, 0.2, 0.3]
+    assert said == []

@@ -58,6 +58,15 @@ def test_both_numbers_of_the_winner_are_shown() -> None:
     )
 
 
+def test_show_has_both_numbers_of_a_configuration_that_raced(storage: str) -> None:
+    for trial, line in (
+        (2, f"Race: {WINNER}, winner"),
+        (4, f"Race: {FIRST}, stopped: clearly worse than the leader"),
+    ):
+        assert line in output("show", str(trial), "--storage", storage)
+    assert "Race:" not in output("show", "1", "--storage", storage)
+
+
 def test_an_outcome_is_stored_as_json_and_read_back() -> None:
     assert read_race(json.loads(json.dumps(OUTCOME.data()))) == OUTCOME
     for broken in (None, [], {}, {"seeds": 1}, {**OUTCOME.data(), "contestants": [{}]}):
@@ -72,6 +81,11 @@ def test_the_sentence_on_selection() -> None:
     alone = replace(OUTCOME, default=None)
     assert "Of the value of trial 2 in the search, 0.032" in alone.selection(maximize=True)
     assert "no sign of selection" in OUTCOME.selection(maximize=False)
+    high = replace(OUTCOME, contestants=(FIRST, replace(WINNER, value=0.74)))
+    assert high.selection(maximize=True) == (
+        "Trial 2 is no worse over seeds than in the search. Trial 4, the best in the search, is "
+        "worse by 0.081: its value there was partly noise."
+    )
     assert "no improvement" in replace(OUTCOME, default=(0, 0.8)).selection(maximize=True)
     assert replace(OUTCOME, winner=None).selection(maximize=True) == ""
 

@@ -105,6 +105,18 @@ def test_a_truncated_ledger_and_unknown_lines_are_ignored(
     assert [a.how for a in read_record(study, copy).trial(1).attempts] == ["fault", "COMPLETE"]
 
 
+def test_paused_attempts_are_told_from_stopped_ones(study: optuna.Study, tmp_path: Path) -> None:
+    """A paused trial that is not continued is PRUNED in the end: its attempt was not."""
+    copy = tmp_path / "run"
+    shutil.copytree(read_record(study).run_dir, copy)
+    ledger = copy / "trials" / "00001" / "ledger.jsonl"
+    written = ledger.read_text()
+    for line, how in (('{"stopped": 2, "at": 9}', "stopped"),
+                      ('{"stopped": 2, "paused": true, "at": 9}', "paused")):  # fmt: skip
+        ledger.write_text(f"{written}{line}\n")
+        assert [a.how for a in read_record(study, copy).trial(1).attempts] == ["fault", how]
+
+
 def test_an_unknown_trial_is_a_user_error(study: optuna.Study) -> None:
     with pytest.raises(UserError, match="no trial 99; the last is 5"):
         read_record(study).trial(99)

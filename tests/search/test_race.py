@@ -186,6 +186,18 @@ def test_trainings_of_folds_are_those_of_the_plain_objective(tmp_path: Path) -> 
             assert train(prepared, Quiet()).value == pytest.approx(score, abs=1e-6)
 
 
+def test_each_further_round_of_a_race_is_announced() -> None:
+    """Configurations 1 and 2 are too close to be told apart; 0 is stopped."""
+    study, said = searched([0.5, 0.9, 0.8]), []
+    means = {0: 0.1, 1: 0.80, 2: 0.81}
+    run = Runner(lambda number, seed: means[number] + 0.02 * (seed * number % 3))
+    raced(study, run, said=said)
+    assert said[1:] == [
+        "2 of 3 configurations race on, since no mean is clearly the best: seed 4 of up to 5.",
+        "2 of 3 configurations race on, since no mean is clearly the best: seed 5 of up to 5.",
+    ]
+
+
 def test_a_race_continues_where_it_was_stopped() -> None:
     study, said = searched([0.5, 0.9, 0.8]), []
 

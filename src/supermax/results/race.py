@@ -107,8 +107,7 @@ class RaceRecord:
         excess = sign * (best.value - best.mean)
         fixed = best._fixed
         if excess <= 0:
-            lead = f"Trial {best.trial} is no worse over {best.unit}s than in the search"
-            return f"{lead}: there is no sign of selection on noise."
+            return self._no_worse(best, sign)
         if best.unit == "fold":
             lead = f"Trial {best.trial} is worse over folds than in the search by {fixed(excess)}"
             return f"{lead}: selection on noise, and other rows."
@@ -124,6 +123,19 @@ class RaceRecord:
             f"In the search, trial {best.trial} improved on the default configuration (trial "
             f"{number}) by {fixed(gain)}; {fixed(min(excess, gain))} of that is likely to be "
             f"selection on noise."
+        )
+
+    def _no_worse(self, best: Contestant, sign: int) -> str:
+        """Return the sentence on a winner that is no worse than in the search. The best of the
+        search may be: then its value was noise, and the race has corrected that."""
+        lead = f"Trial {best.trial} is no worse over {best.unit}s than in the search"
+        first = self.contestants[0]
+        if first.mean is None or sign * (first.value - first.mean) <= 0:
+            return f"{lead}: there is no sign of selection on noise."
+        fallen = first._fixed(sign * (first.value - first.mean))
+        return (
+            f"{lead}. Trial {first.trial}, the best in the search, is worse by {fallen}: its "
+            f"value there was partly noise."
         )
 
     def data(self) -> dict[str, Any]:

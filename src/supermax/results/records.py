@@ -79,8 +79,8 @@ class AttemptRecord:
     ended: float | None
     """Unix time; None: it is running, or the run died while it ran."""
     how: str
-    """End of the attempt: COMPLETE, PRUNED or FAIL; "fault": the trial was retried; "stopped":
-    with the run; "open": unknown."""
+    """End of the attempt: COMPLETE, PRUNED or FAIL; "fault": the trial was retried; "paused": at a
+    rung; "stopped": with the run; "open": unknown."""
     fault: FaultRecord | None = None
     reserved: int | None = None
     """Bytes reserved for it; None if memory was not planned."""
@@ -379,11 +379,13 @@ def _attempts(trial: TrialRecord) -> list[AttemptRecord]:
             elif "fault" in line:
                 ends[line["attempt"]] = (line["at"], "fault", _fault(trial.number, line))
             elif "stopped" in line:
-                ends[line["stopped"]] = (line["at"], "stopped", None)
+                how = "paused" if line.get("paused") else "stopped"
+                ends[line["stopped"]] = (line["at"], how, None)
     found = []
     for number, launch in launches.items():
         ended, how, fault = ends.get(number, (None, "open", None))
-        if number == max(launches) and trial.trial.state.is_finished() and how != "stopped":
+        kept = how in ("paused", "stopped")  # how the attempt ended, not its trial
+        if number == max(launches) and trial.trial.state.is_finished() and not kept:
             ended, how = ended or trial.ended, trial.state
         found.append(
             AttemptRecord(

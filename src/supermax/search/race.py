@@ -141,6 +141,8 @@ class Race:
             if summary.stopped_by is not None:
                 return None, summary.stopped_by
             state, schedule = self._state(race, contestants, rules)
+            if state.next and _trained(state) > known:
+                self.tell(next_round_text(state, rules, self.folds))
         if state.next:
             self.tell("The race cannot go on: trainings are missing. Run the same command again.")
             return None, None
@@ -238,6 +240,17 @@ class Race:
             if same and math.isfinite(trial.values[0]):
                 return trial.number, trial.values[0]
         return None
+
+
+def next_round_text(state: RaceState, rules: RaceRules, folds: int | None) -> str:
+    """Return which configurations need another training: the run that follows has a new target."""
+    going = {contestant for contestant, _ in state.next}
+    scored = (len(each.scores) for each in state.standings if each.contestant in going)
+    return (
+        f"{len(going)} of {counted(len(state.standings), 'configuration')} race on, since no mean "
+        f"is clearly the best: {'fold' if folds else 'seed'} {min(scored) + 1} of up to "
+        f"{len(rules.seeds)}."
+    )
 
 
 def _trained(state: RaceState) -> int:

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -196,6 +196,12 @@ class TestState:
         state.update(finish(0, state="PRUNED"))
         state.update(ev.TrialPaused(2))  # another run has it now
         assert set(state.paused) == {7}
+
+    def test_unfinished_trials_of_an_earlier_run_are_counted_at_the_start(self) -> None:
+        """Some of them may be paused: they are kept, and not all of them continue."""
+        stream = io.StringIO()
+        PlainDisplay(stream)(replace(started(), resumed=13))
+        assert "13 unfinished trials kept, 1 worker" in stream.getvalue()
 
     def test_trials_of_other_runs_count(self) -> None:
         clock = Clock()

@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from supermax._util import system
 from supermax._util.attributes import evaluated_on, metric_names
 from supermax._util.files import make_folder, make_private
+from supermax._util.text import counted
 from supermax.engine import events
 from supermax.engine.jobs.job import Job
 from supermax.engine.processes import descriptors
@@ -100,8 +101,7 @@ def run(
                 coordinator.run(leftovers)
             summary = _summary(coordinator, time.monotonic() - started)
             if (queued := summary.trials["WAITING"]) and not summary.stopped_by:
-                enough = summary.finished + queued
-                emit(events.Notice(f"{queued} queued: n_trials={enough} would run them too."))
+                emit(events.Notice(_not_run(queued, summary.finished + queued)))
             emit(events.RunEnded(summary))
             return summary
     finally:
@@ -414,4 +414,12 @@ def _summary(coordinator: Coordinator, seconds: float) -> Summary:
         stopped_by=coordinator.stop_reason or (NO_GAIN if coordinator.gains.over else ended_by),
         gain=coordinator.gains.gain,
         run_dir=coordinator.folder.path,
+    )
+
+
+def _not_run(queued: int, enough: int) -> str:
+    """Return what to type to run queued trials that are beyond the target."""
+    return (
+        f"{counted(queued, 'queued trial')} did not run: the search has its number of trials. "
+        f"n_trials={enough} (--trials {enough}) runs them too."
     )

@@ -256,10 +256,8 @@ def _group(by_number: dict[int, TrialRecord], faults: list[FaultRecord]) -> Faul
 
 def _state(trial: TrialRecord) -> str:
     """Return the state of a trial, or PAUSED if it is RUNNING and its last attempt has ended."""
-    paused = (
-        trial.state == "RUNNING" and bool(trial.attempts) and trial.attempts[-1].how == "stopped"
-    )
-    return "PAUSED" if paused else trial.state
+    ended = bool(trial.attempts) and trial.attempts[-1].how in ("paused", "stopped")
+    return "PAUSED" if ended and trial.state == "RUNNING" else trial.state
 
 
 def _attempts(trial: TrialRecord) -> int:

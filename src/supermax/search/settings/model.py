@@ -202,7 +202,7 @@ class Settings(_Part):
         "auto",
         union_mode="left_to_right",
         description="best configurations to train again with fresh seeds: a number, true, false; "
-        "auto: by the preset",
+        "auto: with folds, or for 10 trials or more, except with the preset demo",
     )
     folds: int | None = Field(
         None,

@@ -18,6 +18,7 @@ from supermax.engine.trial.stacks import Frame
 from supermax.errors import UserError
 from supermax.results.decoding import decoding_text
 from supermax.results.machines import machine_text
+from supermax.results.race import Contestant
 from supermax.results.records import (
     AttemptRecord,
     FaultRecord,
@@ -170,9 +171,19 @@ def show(
     if found.curve:
         curve = spark(list(found.curve.values()), _CURVE_WIDTH)
         screen.print(f"Curve: {curve}  {_first_and_last(found.curve)}")
+    raced = record.race.of(found.number) if record.race is not None else None
+    if raced is not None:
+        screen.print(f"Race: {raced}{_result_of(record, raced)}")
     for line in (*_memory(found), *_steps(found), *_metrics(found), *_attempts(found)):
         screen.print(line)
     _print_faults_and_log(screen, found)
+
+
+def _result_of(record: StudyRecord, raced: Contestant) -> str:
+    """Return how a configuration ended its race."""
+    if record.race is not None and record.race.winner == raced.trial:
+        return ", winner"
+    return ", stopped: clearly worse than the leader" if raced.stopped else ", not clearly worse"
 
 
 def _print_faults_and_log(screen: Console, trial: TrialRecord) -> None:
@@ -377,10 +388,16 @@ def _attempts(trial: TrialRecord) -> list[str]:
     return [
         f"Attempt {a.number} in cell {a.cell}: {a.how.lower()}"
         + (f" after {took(a.ended - a.started)}" if a.ended is not None else "")
+        + (", then not continued" if a is trial.attempts[-1] and _given_up(trial) else "")
         + _planned(a)
         + (f"; {a.unclean}" if a.unclean else "")
         for a in trial.attempts
     ]
+
+
+def _given_up(trial: TrialRecord) -> bool:
+    """Return whether a trial paused at a rung and was not among the best there in the end."""
+    return trial.state == "PRUNED" and trial.attempts[-1].how == "paused"
 
 
 def _planned(attempt: AttemptRecord) -> str:

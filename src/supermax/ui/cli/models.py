@@ -99,7 +99,7 @@ def refit(
     which = f"The model of seed {result.chosen}, the median," if len(wanted) > 1 else "The model"
     print(f"Trial {chosen.number}, trained with {seeds_used}. {which} is in {folder}.")
     if raced is not None:
-        print(f"On validation it had {record.titles[0]} {raced}.")
+        print(f"Before the refit, its {record.titles[0]} was {raced}.")
     print(f"Use it: supermax predict {shlex.quote(str(folder))} FILE.csv -o answers.csv")
 
 

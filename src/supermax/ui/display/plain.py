@@ -125,7 +125,7 @@ def _more(count: int, trials: bool) -> str:
 def _opening(state: RunState) -> str:
     workers = counted(state.workers, "worker")
     goal = "; ".join(filter(None, [text.goal(state), text.evaluated(state)]))
-    resumed = f", {counted(state.resumed, 'trial')} resumed" if state.resumed else ""
+    resumed = f", {counted(state.resumed, 'unfinished trial')} kept" if state.resumed else ""
     best = f", best {text.best_text(state)}" if state.best is not None else ""
     where = f", run files in {state.run_dir}" if state.run_dir else ""
     return (

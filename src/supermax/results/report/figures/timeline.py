@@ -21,7 +21,8 @@ _ENDS = {
     "PRUNED": (style.ORANGE, "/", "pruned"),
     "FAIL": (style.VERMILLION, "x", "failed"),
     "fault": (style.PURPLE, "\\", "fault, retried"),
-    "stopped": (style.GREY, ".", "paused, or stopped with the run"),
+    "paused": (style.GREY, "", "paused at a rung"),
+    "stopped": (style.GREY, ".", "stopped with the run"),
     "open": (style.GREEN, "-", "running, or end unknown"),
 }
 
