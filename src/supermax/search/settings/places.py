@@ -24,6 +24,19 @@ def parted(text: str, folder: Path = Path()) -> tuple[str | None, str | None]:
     return None, text
 
 
+def unreadable(text: str) -> str | None:
+    """Return the path of a storage in the name of an earlier study that this user may not read;
+    None: there is none."""
+    for place in (*(place for place, _ in _splits(text)), text):
+        try:
+            Path(place).expanduser().stat()
+        except PermissionError:
+            return place
+        except (OSError, RuntimeError, ValueError):
+            continue
+    return None
+
+
 def _splits(text: str) -> Iterator[tuple[str, str | None]]:
     """Yield the parts before and after each # that can end a storage."""
     for found in re.finditer("#", text):
