@@ -152,6 +152,9 @@ def test_storages_of_another_user_are_refused_with_advice(tmp_path: Path) -> Non
                 return str(error)
 
         assert "This user may not read" in as_somebody(lambda: refused("closed"))
+        (folder / "open/theirs.db").chmod(0o600)
+        assert "This user may not read it" in as_somebody(lambda: refused("open"))
+        (folder / "open/theirs.db").chmod(0o644)
         advice = "Copy theirs.db to a folder that you can write, and name the copy."
         assert as_somebody(lambda: refused("open")).endswith(advice)
 

@@ -45,6 +45,7 @@ _ELSEWHERE = (
     f"Name a study elsewhere as STORAGE#STUDY, where STORAGE is a file, a folder with a "
     f"{STORAGE}, or a URL."
 )
+_ASK = "Ask its owner for read access, or name another study."
 
 
 @dataclass(frozen=True)
@@ -176,8 +177,7 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
             raise UserError(f"There is no study '{name}': {where} does not exist yet.")
         except UserError as error:
             if (denied := unreadable(text)) is not None:
-                advice = "Ask its owner for read access, or name another study."
-                raise UserError(f"This user may not read {denied}. {advice}") from None
+                raise UserError(f"This user may not read {denied}. {_ASK}") from None
             raise UserError(f"{error} {_ELSEWHERE}") from None
     try:
         storage = existing(place)
@@ -189,6 +189,8 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
 def _remedy(text: str) -> str:
     """Return the advice for a storage that cannot be opened. SQLite writes beside a database even
     where it only reads it."""
+    if unreadable(text) is not None:
+        return f"This user may not read it. {_ASK}"
     place, _ = parted(text)
     file = file_of(place) if place is not None else None
     if file is not None and not os.access(file.absolute().parent, os.W_OK):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,10 @@ def unreadable(text: str) -> str | None:
     None: there is none."""
     for place in (*(place for place, _ in _splits(text)), text):
         try:
-            Path(place).expanduser().stat()
+            path = Path(place).expanduser()
+            wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+            if path.exists() and not os.access(path, wanted):
+                return place
         except PermissionError:
             return place
         except (OSError, RuntimeError, ValueError):
