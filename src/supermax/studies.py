@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from supermax._util.attributes import is_race, metric_names, race_name
-from supermax._util.text import in_short, is_url, masked, masked_query, masked_url
+from supermax._util.text import is_url, masked, masked_query, masked_url
 from supermax.engine.run.session import IDENTITY
 from supermax.engine.sharing.shared_run import runs_of
 from supermax.engine.storage import journal, locks, rdb, servers, sqlite
@@ -217,7 +217,7 @@ def _connect(address: _Address, *, create: bool = True) -> BaseStorage:
         raise
     except Exception as error:  # each database driver has its own
         shown = without_password(where) if isinstance(where, str) else type(where).__name__
-        why = _disk_problem(file) or _journal_damage(address) or in_short(error)
+        why = _disk_problem(file) or _journal_damage(address) or servers.why(error)
         raise EnvironmentFault(f"The storage {shown} cannot be opened: {why}.") from None
 
 

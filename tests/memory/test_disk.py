@@ -96,3 +96,13 @@ def test_a_small_gpu_never_holds_eight_large_trials(top: int, keep: int | None) 
     wide = allowance(replace(demand, memory=139 * GIB), 68_000_000_000)
     assert wide is not None
     assert 1 < wide.workers < 8
+
+
+def test_states_on_another_disk_take_no_space_here() -> None:
+    demand = Demand([LARGE], 8, None, top=2)
+    apart = replace(demand, apart=True)
+    assert apart.total == demand.weights < demand.total
+    found = allowance(apart, demand.weights)
+    assert found is not None
+    assert (found.workers, found.keep) == (8, None)
+    assert allowance(demand, demand.weights) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+import shutil
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +22,15 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from supermax._util.attributes import EXPERIMENT, ORIGIN, WARM_START, plain_params
 from supermax.engine.storage.locations import find_location
+from supermax.engine.storage.rdb import uncached
 from supermax.errors import EnvironmentFault, SupermaxError, UserError
-from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, quota
+from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, planned, quota
 from supermax.search.settings import Settings
 from supermax.space import Space, enqueue_defaults, sampler_for
 from supermax.studies import make_storage, open_locked
 from tests.search.test_search import search_in
 from tests.space.versions import BASE, changed
+from tests.users import as_somebody, common_folder, needs_root
 
 SPACE = changed(warmup={"type": "float", "low": 0.0, "high": 0.3, "default": 0.1})
 
@@ -127,7 +130,40 @@ def test_a_storage_that_cannot_be_read_is_named_with_advice(tmp_path: Path) -> N
         with pytest.raises(EnvironmentFault) as error:
             find_earlier(settings(tmp_path, f"{file}#old"))
         assert str(error.value).startswith(f"warm_start {file}#old: ")
+        assert "SQL" not in str(error.value).replace("sqlite", "")  # no statement, no type
         assert str(error.value).endswith("Name another study, or leave it out.")
+
+
+@needs_root
+def test_storages_of_another_user_are_refused_with_advice(tmp_path: Path) -> None:
+    with common_folder() as folder:
+        for name, mode in (("closed", 0o700), ("open", 0o755)):
+            (folder / name).mkdir()
+            storage = studied(folder / name / "theirs.db", "old", trials=2)._storage
+            storage.remove_session()
+            uncached(storage).engine.dispose()  # type: ignore[attr-defined]  # no -wal file is left
+            (folder / name).chmod(mode)
+
+        def refused(name: str) -> str:
+            """Return the message; of a copy, the number of studies."""
+            try:
+                return str(len(find_earlier(settings(folder, f"{folder / name}/theirs.db#old"))))
+            except SupermaxError as error:
+                return str(error)
+
+        assert "This user may not read" in as_somebody(lambda: refused("closed"))
+        (folder / "open/theirs.db").chmod(0o600)
+        assert "This user may not read it" in as_somebody(lambda: refused("open"))
+        (folder / "open/theirs.db").chmod(0o644)
+        advice = "Copy theirs.db to a folder that you can write, and name the copy."
+        assert as_somebody(lambda: refused("open")).endswith(advice)
+
+        def with_copy() -> str:
+            (folder / "copy").mkdir()
+            shutil.copyfile(folder / "open/theirs.db", folder / "copy/theirs.db")
+            return refused("copy")
+
+        assert as_somebody(with_copy) == "1"  # as it advises
 
 
 def test_a_study_that_is_named_in_two_ways_is_refused(tmp_path: Path) -> None:
@@ -285,6 +321,47 @@ def test_the_plan_says_how_many_configurations_the_search_takes(tmp_path: Path) 
     first, second = found.planned(narrow, ["macro_f1"])
     assert first == "begins with no configuration of old"
     assert second.startswith("trials of old that are left out: lr is not")
+
+
+def test_the_plan_says_which_configurations_are_beyond_the_trials(tmp_path: Path) -> None:
+    """The defaults come first, or the trials that the study has."""
+    studied(tmp_path / "mine.db", "old")
+    found = find_earlier(settings(tmp_path, "old"))
+    names = ["macro_f1"]
+    (begins,) = planned(found, SPACE, names, before=1, trials=4)
+    assert begins == "begins with 3 configurations of old"
+    assert planned(found, SPACE, names, before=1, trials=3)[1:] == [
+        "only 2 of them among the 3 trials, after 1 that comes first: --trials 4 runs all"
+    ]
+    assert planned(found, SPACE, names, before=7, trials=3)[1:] == [
+        "none of them among the 3 trials, after 7 that come first: --trials 10 runs all"
+    ]
+    assert planned([], SPACE, names, before=7, trials=3) == []
+
+
+def test_configurations_of_a_start_that_was_killed_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, study = studied(tmp_path / "mine.db", "old"), opened(tmp_path / "mine.db")
+    wanted = settings(tmp_path, "old")
+    enqueue_trial = Study.enqueue_trial
+
+    def killed_at_the_third(self: Study, *args: Any, **options: Any) -> None:
+        if len(self.trials) == 3:
+            raise KeyboardInterrupt
+        enqueue_trial(self, *args, **options)
+
+    earlier = find_earlier(wanted)
+    with monkeypatch.context() as patched:
+        patched.setattr(Study, "enqueue_trial", killed_at_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            begin_with(study, SPACE, earlier)
+    first = queued(study)
+    add_better(old)
+    begin_with(study, SPACE, find_earlier(wanted))
+    assert queued(study)[: len(first)] == first
+    assert len(study.trials) == 1 + TOP
+    assert find_earlier(wanted) == []
 
 
 @pytest.mark.parametrize("password", ["secret", "secret#1", "1#secret", "secret%2F#1"])

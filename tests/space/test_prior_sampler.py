@@ -227,10 +227,27 @@ def test_a_wrong_share_is_refused(wrong: Any) -> None:
         PriorSampler(uniform=wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"x": 1}, [3], "ab"])
+@pytest.mark.parametrize("wrong", [{"x": 1}, [3], "ab", None, 5])
 def test_wrong_configurations_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="configurations must be"):
         PriorSampler(wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mixture": "no"},
+        {"mixture": 0},
+        {"seed": "1"},
+        {"seed": 1.0},
+        {"seed": True},
+        {"tpe": "tpe"},
+        {"tpe": optuna.samplers.RandomSampler()},
+    ],
+)
+def test_options_of_a_wrong_type_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"{next(iter(wrong))} must be "):
+        PriorSampler(**wrong)
 
 
 # In a space, and in a run.

@@ -10,7 +10,7 @@ from optuna.trial import TrialState
 
 from supermax import Space, UserError
 from supermax._util.attributes import ORIGIN, plain_params
-from supermax.space import enqueue_defaults, open_version, warm_start
+from supermax.space import enqueue_defaults, open_version, sampler_for, warm_start
 from supermax.space.feasible import draw_from_prior
 from supermax.space.seeds import best_configurations, difference
 from tests.space.versions import (
@@ -127,3 +127,30 @@ def test_prior_draws_are_valid() -> None:
     for _ in range(200):
         values = draw_from_prior(Space(**BASE), rng)
         assert [m for m in Space(**BASE).mistakes(values) if "breaks" not in m] == []
+
+
+def test_the_front_of_several_objectives_comes_before_other_trials(storage: Any) -> None:
+    space = Space(**BASE)
+    source = opened(space, storage, directions=["maximize", "minimize"]).study
+    draws = optuna.create_study(
+        directions=source.directions, sampler=sampler_for(space, "random", seed=0)
+    )
+    for values in ([1.0, 1.0], [3.0, 9.0], [2.0, 2.0], [9.0, 0.0], [8.0, 1.0]):
+        trial = draws.ask()
+        space.sample(trial)
+        draws.tell(trial, values)
+    source.add_trials(draws.trials)
+    assert [trial.number for trial in source.best_trials] == [3]
+    assert list(best_configurations(source, space, 3)[0]) == [3, 4, 1]
+
+
+def test_trials_that_violate_a_constraint_begin_no_search(storage: Any) -> None:
+    source = opened(Space(**BASE), storage).study
+    filled(source, Space(**BASE), 10)
+    best = source.best_trial
+    violating = optuna.trial.create_trial(
+        params=best.params, distributions=best.distributions, value=-1e9, constraints={"c": 1.0}
+    )
+    source.add_trial(violating)
+    assert violating.constraints
+    assert next(iter(best_configurations(source, Space(**BASE), 3)[0])) == best.number

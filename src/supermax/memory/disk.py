@@ -51,6 +51,8 @@ class Demand:
     """Bytes that kept weights may take; None: no limit but `top`."""
     paused: int = 0
     """Least number of paused trials whose checkpoints are kept on this disk."""
+    apart: bool = False
+    """True: training states are on another disk."""
 
     @property
     def largest(self) -> int:
@@ -65,13 +67,16 @@ class Demand:
 
     @property
     def states(self) -> int:
-        """Most bytes of training states, in any mix of trials that memory and workers allow.
+        """Most bytes of training states, in any mix of trials that memory and workers allow, on
+        this disk.
 
         A mix is a knapsack with two constraints. Whatever price is put on a byte of memory, no
         mix is worth more than all memory at that price and, for each worker, the most that a
         trial's states exceed the price of its memory (weak duality); the lowest such bound is at
         a price where two trials are worth the same.
         """
+        if self.apart:
+            return 0
         if self.memory is None:
             return self.workers * max(trial.states for trial in self.trials)
         items = {(trial.states, trial.memory) for trial in self.trials} | {(0, 0)}

@@ -10,6 +10,7 @@ a restart neither reads them again nor enqueues anything.
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +21,20 @@ from optuna.study import Study
 from optuna.trial import TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from supermax._util.attributes import EXPERIMENT, WARM_START, is_race
+from supermax._util.attributes import EXPERIMENT, STORAGE, WARM_START, is_race
 from supermax._util.text import counted, is_url
 from supermax.engine.storage import servers
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.servers import NothingStored
 from supermax.errors import EnvironmentFault, UserError
 from supermax.search.settings import Settings
-from supermax.search.settings.places import parted
+from supermax.search.settings.places import parted, unreadable
 from supermax.space import Space, find_versions
 from supermax.space.migration.exclusive import exclusive
 from supermax.space.migration.versions import base_name, find_study
 from supermax.space.model import Flat
 from supermax.space.seeds import best_configurations, enqueue_chosen
-from supermax.studies import existing, opening_lock, without_password
+from supermax.studies import existing, file_of, opening_lock, without_password
 
 TOP = 3
 """Configurations that are taken from all earlier studies, but at least one from each."""
@@ -41,9 +42,10 @@ APART = 0.3
 """Difference of a parameter, as a share of its range, from which two configurations of a study are
 distinct. The best trials of a study are often nearly the same."""
 _ELSEWHERE = (
-    "Name a study elsewhere as STORAGE#STUDY, where STORAGE is a file or folder that exists, or "
-    "a URL."
+    f"Name a study elsewhere as STORAGE#STUDY, where STORAGE is a file, a folder with a "
+    f"{STORAGE}, or a URL."
 )
+_ASK = "Ask its owner for read access, or name another study."
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,30 @@ class Earlier:
         chosen, left = self.configurations(space)
         start = counted(len(chosen), "configuration") if chosen else "no configuration"
         lines = [f"begins with {start} of {self.name}"]
+        if len(self.study.directions) > 1:
+            lines[0] += ", first those of its Pareto front"
         if chosen and (ranked := _objectives_of(self.study)) and ranked[0] != objectives[0]:
             lines[0] += f", the best by {ranked[0]}: this search optimizes {objectives[0]}"
         if left and len(chosen) < self.most:
             reasons = "; ".join(f"{reason} ({n})" for reason, n in left.most_common(3))
             lines.append(f"trials of {self.name} that are left out: {reasons}")
         return lines
+
+
+def planned(
+    earlier: Sequence[Earlier], space: Space, objectives: Sequence[str], before: int, trials: int
+) -> list[str]:
+    """Return the lines of the plan on all earlier studies. `before`: number of trials of the
+    search that come before their configurations; `trials`: number in all."""
+    lines = [line for each in earlier for line in each.planned(space, objectives)]
+    taken = sum(len(each.configurations(space)[0]) for each in earlier)
+    if taken > (places := max(0, trials - before)):
+        some = f"only {places}" if places else "none"
+        lines.append(
+            f"{some} of them among the {counted(trials, 'trial')}, after {before} that "
+            f"{'comes' if before == 1 else 'come'} first: --trials {before + taken} runs all"
+        )
+    return lines
 
 
 def find_earlier(settings: Settings) -> list[Earlier]:
@@ -83,7 +103,8 @@ def find_earlier(settings: Settings) -> list[Earlier]:
     own = _own_storage(settings)
     begun = set[str]()
     for version in find_versions(own, settings.study) if own is not None else []:
-        begun |= version.user_attrs.get(WARM_START, {}).keys()
+        noted = version.user_attrs.get(WARM_START, {})
+        begun |= {name for name, choice in noted.items() if isinstance(choice, list)}
     found: list[Earlier] = []
     names = {without_password(t) if is_url(t) else t: t for t in settings.warm_start}
     for position, (name, text) in enumerate(names.items()):
@@ -98,9 +119,7 @@ def find_earlier(settings: Settings) -> list[Earlier]:
         except (EnvironmentFault, StorageInternalError, SQLAlchemyError) as error:
             known = isinstance(error, EnvironmentFault)
             what = str(error) if known else f"It cannot be read: {servers.why(error)}."
-            raise EnvironmentFault(
-                f"warm_start {name}: {what} Name another study, or leave it out."
-            ) from None
+            raise EnvironmentFault(f"warm_start {name}: {what} {_remedy(text)}") from None
         found.append(Earlier(name, study, quota(position, len(names))))
     return found
 
@@ -123,13 +142,18 @@ def quota(position: int, studies: int) -> int:
 def begin_with(study: Study, space: Space, earlier: Sequence[Earlier]) -> None:
     """Enqueue the best configurations of earlier studies, once, however often it is called."""
     for each in earlier:
-        chosen, _ = each.configurations(space)
         storage, name = study._storage, study.study_name
         with opening_lock(storage, name), exclusive(storage, name):  # of files, and of servers
             begun = study.user_attrs.get(WARM_START, {})
-            if each.name not in begun:
-                enqueue_chosen(study, each.study.study_name, chosen)
-                study.set_user_attr(WARM_START, {**begun, each.name: list(chosen)})
+            if isinstance(noted := begun.get(each.name), list):
+                continue
+            if noted is None:
+                # After a kill, the earlier study may have better trials: the choice stays.
+                noted = {str(n): values for n, values in each.configurations(space)[0].items()}
+                study.set_user_attr(WARM_START, {**begun, each.name: noted})
+            chosen = {int(number): values for number, values in noted.items()}
+            enqueue_chosen(study, each.study.study_name, chosen)
+            study.set_user_attr(WARM_START, {**begun, each.name: list(chosen)})
 
 
 def _own_storage(settings: Settings) -> BaseStorage | None:
@@ -152,12 +176,26 @@ def _found(text: str, name: str, own: BaseStorage | None, settings: Settings) ->
             where = without_password(settings.storage_address)
             raise UserError(f"There is no study '{name}': {where} does not exist yet.")
         except UserError as error:
+            if (denied := unreadable(text)) is not None:
+                raise UserError(f"This user may not read {denied}. {_ASK}") from None
             raise UserError(f"{error} {_ELSEWHERE}") from None
     try:
         storage = existing(place)
     except NothingStored:
         raise UserError("It holds no studies. Name the file or URL of their storage.") from None
     return find_study(storage, study) if study else _only(storage, name, settings.agent)
+
+
+def _remedy(text: str) -> str:
+    """Return the advice for a storage that cannot be opened. SQLite writes beside a database even
+    where it only reads it."""
+    if unreadable(text) is not None:
+        return f"This user may not read it. {_ASK}"
+    place, _ = parted(text)
+    file = file_of(place) if place is not None else None
+    if file is not None and not os.access(file.absolute().parent, os.W_OK):
+        return f"Copy {file.name} to a folder that you can write, and name the copy."
+    return "Name another study, or leave it out."
 
 
 def _only(storage: BaseStorage, where: str, agent: str) -> Study:

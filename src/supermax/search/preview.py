@@ -25,6 +25,7 @@ from supermax.memory import planner
 from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
 from supermax.results.records import TrialRecord, finished, read_record
+from supermax.search.earlier import planned
 from supermax.search.race import race_size, race_text
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
@@ -91,7 +92,8 @@ def _warm_start(search: Search, settings: Settings) -> list[str]:
     """Return what the search takes from earlier studies."""
     classes = len(search.corpus.label_names) or 2
     names, _ = check_objectives(settings.agent, settings.objectives, classes)
-    return [line for each in search.earlier for line in each.planned(search.fit.space, names)]
+    before = len(_trials(settings)) or int(search.fit.space.defaults() is not None)
+    return planned(search.earlier, search.fit.space, names, before, settings.trials)
 
 
 def _race(search: Search, settings: Settings) -> list[str]:

@@ -374,7 +374,7 @@ class Search:
         def demand(sources: Iterable[Source]) -> Demand:
             found = footprints(self.fit.space, sources, self.agent, self.resources.foreseen())
             paused = FEWEST if isinstance(self.pruner, Promotion) and not apart else 0
-            return Demand(found, options.workers, planned, self.top, self.budget, paused)
+            return Demand(found, options.workers, planned, self.top, self.budget, paused, apart)
 
         sources = self.fit.sources
         by_encoder = {name: demand([source]) for name, source in sources.items()}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -89,8 +89,10 @@ class PriorSampler(BaseSampler):
         tpe: TPESampler | None = None,
     ) -> None:
         self.configurations = _checked(configurations)
-        self.mixture = mixture
+        self.mixture = _of_type("mixture", mixture, bool, "True or False")
         self.uniform = _share("uniform", uniform)
+        seed = None if seed is None else _of_type("seed", seed, Integral, "an integer or None")
+        tpe = None if tpe is None else _of_type("tpe", tpe, TPESampler, "a TPESampler or None")
         self.inner = tpe or TPESampler(multivariate=True, seed=seed)
         self._rng = LazyRandomState(None if seed is None else (seed + 1) % 2**32)  # not as TPE
         self._all_used: str | None = None
@@ -236,14 +238,21 @@ class _Around(RandomSampler):
         return nearby(value, param_distribution, self._scale, self._rng_around.rng)
 
 
-def _checked(configurations: Iterable[Mapping[str, ParamValue]]) -> list[dict[str, ParamValue]]:
-    given = [] if isinstance(configurations, Mapping) else list(configurations)
-    if isinstance(configurations, Mapping) or not all(isinstance(c, Mapping) for c in given):
+def _checked(configurations: Any) -> list[dict[str, ParamValue]]:
+    listed = isinstance(configurations, Iterable) and not isinstance(configurations, Mapping)
+    given = list(configurations) if listed else []
+    if not listed or not all(isinstance(c, Mapping) for c in given):
         raise TypeError(
             "configurations must be a list of dictionaries from parameters to values, not "
             f"{configurations!r:.80}."
         )
     return [dict(configuration) for configuration in given]
+
+
+def _of_type(name: str, value: Any, kind: type, wanted: str) -> Any:
+    if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
+        raise TypeError(f"{name} must be {wanted}, not {value!r:.80}.")
+    return value
 
 
 def _share(name: str, value: object) -> float:

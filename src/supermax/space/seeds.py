@@ -14,7 +14,7 @@ from optuna.distributions import (
     FloatDistribution,
     IntDistribution,
 )
-from optuna.study import Study
+from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from supermax._util.attributes import ORIGIN, ParamValue, plain_params, under_plain_names
@@ -77,21 +77,15 @@ def best_configurations(
 ) -> tuple[dict[int, Flat], Counter[str]]:
     """Return the best `top` distinct configurations of a study that are valid in a space, by the
     number of their trials, best first; and the number of better trials that are not valid, by
-    reason.
+    reason. With several objectives, the Pareto front comes first, then the first one decides.
 
     Distinct ones differ in a parameter by more than a share `apart` of its range. A parameter for
     which this space has one value only takes that value. `besides`: configuration to leave out.
     """
-    if len(source.directions) > 1:
-        best = source.best_trials
-    else:
-        complete = source.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        sign = -1.0 if source.direction.name == "MAXIMIZE" else 1.0
-        best = sorted(complete, key=lambda trial: sign * trial.values[0])
     fixed = _fixed(space)
     found: dict[int, Flat] = {}
     left = Counter[str]()
-    for trial in best:
+    for trial in _best_first(source):
         if len(found) == top:
             break
         given = _with_fixed(trial, fixed)
@@ -107,6 +101,15 @@ def best_configurations(
         elif all(difference(space, values, other) > apart for other in found.values()):
             found[trial.number] = values
     return found, left
+
+
+def _best_first(source: Study) -> list[FrozenTrial]:
+    """Return the complete trials of a study that violate no constraint, best first."""
+    trials = source.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    feasible = [t for t in trials if not any(by > 0 for by in t.constraints.values())]
+    front = {t.number for t in source.best_trials} if len(source.directions) > 1 else set()
+    sign = -1.0 if source.directions[0] is StudyDirection.MAXIMIZE else 1.0
+    return sorted(feasible, key=lambda t: (t.number not in front, sign * t.values[0]))
 
 
 def difference(space: Space, one: Flat, other: Flat) -> float:

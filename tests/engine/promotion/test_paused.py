@@ -94,6 +94,15 @@ def test_fewer_trials_than_before_are_met_exactly(study: optuna.Study) -> None:
     assert (more.finished, more.trials["RUNNING"]) == (5, 0)
 
 
+def test_worst_paused_trials_end_first(study: optuna.Study) -> None:
+    for x in (2.5, 9.0, 2.0, -9.0, 3.0):  # 2 is the best
+        study.enqueue_trial({"x": x})
+    supermax.optimize(study, nine_epochs, 12, pruner=pausing(), progress=stop_after(5))
+    supermax.optimize(study, nine_epochs, 2, pruner=pausing(), progress=False)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["RUNNING", "PRUNED", "RUNNING", "PRUNED", "RUNNING"]
+
+
 @pytest.mark.parametrize("promotion", [True, False])
 def test_fewer_trials_than_two_runs_have_claimed(
     proxy: Proxy,

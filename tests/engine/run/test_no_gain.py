@@ -99,6 +99,12 @@ def test_noise_may_be_a_function_of_the_best_trial(study: optuna.Study) -> None:
     assert not summary.gain.assumed
 
 
+def test_noise_that_is_no_number_is_refused_by_name() -> None:
+    best = optuna.trial.create_trial(value=1.0)
+    with pytest.raises(supermax.UserError, match="WhenNoGain must return a number or None"):
+        supermax.WhenNoGain(lambda _: "0.1").noise_of(best)  # type: ignore[arg-type,return-value]
+
+
 def test_paused_trials_end_with_the_run(study: optuna.Study) -> None:
     pruner = supermax.Promotion(max_reports=9, min_agreement=-1, run_through=0)
     rule = supermax.WhenNoGain(1e6)

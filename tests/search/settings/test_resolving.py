@@ -123,6 +123,8 @@ def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
         ("agent: critera\n", "line 1: there is no agent 'critera'; did you mean 'criteria'?"),
         ("agent: criteria\nepoch: 3\n", "line 2: epoch: there is no such key; did you mean"),
         ("agent: criteria\nepochs: many\n", "line 2: epochs: it must be a whole number ('many')"),
+        ("agent: criteria\nepochs: true\n", "line 2: epochs: write a number instead of true"),
+        ("agent: criteria\nfolds: false\n", "line 2: folds: write a number instead of false"),
         ("agent: criteria\nmps: 2\n", "line 2: mps: it must be true or false (2)"),
         (
             "agent: criteria\ncompile: maybe\n",

@@ -61,7 +61,7 @@ class PausedTrials:
         self._emit(events.TrialPaused(job.number, at_rung=True))
         if self._space is not None:
             self._space.add(job)
-            self._space.make_room(self._jobs[n] for n in self._ladder.worst_first())
+            self._space.make_room(self.worst_first())
 
     def has_next(self, *, may_fill: bool) -> bool:
         """Return whether a paused trial is to be continued now: one among the best of its rung,
@@ -79,8 +79,9 @@ class PausedTrials:
             job.filler = promotable is None
         return job
 
-    def jobs(self) -> list[Job]:
-        return list(self._jobs.values())
+    def worst_first(self) -> list[Job]:
+        """Return the paused trials: those at lower rungs first, and at a rung the worse ones."""
+        return [self._jobs[n] for n in self._ladder.worst_first()] if self._ladder else []
 
     def drop(self, trial_ids: set[int]) -> list[Job]:
         """Forget those of these trials that are paused; return their jobs."""

@@ -98,11 +98,11 @@ class ClaimedTrials:
         return self.paused.pauses(job, may_fill=self._may_fill())
 
     def to_prune(self) -> list[Job]:
-        """Return the paused trials to end, as many as the study lacks, once nothing is left to
-        launch."""
+        """Return the paused trials to end, as many as the study lacks and the worst ones, once
+        nothing is left to launch."""
         idle = not (self.attempts or self.stopping or self.any_left())
         lacking = self._progress.left(0) if idle and self._others.may_start_new() else 0
-        return self.paused.jobs()[:lacking]
+        return self.paused.worst_first()[:lacking]
 
     def _may_fill(self) -> bool:
         """Return whether a free worker may continue any paused trial: it has nothing else to do,

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -23,6 +24,7 @@ from supermax.engine import events
 from supermax.engine.gain import Gain, Tried, expected_gain, read_gain
 from supermax.engine.ranking import best_of, broken, end_of
 from supermax.engine.storage.history import TrialHistory
+from supermax.errors import UserError
 
 WHEN_NO_GAIN = "when_no_gain"
 _NEW_SHARE = 50  # one of so many trials is new when the gain is estimated again
@@ -49,8 +51,14 @@ class WhenNoGain:
 
     def noise_of(self, best: FrozenTrial) -> float | None:
         """Return the error of the value of the best trial; None: unknown."""
-        found = self.noise(best) if callable(self.noise) else self.noise
-        return found if found is not None and math.isfinite(found) and found > 0 else None
+        found: Any = self.noise(best) if callable(self.noise) else self.noise
+        if found is not None and not isinstance(found, Real):
+            raise UserError(
+                f"noise of WhenNoGain must return a number or None, but for trial {best.number} "
+                f"it returned {found!r:.80}."
+            )
+        noise = math.nan if found is None else float(found)
+        return noise if math.isfinite(noise) and noise > 0 else None
 
 
 def when_to_stop(stop: Literal["when_no_gain"] | WhenNoGain | None) -> object:

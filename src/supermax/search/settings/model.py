@@ -12,6 +12,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
@@ -81,6 +82,17 @@ RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse `trials: true`, which pydantic reads as 1."""
+        if isinstance(value, bool) and info.field_name is not None:
+            annotation = cls.model_fields[info.field_name].annotation
+            kinds = {annotation, *get_args(annotation)}
+            if kinds & {int, float} and bool not in kinds:
+                raise ValueError(f"write a number instead of {str(value).lower()}")
+        return value
 
 
 class ColumnSettings(_Part):

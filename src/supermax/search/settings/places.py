@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,22 @@ def parted(text: str, folder: Path = Path()) -> tuple[str | None, str | None]:
         if (file := _storage_file(place, folder)) is not None:
             return str(file), name
     return None, text
+
+
+def unreadable(text: str) -> str | None:
+    """Return the path of a storage in the name of an earlier study that this user may not read;
+    None: there is none."""
+    for place in (*(place for place, _ in _splits(text)), text):
+        try:
+            path = Path(place).expanduser()
+            wanted = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+            if path.exists() and not os.access(path, wanted):
+                return place
+        except PermissionError:
+            return place
+        except (OSError, RuntimeError, ValueError):
+            continue
+    return None
 
 
 def _splits(text: str) -> Iterator[tuple[str, str | None]]:
