@@ -41,7 +41,8 @@ STYLES = {
     "supermax-no-portfolio": Style("Supermax, nothing known", "#56B4E9"),
     "supermax-defaults": Style("Supermax, hand-chosen defaults", "#0072B2", "--"),
     "supermax-no-promotion": Style("without Promotion", "#D55E00"),
-    "supermax-no-view": Style("without comparing at one rung", "#009E73"),
+    "supermax-gp": Style("Supermax with GPSampler", "#009E73"),
+    "supermax-gp-defaults": Style("GPSampler, hand-chosen defaults", "#009E73", "--"),
     "optuna": Style("Optuna: TPE, MedianPruner", "#000000"),
     "optuna-no-pruning": Style("Optuna: TPE, no pruning", "#777777", "--"),
     "optuna-hyperband": Style("Optuna: TPE, Hyperband", "#CC79A7"),
@@ -52,19 +53,27 @@ STYLES = {
     "smac-hyperband": Style("SMAC: multi-fidelity", "#CC79A7"),
     "auto-sampler": Style("OptunaHub: AutoSampler", "#D55E00"),
 }
-REFERENCES = ("supermax-no-portfolio", "optuna")
+REFERENCES = ("supermax-no-portfolio", "supermax-defaults", "optuna")
 PANELS: Mapping[str, Sequence[str]] = {
-    "Supermax and Optuna": ("supermax", *REFERENCES, "optuna-no-pruning", "optuna-hyperband"),
-    "Parts of Supermax": (
+    "Supermax and Optuna": (
         "supermax",
         "supermax-no-portfolio",
-        "supermax-no-promotion",
-        "supermax-no-view",
+        "optuna",
+        "optuna-no-pruning",
+        "optuna-hyperband",
     ),
-    "Syne Tune": (*REFERENCES, "syne-tune-asha", "syne-tune-mobster", "syne-tune-cqr"),
+    "Parts of Supermax": (
+        "supermax",
+        "supermax-defaults",
+        "supermax-no-portfolio",
+        "supermax-no-promotion",
+    ),
+    "TPE and GPSampler": ("supermax", "supermax-gp", "supermax-defaults", "supermax-gp-defaults"),
     "Other projects": (
         *REFERENCES,
-        "supermax-defaults",  # the prior of NePS
+        "syne-tune-asha",
+        "syne-tune-mobster",
+        "syne-tune-cqr",
         "neps-priorband",
         "smac-hyperband",
         "auto-sampler",
@@ -82,7 +91,7 @@ def contenders_of(runs: Sequence[Run], panel: Sequence[str]) -> list[str]:
     tasks = {name: {run.task for run in runs if run.contender == name} for name in STYLES}
     every = set().union(*tasks.values())
     found = [name for name in panel if 2 * len(tasks[name]) >= len(every)]
-    return found if set(found) - {*REFERENCES, "supermax-defaults"} else []
+    return found if set(found) - {*REFERENCES} else []
 
 
 def draw_panel(axes: Axes, title: str, by_contender: Mapping[str, Sequence[Run]]) -> None:

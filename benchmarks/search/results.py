@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from contenders import BASELINE, CONTENDERS
+from contenders import BASELINE
 from measure import Run, summary
 from run import read_runs
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_results(parser)
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, required=True)
+    parser.add_argument("--contenders", nargs="+", required=True)
     parser.add_argument("--families", nargs="+", default=["taskset", "lcbench", "tweeteval"])
     options = parser.parse_args(arguments)
     runs = [run for run in read_results(options) if family_of(run) in options.families]

@@ -12,6 +12,7 @@ needs onnxruntime. Contenders: contenders.py. Those of other projects need --pyt
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import sys
@@ -76,9 +77,13 @@ def _seed_of(item: Item) -> int:
 
 
 def read_runs(file: Path) -> list[Run]:
-    """Read the searches that are done. A last line that was cut off is removed."""
+    """Read the searches that are done. A last line that was cut off is removed. The file may be
+    compressed (.gz)."""
     if not file.exists():
         return []
+    if file.suffix == ".gz":
+        lines = gzip.decompress(file.read_bytes()).decode().splitlines()
+        return [Run(**json.loads(line)) for line in lines]
     text = file.read_text(encoding="utf-8")
     if not text.endswith("\n"):
         text = text[: text.rfind("\n") + 1]
