@@ -22,6 +22,7 @@ SOURCE = SRC / "supermax"
 IMPORTS = {
     "__main__": "_util ui.cli",
     "_util": "",
+    "agents": "_util",
     "cluster": "_util engine.processes engine.storage",
     "engine": "_util engine.trial",
     "engine.health": "_util engine engine.jobs engine.processes engine.trial",
@@ -42,12 +43,13 @@ IMPORTS = {
     "results.tracking": "_util engine.run engine.storage results studies",
     "run": "_util engine engine.jobs engine.processes engine.run space ui.display",
     "search": (
-        "_util engine engine.processes engine.promotion engine.run engine.storage engine.trial "
-        "memory results results.tracking run search.settings space studies tasks training.config "
-        "training.data training.deploy training.eval training.models training.steps"
+        "_util agents engine engine.processes engine.promotion engine.run engine.storage "
+        "engine.trial memory results results.tracking run search.settings space studies tasks "
+        "training.config training.data training.deploy training.eval training.models "
+        "training.steps"
     ),
-    "search.settings": "_util space",
-    "space": "_util",
+    "search.settings": "_util agents space",
+    "space": "_util agents",
     "studies": "_util engine.run engine.sharing engine.storage space",
     "study": (
         "_util engine results results.report search search.settings space studies training.data "
@@ -57,27 +59,28 @@ IMPORTS = {
         "_util engine engine.processes engine.promotion engine.run run space studies study"
     ),
     "tasks": (
-        "_util engine engine.jobs engine.processes engine.promotion engine.storage engine.trial "
-        "memory space training training.config training.data training.eval training.models "
-        "training.optim training.steps"
+        "_util agents engine engine.jobs engine.processes engine.promotion engine.storage "
+        "engine.trial memory space training training.config training.data training.eval "
+        "training.models training.optim training.steps"
     ),
     "testing": "",
     "training": (
-        "_util training.config training.data training.eval training.models training.optim "
+        "_util agents training.config training.data training.eval training.models training.optim "
         "training.steps"
     ),
-    "training.config": "_util",
-    "training.data": "_util",
+    "training.config": "_util agents",
+    "training.data": "_util agents",
     "training.deploy": (
-        "_util training training.config training.data training.eval training.models training.steps"
+        "_util agents training training.config training.data training.eval training.models "
+        "training.steps"
     ),
-    "training.eval": "_util training.config training.data training.models training.steps",
-    "training.models": "_util training.config",
+    "training.eval": "_util agents training.config training.data training.models training.steps",
+    "training.models": "_util agents training.config",
     "training.optim": "_util training.config",
-    "training.steps": "_util training.config training.data training.models training.optim",
+    "training.steps": "_util agents training.config training.data training.models training.optim",
     "ui": "",
     "ui.cli": (
-        "_util cluster engine engine.processes engine.run engine.sharing engine.storage "
+        "_util agents cluster engine engine.processes engine.run engine.sharing engine.storage "
         "engine.trial memory results results.report results.tracking search search.settings space "
         "studies tasks training training.config training.data training.deploy training.eval "
         "training.models training.steps ui.display"

@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from supermax import UserError
-from supermax._util.attributes import AGENTS
+from supermax.agents import AGENTS
 from supermax.space import flatten, load, sampler_for, shipped
 from supermax.space.presets import preset, presets
 

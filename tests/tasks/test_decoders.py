@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, GPT2Model
 
-from supermax._util.attributes import AGENTS
+from supermax.agents import AGENTS
 from supermax.errors import UserError
 from supermax.search.doctor import BAD, WARNING, models
 from supermax.space import choices

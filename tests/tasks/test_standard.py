@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supermax._util.attributes import AGENTS, COSTS, TINY, is_untrained
+from supermax._util.attributes import COSTS, TINY, is_untrained
+from supermax.agents import AGENTS
 from supermax.search.preview import unfit_preset
 from supermax.search.settings import Settings
 from supermax.search.settings.writing import written

@@ -1,4 +1,4 @@
-"""Names that several packages share: agents, files, parameters in storage, and attributes of
+"""Names that several packages share: files, parameters in storage, and attributes of
 trials and studies.
 
 Optuna allows one type of distribution, and one list of choices, per name and study. A parameter
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from typing import Literal, get_args
 
 from optuna.distributions import (
     BaseDistribution,
@@ -22,8 +21,6 @@ from optuna.distributions import (
 from optuna.study import Study
 from optuna.trial import FrozenTrial
 
-Agent = Literal["criteria", "evidence", "share", "joint"]
-AGENTS: tuple[Agent, ...] = get_args(Agent)
 ParamValue = bool | int | float | str | None
 """Value of a parameter."""
 

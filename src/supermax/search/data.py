@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.search.settings import DataSettings, Resolved, Settings
 from supermax.search.settings.model import ColumnSettings
@@ -33,7 +34,7 @@ def data_of(settings: Settings) -> Splits:
         folder = Path(data.path).expanduser()
         if not is_redsm5(folder):
             raise UserError(not_redsm5(folder))
-        located = settings.agent != "criteria"
+        located = agent_of(settings.agent).spans
         corpus = read_redsm5(folder, on_bad=data.on_bad, located=located)
     else:
         columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())

@@ -18,6 +18,7 @@ from optuna.study import Study
 
 from supermax._util import system
 from supermax._util.text import counted, is_url, size_text, took
+from supermax.agents import agent_of
 from supermax.engine.processes import mps
 from supermax.engine.storage.locations import data_folder, find_location
 from supermax.engine.storage.servers import NothingStored
@@ -220,7 +221,7 @@ def _refused_that_fit(search: Search, settings: Settings, budget: int) -> list[s
         with contextlib.suppress(Exception):  # of another space, or of an encoder that is gone
             config = configured(settings.agent, nest(trial.params), settings.limits)
             names = [config.encoder.name]
-            if settings.agent == "joint":
+            if agent_of(settings.agent).encoders == 2:
                 names.append((config.evidence_encoder or config.encoder).name)
             spec = spec_of(config, [search.fit.sources[name] for name in names], execution)
             found = planner.plan(spec, budget, correction=log.known(spec).correction)
@@ -264,9 +265,9 @@ def _shown(key: str, value: object) -> str:
 
 def describe_data(search: Search) -> list[str]:
     """Return the sizes of the data and its splits. Quotes none of its text."""
-    corpus, splits, agent = search.corpus, search.all_splits, search.agent
+    corpus, splits, agent = search.corpus, search.all_splits, agent_of(search.agent)
     lines = []
-    if corpus.classes and agent != "evidence":
+    if corpus.classes and agent.classes:
         counts = Counter(example.label for example in corpus.classes)
         total = len(corpus.classes)
         names = shown_labels(corpus)[:_MAX_CLASSES]
@@ -274,10 +275,10 @@ def describe_data(search: Search) -> list[str]:
         if more := len(corpus.label_names) - len(names):
             balance.append(f"and {counted(more, 'more class', 'more classes')}")
         lines.append(f"{total:,} texts to classify: {', '.join(balance)}")
-    if corpus.spans and agent != "criteria":
+    if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")
-    train, validation, test = (part.count(agent) for part in splits.parts)
+    train, validation, test = (part.count(search.agent) for part in splits.parts)
     lines.append(
         f"split into {train:,} for training, {validation:,} for validation, {test:,} for the test "
         f"of a refit"

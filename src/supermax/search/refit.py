@@ -23,7 +23,6 @@ from supermax.space import nest
 from supermax.space import space_of as recorded_space
 from supermax.studies import explain_write_errors
 from supermax.tasks.baselines import tfidf_baseline, trivial_baseline
-from supermax.tasks.data_summary import used_by
 from supermax.tasks.objective import AgentObjective, configured, local_execution
 from supermax.tasks.preflight import DECODING
 from supermax.tasks.repeating import Repetition
@@ -128,7 +127,7 @@ def refit_note(
     return {
         "trial": trial.number,
         "seeds": len(refitted.runs),
-        "rows": len(used_by(agent, splits.test).examples),
+        "rows": len(splits.test.used_by(agent).examples),
         "metrics": {
             name: [x if math.isfinite(x) else None for x in (e.mean, e.low, e.high)]
             for name, e in refitted.metrics.items()
@@ -137,7 +136,7 @@ def refit_note(
         "cautions": list(refitted.cautions),
         "folder": refitted.folder.name if refitted.folder is not None else "",
         "epochs": epochs,
-        "learnt_from": len(used_by(agent, train).examples),
+        "learnt_from": len(train.used_by(agent).examples),
         "trivial": trivial_baseline(agent, train, splits.test),
         "tfidf": tfidf_baseline(agent, train, splits.test),
     }

@@ -27,6 +27,7 @@ from supermax._util.attributes import (
     race_name,
 )
 from supermax._util.text import ended, metric_title, nearest
+from supermax.agents import stored_name
 from supermax.engine.promotion.ladder import Promotion
 from supermax.engine.promotion.paused_space import FEWEST
 from supermax.engine.run.checks import check_options, check_stop
@@ -153,6 +154,9 @@ class Search:
     """Called with a message where the run deviates from what was requested."""
     busy: Callable[[str], None] = lambda _: None
     """Called with a message before slow work that follows the last trial."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "agent", stored_name(self.agent))  # frozen
 
     @property
     def resources(self) -> Resources:

@@ -11,8 +11,8 @@ from typing import Any, NotRequired, TypedDict
 
 import yaml
 
-from supermax._util.attributes import AGENTS
 from supermax._util.text import ended, nearest
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.space.model import Space, choices
 from supermax.space.narrowing import narrowed
@@ -31,7 +31,7 @@ def unsearched(agent: str) -> dict[str, dict[str, Any]]:
     return {
         name: parameter
         for name, parameter in data["parameters"].items()
-        if agent != "criteria" or not name.startswith(of_spans)
+        if agent_of(agent).spans or not name.startswith(of_spans)
     }
 
 
@@ -89,8 +89,7 @@ def preset(
         environment: Environment variables.
         classic: Use the agent's classic space.
     """
-    if agent not in AGENTS:
-        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
+    agent = agent_of(agent).name
     known = presets()
     if name not in known:
         raise UserError(ended(f"There is no preset {name!r}{nearest(name, known)}"))

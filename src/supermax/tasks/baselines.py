@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypedDict
 
-from supermax.tasks.data_summary import used_by
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.eval.baseline import baseline, trivial
 
@@ -29,12 +28,12 @@ class TfidfBaseline(TypedDict):
 
 def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str, float]:
     """Return the metrics of the majority class, and of no answer."""
-    return _finite(trivial(used_by(agent, train), used_by(agent, validation)))
+    return _finite(trivial(train.used_by(agent), validation.used_by(agent)))
 
 
 def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseline:
     """Fit TF-IDF with logistic regression on train, and return its metrics on validation."""
-    train, validation = used_by(agent, train), used_by(agent, validation)
+    train, validation = train.used_by(agent), validation.used_by(agent)
     sample = replace(train, classes=_sample(train.classes), spans=_sample(train.spans))
     metrics: dict[str, float] = {}
     # Fitting fails if no text has a word, for example: then there is no such baseline.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TypedDict
 
 import numpy as np
 
 from supermax._util.text import one_line
+from supermax.agents import agent_of
 from supermax.tasks.truncation import Cut
 from supermax.training.data.columns import PARTS
 from supermax.training.data.examples import Corpus
@@ -33,16 +34,16 @@ class SplitSizes(TypedDict, total=False):
 
 def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, object]:
     """Return sizes of the splits, rows by class, text lengths and truncation, ready for JSON."""
-    parts = [used_by(agent, corpus) for corpus in splits.parts]
+    parts = [corpus.used_by(agent) for corpus in splits.parts]
     texts = {e.text for part in parts for e in part.examples}
     return {
-        "labels": shown_labels(splits.train) if agent != "evidence" else [],
+        "labels": shown_labels(splits.train) if agent_of(agent).classes else [],
         "splits": dict(zip(PARTS, map(_sizes, parts), strict=True)),
         "texts": len(texts),
         "words": _quantiles([len(text.split()) for text in texts]),
         "characters": _quantiles([len(text) for text in texts]),
         "cut": [asdict(cut) for cut in sorted(cuts, key=lambda cut: -cut.texts)[:_MOST_CUTS]],
-        "cuts": agent != "evidence",
+        "cuts": agent_of(agent).truncates,
     }
 
 
@@ -50,13 +51,6 @@ def shown_labels(corpus: Corpus) -> list[str]:
     """Return the names of the first classes; `class N` for a name that may be a text."""
     names = [one_line(name) for name in corpus.label_names[:MOST_CLASSES]]
     return [name if is_class_name(name) else f"class {i}" for i, name in enumerate(names)]
-
-
-def used_by(agent: str, corpus: Corpus) -> Corpus:
-    """Return the corpus without the classes or spans that the agent does not use."""
-    if agent == "criteria":
-        return replace(corpus, spans=())
-    return replace(corpus, classes=()) if agent == "evidence" else corpus
 
 
 def _sizes(part: Corpus) -> SplitSizes:

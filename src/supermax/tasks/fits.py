@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from supermax.agents import agent_of
 from supermax.memory.disk import Footprint, footprint
 from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
@@ -89,7 +90,7 @@ def combinations(space: Space, agent: str, source: Source, execution: Execution)
             "text": {"max_length": 512},
         }
     )
-    base = spec_of(config, [source] * (2 if agent == "joint" else 1), execution)
+    base = spec_of(config, [source] * agent_of(agent).encoders, execution)
     lengths = _numbers(space, "text.max_length") or [256]
     searched = choices(space, "optim.name") if "optim.name" in space.parameters else ["adamw"]
     return [

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.training.config import with_decoding
 from supermax.training.eval.evaluate import evaluate_model
 from supermax.training.eval.metrics import check_metric
 from supermax.training.loop import Result
 from supermax.training.models.assembly import count
-from supermax.training.prepare import DEFAULT_METRIC, Prepared
+from supermax.training.prepare import Prepared
 
 
 def _model_size(prepared: Prepared, _: Result | None) -> float:
@@ -71,7 +72,7 @@ def check_objectives(
     The first must be a metric, as it decides which epoch is the best. Raises one UserError with
     all mistakes.
     """
-    chosen = list(names) or [DEFAULT_METRIC[agent]]
+    chosen = list(names) or [agent_of(agent).metric]
     mistakes: list[str] = []
     directions: list[str] = []
     for name in chosen:

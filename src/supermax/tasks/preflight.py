@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supermax._util.attributes import AGENTS
 from supermax._util.text import counted, listed, nearest
+from supermax.agents import AGENTS, agent_of
 from supermax.errors import Infeasible, UserError
 from supermax.space import Space, load
 from supermax.space.presets import LENGTH, unsearched
@@ -88,11 +88,8 @@ def check_corpus(corpus: object) -> None:
 
 def check_known(agent: str, corpus: Corpus) -> None:
     """Raise UserError if the corpus has no labels, or no answers, that the agent needs."""
-    missing = []
-    if agent != "evidence" and not any(e.label is not None for e in corpus.classes):
-        missing.append("labels (map the column of the labels: data.columns.label)")
-    if agent != "criteria" and not any(e.spans is not None for e in corpus.spans):
-        missing.append("answers (map the column of the answers: data.columns.answer)")
+    targets = agent_of(agent).targets
+    missing = [t.needs for t in targets if not any(e.has(t) for e in corpus.of(t))]
     if missing:
         raise UserError(
             f"The agent '{agent}' learns from {' and '.join(missing)}, but '{corpus.name}' has "
@@ -103,13 +100,10 @@ def check_known(agent: str, corpus: Corpus) -> None:
 def check_parts(agent: str, splits: Splits) -> None:
     """Raise UserError if the train or validation split lacks rows that the agent needs."""
     empty = [
-        f"{what}: no row with {kind}"
+        f"{what}: no row with {target.row}"
         for what, part in (("train", splits.train), ("validation", splits.validation))
-        for kind, rows, unused in (
-            ("a label", part.classes, "evidence"),
-            ("an answer, or with none marked", part.spans, "criteria"),
-        )
-        if agent != unused and not rows
+        for target in agent_of(agent).targets
+        if not part.of(target)
     ]
     if empty:
         raise UserError(
@@ -137,21 +131,17 @@ def check_questions(
 
     Also if a tokenizer drops all of an answer: its row would be trained as one without an answer.
     """
-    defaults = TextConfig()
+    defaults, has_spans = TextConfig(), agent_of(agent).spans
     length = max(integers(space, LENGTH), default=defaults.max_length)
     stride = min(integers(space, "text.doc_stride"), default=defaults.doc_stride)
-    stride = stride if agent != "criteria" else 0
+    stride = stride if has_spans else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
-    if (
-        agent == "criteria"
-        and length > _MOST_SPECIAL_TOKENS
-        and not any(e.question for e in examples)
-    ):
+    if not has_spans and length > _MOST_SPECIAL_TOKENS and not any(e.question for e in examples):
         return  # without questions there is always room: load no tokenizer
     for source in sources:
         tokenizer = tokenizer_for(source, texts_of(splits.train), cache)
         encoder_limit = max_input_length(source)
-        if agent != "criteria":
+        if has_spans:
             _check_answers(splits, source, tokenizer)
         try:
             check_room(examples, tokenizer, min(length, encoder_limit), stride)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from supermax.agents import agent_of
 from supermax.memory.facts import Spec
 from supermax.tasks.shapes import encoder_of
 from supermax.training.config import Config
@@ -55,6 +56,7 @@ def spec_of(
 
 def _head_parameters(config: Config, sources: Sequence[Source], classes: int) -> int:
     """Count the parameters of pooling, fusion and heads."""
+    agent = agent_of(config.agent)
     sizes = [int(source.config.hidden_size) for source in sources]
     parts: list[nn.Module] = []
     with torch.device("meta"):
@@ -63,9 +65,9 @@ def _head_parameters(config: Config, sources: Sequence[Source], classes: int) ->
         if len(sizes) == 2:
             parts.append(Fusion(config.fusion, sizes[1], sizes[0]))
             size = config.fusion.width
-        if config.agent != "evidence":
+        if agent.classes:
             parts.append(head(config.head, size, classes))
-        if config.agent != "criteria":
+        if agent.spans:
             parts.append(head(config.head, size, 2))
     return sum(p.numel() for part in parts for p in part.parameters())
 
@@ -73,8 +75,9 @@ def _head_parameters(config: Config, sources: Sequence[Source], classes: int) ->
 def _token_width(config: Config, hidden: int) -> int:
     """Return the activations of each token outside the encoder, in numbers."""
     width = hidden // 3 if config.head.pooling in ("max", "attention", "mean") else 0
-    if config.agent == "joint":
+    agent = agent_of(config.agent)
+    if agent.encoders == 2:
         width += config.fusion.width
-    if config.agent != "criteria":
+    if agent.spans:
         width += hidden // 5 + (config.head.depth - 1) * config.head.width // 2
     return width

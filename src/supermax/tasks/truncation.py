@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supermax._util.text import counted
+from supermax.agents import agent_of
 from supermax.space import Categorical, Space
 from supermax.space.presets import LENGTH
 from supermax.tasks.text_length import counted_lengths, sample_size
@@ -53,7 +54,8 @@ def truncation(
     Texts of span examples are never truncated: they are split into windows. The sample of texts
     is smaller with more encoders; `beside` counts those that are not among `sources`.
     """
-    examples = [e for part in splits.parts for e in part.classes] if agent != "evidence" else []
+    targets = [target for target in agent_of(agent).targets if not target.windowed]
+    examples = [e for part in splits.parts for target in targets for e in part.of(target)]
     if not examples:
         return []
     sample = sample_size(len(sources) + beside)

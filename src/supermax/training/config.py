@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from supermax._util.attributes import Agent
 from supermax._util.text import listed, nearest
+from supermax.agents import agent_of
+from supermax.agents.validation import AgentName
 from supermax.errors import UserError
 
 
@@ -124,7 +125,7 @@ class FusionConfig(_Part):
 class Config(_Part):
     """Everything that defines an experiment: trials with equal configurations are repetitions."""
 
-    agent: Agent = "criteria"
+    agent: AgentName = "criteria"
     encoder: EncoderConfig
     evidence_encoder: OtherEncoderConfig | None = None
     text: TextConfig = TextConfig()
@@ -154,7 +155,7 @@ def chooses_decoding(config: Config) -> bool:
     are given."""
     decode, policy = config.decode, config.no_answer.policy
     is_open = None in (decode.n_best, decode.max_answer, policy) or policy == "calibrated"
-    return config.agent != "criteria" and is_open
+    return agent_of(config.agent).spans and is_open
 
 
 def with_decoding(config: Config, decoding: Decoding) -> Config:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from supermax.agents import agent_of
+from supermax.agents.agent import Target
 from supermax.errors import Infeasible, UserError
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
@@ -40,14 +42,6 @@ from supermax.training.steps.step import TrainingStep
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-DEFAULT_METRIC = {
-    "criteria": "macro_f1",
-    "evidence": "token_f1",
-    "share": "macro_f1",
-    "joint": "macro_f1",
-}
-"""Default objective of each agent."""
 
 
 @dataclass
@@ -86,20 +80,18 @@ def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
 
     Raises UserError if the corpus lacks the classes or the spans that the agent needs.
     """
-    classes = tuple(replace(e, spans=None) for e in corpus.classes)
-    spans = tuple(replace(e, label=None) for e in corpus.spans)
-    examples = {"criteria": classes, "evidence": spans}.get(agent, classes + spans)
-    if not examples or (agent in ("share", "joint") and not (classes and spans)):
-        missing = []
-        if agent != "evidence" and not classes:
-            missing.append("classes (map the column of the labels)")
-        if agent != "criteria" and not spans:
-            missing.append("spans (map the column of the answers)")
+    targets = agent_of(agent).targets
+    if missing := [t.examples for t in targets if not corpus.of(t)]:
         raise UserError(
             f"The agent '{agent}' needs {' and '.join(missing)}, which '{corpus.name}' does not "
             f"have."
         )
-    return examples
+    return tuple(_for_target(target, e) for target in targets for e in corpus.of(target))
+
+
+def _for_target(target: Target, example: Example) -> Example:
+    """Return the example without what other heads learn from."""
+    return replace(example, label=None) if target.windowed else replace(example, spans=None)
 
 
 def texts_of(train: Corpus) -> list[str]:
@@ -121,7 +113,7 @@ def prepare(
     Seeded by `config.train.seed`: the same call gives the same model. `objective` defaults to the
     agent's own metric. `cache` holds tokenized data, trained tokenizers and compiled kernels.
     """
-    objective = objective or DEFAULT_METRIC[config.agent]
+    objective = objective or agent_of(config.agent).metric
     sign = 1.0 if check_metric(objective, config.agent).higher else -1.0
     if execution.threads is not None:
         torch.set_num_threads(execution.threads)
@@ -181,9 +173,9 @@ def make_executor(step: TrainingStep, data: TokenizedSplit, pads: tuple[int, ...
 
 
 def encoders_of(config: Config) -> tuple[Source, ...]:
-    """Find the encoder of a configuration, or both encoders of the agent `joint`."""
+    """Find the encoder of a configuration, or both encoders of an agent with two."""
     first = find(config.encoder.name)
-    if config.agent != "joint":
+    if agent_of(config.agent).encoders == 1:
         return (first,)
     other = config.evidence_encoder
     return (first, find(other.name) if other is not None else first)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from supermax import UserError
+from supermax.agents.agent import CLASSES, SPANS
 from supermax.training.eval.metrics import METRICS, check_metric, class_metrics, span_metrics
 from supermax.training.eval.squad import tokens
 from tests.reference.test_class_metrics import judged
@@ -189,10 +190,10 @@ def test_names_directions_and_agents() -> None:
     assert check_metric("f1_11", "criteria").higher
     assert [m.name for m in METRICS.values() if not m.higher] == ["ece"]
     assert set(class_metrics([0, 1], np.eye(2))) - {"f1_0", "f1_1"} == {
-        name for name, metric in METRICS.items() if "criteria" in metric.agents
+        name for name, metric in METRICS.items() if metric.target == CLASSES
     }
     assert set(span_metrics([[]], [[]], [TEXT])) == {
-        name for name, metric in METRICS.items() if "evidence" in metric.agents
+        name for name, metric in METRICS.items() if metric.target == SPANS
     }
 
 

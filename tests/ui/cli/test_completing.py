@@ -13,7 +13,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from typer.testing import CliRunner
 
-from supermax._util.attributes import AGENTS
+from supermax.agents import AGENT_NAMES
 from supermax.ui.cli import app
 from tests.conftest import eventually
 from tests.few import quick_are
@@ -105,7 +105,7 @@ def test_targets_of_a_search_and_values_of_options(here: Path) -> None:
     for name in ("mine.yaml", "notes.csv", "sub/deep.yml"):
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).touch()
-    assert offered("supermax tune ") == [*AGENTS, "all", "mine.yaml", "notes.csv"]
+    assert offered("supermax tune ") == [*AGENT_NAMES, "all", "mine.yaml", "notes.csv"]
     assert offered("supermax tune m") == ["mine.yaml"]
     assert offered("supermax tune sub/") == ["sub/deep.yml"]
     assert offered("supermax tune nowhere/") == []

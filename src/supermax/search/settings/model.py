@@ -16,8 +16,10 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
+from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE
 from supermax._util.text import mistyped_url
+from supermax.agents import TASKS
+from supermax.agents.validation import AgentName
 from supermax.search.settings import units
 
 Sampler = Literal["tpe", "prior", "random", "gp", "cmaes", "qmc", "nsgaii"]
@@ -136,7 +138,7 @@ class DataSettings(_Part):
 
 
 class Settings(_Part):
-    agent: Agent = Field(description="criteria, evidence, share or joint")
+    agent: AgentName = Field(description=TASKS)
     name: str | None = Field(None, min_length=1, description="name of the study; else the agent's")
     data: DataSettings = Field(DataSettings(), description="training data")
     preset: str = Field(

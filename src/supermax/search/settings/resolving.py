@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from supermax._util.attributes import AGENTS, is_untrained
+from supermax._util.attributes import is_untrained
 from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
+from supermax.agents import AGENT_NAMES, AGENTS, stored_name
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, keys
 from supermax.search.settings.places import beside
@@ -96,6 +97,9 @@ def resolve(
     problems: list[str] = []
     if file is not None:
         layers |= _from_file(file, problems)
+    if (named := layers.get("agent")) is not None and isinstance(named.value, str):
+        layers["agent"] = replace(named, value=stored_name(named.value))
+    agent = agent and stored_name(agent)
     chosen = agent or _text(layers.get("agent"))
     layers |= _from_environment(environment or {}, chosen)
     layers |= _flags(flags or {}, parameters or {}, layers, problems)
@@ -283,7 +287,7 @@ def _message(where: list[str], detail: ErrorDetails, layers: Mapping[str, Value]
     source = f"{layers[key].source}: " if key in layers else ""
     if detail["type"] == "missing":
         if where == ["agent"]:
-            return f"No agent is named. There are {', '.join(AGENTS)}."
+            return f"No agent is named. There are {', '.join(AGENT_NAMES)}."
         return f"{'.'.join(where)}: it is missing."
     if detail["type"] == "literal_error":
         known = re.findall("'([^']*)'", detail["ctx"]["expected"])

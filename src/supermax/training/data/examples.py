@@ -6,6 +6,9 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from supermax.agents import agent_of
+from supermax.agents.agent import CLASSES, SPANS, Target
+
 
 @dataclass(frozen=True)
 class Example:
@@ -24,6 +27,10 @@ class Example:
 
     Each of several is a correct answer by itself.
     """
+
+    def has(self, target: Target) -> bool:
+        """Return True if the example is labelled for a target."""
+        return (self.spans if target == SPANS else self.label) is not None
 
     @property
     def stratum(self) -> str:
@@ -63,8 +70,17 @@ class Corpus:
 
     def count(self, agent: str) -> int:
         """Return the number of examples that an agent uses."""
-        classes = len(self.classes) if agent != "evidence" else 0
-        return classes + (len(self.spans) if agent != "criteria" else 0)
+        return sum(len(self.of(target)) for target in agent_of(agent).targets)
+
+    def of(self, target: Target) -> tuple[Example, ...]:
+        """Return the examples for a target."""
+        return {CLASSES: self.classes, SPANS: self.spans}[target]
+
+    def used_by(self, agent: str) -> Corpus:
+        """Return the corpus without the examples that an agent does not use."""
+        its = agent_of(agent)
+        classes, spans = self.classes if its.classes else (), self.spans if its.spans else ()
+        return replace(self, classes=classes, spans=spans)
 
     @property
     def fingerprint(self) -> str:

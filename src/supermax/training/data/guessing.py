@@ -11,6 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from supermax._util.text import counted
+from supermax.agents.criteria import CRITERIA
+from supermax.agents.evidence import EVIDENCE
+from supermax.agents.share import SHARE
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
@@ -62,8 +65,8 @@ class Guessed:
     def agent(self) -> str:
         """Agent that fits the columns."""
         if self.role("answer") is None:
-            return "criteria"
-        return "evidence" if self.role("label") is None else "share"
+            return CRITERIA.name
+        return EVIDENCE.name if self.role("label") is None else SHARE.name
 
 
 def guess_file(path: Path, encoding: str | None = None) -> Guessed:

@@ -7,14 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from supermax._util.text import metric_title
+from supermax.agents import agent_of
 from supermax.training.deploy.exported import Description, Facts
-
-_PURPOSE = {
-    "criteria": "classifies a text",
-    "evidence": "finds the span of a text that answers a question, or reports that there is none",
-    "share": "classifies a text and finds spans in it, with one encoder for both",
-    "joint": "classifies a text and finds spans in it, with two encoders whose outputs are fused",
-}
 
 
 def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
@@ -22,7 +16,7 @@ def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
     config = facts["config"]
     sections = [
         f"# {config['agent']} on {config['encoder']['name']}",
-        f"A model that {_PURPOSE[config['agent']]}, trained with Supermax.",
+        f"A model that {agent_of(config['agent']).purpose}, trained with Supermax.",
         *_warnings(facts),
         "## Metrics",
         _metrics(description),

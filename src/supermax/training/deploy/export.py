@@ -31,6 +31,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from supermax._util.text import in_short, listed
+from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
@@ -195,7 +196,7 @@ def load_exported(folder: str | Path) -> LoadedModel:
     _check_files(folder, facts["files"])
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
-    encoder_folders = _FOLDERS[: 2 if config.agent == "joint" else 1]
+    encoder_folders = _FOLDERS[: agent_of(config.agent).encoders]
     try:
         sources = [_source(folder / name) for name in encoder_folders]
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)

@@ -15,6 +15,7 @@ import torch
 from supermax._util.files import write_whole
 from supermax._util.scratch import scratch_folder
 from supermax._util.text import counted
+from supermax.agents import agent_of
 from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
@@ -114,7 +115,7 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
 
 def _check_room(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     text = loaded.config.text
-    stride = text.doc_stride if loaded.config.agent != "criteria" else 0
+    stride = text.doc_stride if agent_of(loaded.config.agent).spans else 0
     for tokenizer in loaded.tokenizers:
         try:
             check_room(examples, tokenizer, text.max_length, stride)

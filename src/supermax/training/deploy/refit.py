@@ -26,6 +26,7 @@ import torch
 
 from supermax._util.files import make_private, open_private
 from supermax._util.text import counted
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.training.checkpoint import Saver, read_checkpoint, write_checkpoint
 from supermax.training.config import Config, Decoding, chooses_decoding, with_decoding
@@ -42,7 +43,6 @@ from supermax.training.eval.metrics import check_metric
 from supermax.training.loop import SAVE_EVERY, train_without_validation
 from supermax.training.models.sources import weights_mark
 from supermax.training.prepare import (
-    DEFAULT_METRIC,
     Prepared,
     encoders_of,
     prepare,
@@ -132,7 +132,7 @@ def refit(
     execution that `smaller` returns. `columns` maps roles to the columns of the table that the
     data comes from; the exported model stores them.
     """
-    objective = objective or DEFAULT_METRIC[config.agent]
+    objective = objective or agent_of(config.agent).metric
     classes = len(splits.train.label_names) or 2
     higher = check_metric(objective, config.agent, classes).higher
     epochs = config.train.epochs if epochs is None else epochs
@@ -346,9 +346,7 @@ def _check(config: Config, splits: Splits, seeds: Sequence[int], epochs: int) ->
             f"A refit of {epochs} epochs is not possible: the learning rate schedule of the "
             f"configuration has {config.train.epochs}. Choose 1 to {config.train.epochs}."
         )
-    test = splits.test
-    needs_classes, needs_spans = config.agent != "evidence", config.agent != "criteria"
-    if (needs_classes and not test.classes) or (needs_spans and not test.spans):
+    if not all(map(splits.test.of, agent_of(config.agent).targets)):
         raise UserError(
             f"The test split has no rows to evaluate the agent '{config.agent}' on: split the "
             "data with a share for test."

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
+from supermax.agents import agent_of
+from supermax.agents.agent import CLASSES, SPANS, Target
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
@@ -27,8 +29,6 @@ Bools = npt.NDArray[np.bool_]
 
 ECE_BINS = 15
 """Bins of the expected calibration error."""
-_CLASSES = ("criteria", "share", "joint")
-_SPANS = ("evidence", "share", "joint")
 _SPAN_VERSION = 2
 """Version of the span metrics.
 
@@ -39,13 +39,13 @@ on. 2: by the rules of SQuAD 2.0; calibrated thresholds are cross-fitted.
 
 @dataclass(frozen=True)
 class Metric:
-    """Metric of some agents."""
+    """Metric of the predictions for a target."""
 
     name: str
     higher: bool
     """True: higher is better."""
-    agents: tuple[str, ...]
-    """Agents that have it."""
+    target: Target
+    """Agents with this target have it."""
     version: int = 1
     """Version of its definition. Values of two versions cannot be compared."""
 
@@ -54,12 +54,12 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         *(
-            Metric(name, True, _CLASSES)
+            Metric(name, True, CLASSES)
             for name in ("macro_f1", "precision", "recall", "accuracy", "auroc", "auprc", "mcc")
         ),
-        Metric("ece", False, _CLASSES),
+        Metric("ece", False, CLASSES),
         *(
-            Metric(name, True, _SPANS, _SPAN_VERSION)
+            Metric(name, True, SPANS, _SPAN_VERSION)
             for name in (
                 "exact_match",
                 "token_f1",
@@ -80,10 +80,11 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
 
     Raises UserError if there is none, or none for the agent or the number of classes.
     """
-    known = [m.name for m in METRICS.values() if agent is None or agent in m.agents]
+    targets = {m.target for m in METRICS.values()} if agent is None else agent_of(agent).targets
+    known = [m.name for m in METRICS.values() if m.target in targets]
     metric = METRICS.get(name)
     if metric is None and (single := re.fullmatch(r"f1_(0|[1-9][0-9]*)", name)):
-        metric = Metric(name, True, _CLASSES)
+        metric = Metric(name, True, CLASSES)
         if classes is not None and int(single[1]) >= classes:
             raise UserError(
                 f"There is no metric {name!r}: the classes have f1_0 to f1_{classes - 1}."
@@ -91,7 +92,7 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
     if metric is None:
         near = nearest(name, [*known, *COSTS]) or f"; there are {', '.join((*known, *COSTS))}"
         raise UserError(ended(f"There is no metric {name!r}{near}"))
-    if agent is not None and agent not in metric.agents:
+    if metric.target not in targets:
         raise UserError(f"The agent {agent} has no metric {name!r}; it has {', '.join(known)}.")
     return metric
 
@@ -248,7 +249,7 @@ def span_objective(objective: str) -> str:
     """Return the metric that spans are decoded for: the objective, or token F1 if it is none of
     spans."""
     metric = METRICS.get(objective)
-    return objective if metric is not None and metric.agents == _SPANS else "token_f1"
+    return objective if metric is not None and metric.target == SPANS else "token_f1"
 
 
 def answer_values(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from supermax.agents import agent_of
 from supermax.training.config import Config
 from supermax.training.models.encoders import depth_of, freeze, layer_list
 from supermax.training.models.heads import Fusion, Pooling, head
@@ -102,10 +103,9 @@ class Model(nn.Module):
         if len(encoders) == 2:
             self.fusion = Fusion(config.fusion, sizes[1], sizes[0])
             size = config.fusion.width
-        has_classes = config.agent in ("criteria", "share", "joint")
-        has_spans = config.agent in ("evidence", "share", "joint")
-        self.class_head = head(config.head, size, classes) if has_classes else None
-        self.span_head = head(config.head, size, 2) if has_spans else None
+        agent = agent_of(config.agent)
+        self.class_head = head(config.head, size, classes) if agent.classes else None
+        self.span_head = head(config.head, size, 2) if agent.spans else None
 
     def forward(self, *inputs: Inputs) -> Outputs:
         states = [encoder(its) for encoder, its in zip(self.encoders, inputs, strict=True)]

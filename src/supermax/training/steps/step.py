@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import StateDict
 
+from supermax.agents import agent_of
 from supermax.training.config import Config
 from supermax.training.models.assembly import Model, Outputs
 from supermax.training.models.attention import without_cudnn_attention
@@ -50,7 +51,8 @@ def loss_of(
 ) -> Tensor:
     """Return this micro-batch's contribution to the loss of its effective batch."""
     parts: list[Tensor] = []
-    span_weight = {"criteria": 0.0, "evidence": 1.0}.get(config.agent, config.loss.evidence_weight)
+    agent = agent_of(config.agent)
+    span_weight = config.loss.evidence_weight if len(agent.targets) > 1 else float(agent.spans)
     if outputs.classes is not None and span_weight < 1:
         losses = class_loss(outputs.classes, batch.labels, config.loss, weights)
         parts.append((1 - span_weight) * losses.sum() / denominators.classes.to(losses.dtype))

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from supermax._util.attributes import AGENTS, STORAGE, is_race
+from supermax._util.attributes import STORAGE, is_race
+from supermax.agents import AGENT_NAMES
 from supermax.engine.storage import journal
 from supermax.space.presets import presets
 from supermax.studies import file_of
@@ -41,7 +42,7 @@ def preset_names(incomplete: str) -> list[str]:
 
 def targets(incomplete: str) -> list[str]:
     """Return agents, `all`, and the settings files, tables and folders in the folder typed."""
-    words = [word for word in (*AGENTS, "all") if word.startswith(incomplete)]
+    words = [word for word in (*AGENT_NAMES, "all") if word.startswith(incomplete)]
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         typed, _, start = incomplete.rpartition("/")
         folder = Path(f"{typed}/" if "/" in incomplete else ".").expanduser()

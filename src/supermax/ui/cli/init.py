@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
-from supermax._util.attributes import AGENTS, MINILM, is_untrained
+from supermax._util.attributes import MINILM, is_untrained
 from supermax._util.text import counted, ended, nearest, printable
+from supermax.agents import AGENT_NAMES, agent_of
+from supermax.agents.criteria import CRITERIA
 from supermax.errors import UserError
 from supermax.search.settings.resolving import fitting_preset
 from supermax.search.settings.writing import written
@@ -30,7 +32,7 @@ def init(
     target: Annotated[
         str,
         typer.Argument(help="An agent, your own CSV or JSONL file, or a ReDSM5 folder."),
-    ] = "criteria",
+    ] = CRITERIA.name,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="YAML file to write. Default: TARGET.yaml.")
     ] = None,
@@ -58,9 +60,9 @@ def init(
       supermax init criteria
       supermax init notes.csv -o mine.yaml
     """
-    if agent is not None and agent not in AGENTS:
-        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
-    if target in AGENTS:
+    if agent is not None:
+        agent_of(agent)  # raises UserError for an unknown one
+    if target in AGENT_NAMES:
         place = out or Path(f"{target}.yaml")
         names = _names(models)
         size = _size(agent or target, names)
@@ -70,7 +72,7 @@ def init(
         folder = Path(target).expanduser()
         place = out or Path(f"{_name(folder.resolve())}.yaml")
         names = _names(models) or encoders_here()
-        _write(place, _for_folder(folder, place, agent or "criteria", names), force=force)
+        _write(place, _for_folder(folder, place, agent or CRITERIA.name, names), force=force)
     else:
         path = _table_path(target)
         place = out or settings_path(path)
@@ -137,7 +139,7 @@ def _table_path(target: str) -> Path:
     path = Path(target).expanduser()
     if not path.exists() and not path.suffix:
         raise UserError(
-            ended(f"There is no agent and no file {target!r}{nearest(target, AGENTS)}")
+            ended(f"There is no agent and no file {target!r}{nearest(target, AGENT_NAMES)}")
         )
     return path
 

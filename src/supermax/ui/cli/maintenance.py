@@ -9,8 +9,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from supermax._util.attributes import AGENTS, CACHE, STORAGE
-from supermax._util.text import ended, listed, nearest, size_text
+from supermax._util.attributes import CACHE, STORAGE
+from supermax._util.text import listed, size_text
+from supermax.agents import AGENT_NAMES, agent_of
+from supermax.agents.criteria import CRITERIA
 from supermax.errors import EnvironmentFault, UserError
 from supermax.search import cleanup
 from supermax.search import doctor as checks
@@ -95,7 +97,7 @@ def doctor(
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option(help="Agent whose encoders are checked.", autocompletion=among(AGENTS)),
+        typer.Option(help="Agent whose encoders are checked.", autocompletion=among(AGENT_NAMES)),
     ] = None,
     preset: Annotated[
         str | None,
@@ -116,9 +118,7 @@ def doctor(
     """
     if target is not None and (agent or preset):
         raise UserError(f"--agent and --preset cannot go with {target}, which has its own.")
-    agent = agent or "criteria"
-    if agent not in AGENTS:
-        raise UserError(ended(f"There is no agent {agent!r}{nearest(agent, AGENTS)}"))
+    agent = agent_of(agent or CRITERIA.name).name
     space = preset_of(agent, preset or "demo").space
     to_run: list[tuple[str, checks.Check]] = [
         ("python", checks.python),

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from supermax._util.attributes import AGENTS
 from supermax._util.text import ended, nearest
+from supermax.agents import AGENT_NAMES, AGENTS, TASKS, agent_of, stored_name
+from supermax.agents.criteria import CRITERIA
 from supermax.errors import UserError
 from supermax.search.settings.units import size
 from supermax.ui.cli.completing import among, preset_names, targets
@@ -53,8 +54,8 @@ def plan(
     ] = "adamw",
     frozen: Annotated[int, typer.Option(min=0, help="Number of frozen layers.")] = 0,
     agent: Annotated[
-        str, typer.Option(help=", ".join(AGENTS), autocompletion=among(AGENTS))
-    ] = "criteria",
+        str, typer.Option(help=TASKS, autocompletion=among(AGENT_NAMES))
+    ] = CRITERIA.name,
     evidence_model: Annotated[
         str | None, typer.Option(help="Second encoder of the agent joint. Default: --model.")
     ] = None,
@@ -99,7 +100,7 @@ def plan(
     if space is not None:
         agent = _agent_of(space, agent if _is_given(ctx, "agent") else None)
     for name, value, known in (
-        ("agent", agent, AGENTS),
+        ("agent", agent, AGENT_NAMES),
         ("optimizer", optimizer, OPTIMIZERS),
         ("device", device, DEVICES),
     ):
@@ -108,7 +109,7 @@ def plan(
     for name in filter(None, (model, evidence_model)):
         if "," in name and not Path(name).expanduser().exists():
             raise UserError("plan takes one encoder; --space shows several side by side.")
-    if evidence_model is not None and (model is None or agent != "joint"):
+    if evidence_model is not None and (model is None or agent_of(agent).encoders == 1):
         raise UserError("--evidence-model goes with --model and --agent joint.")
     if target is not None:
         _plan_search(_settings_of(target, gpu_memory), device, as_json)
@@ -156,8 +157,8 @@ def _agent_of(space: str, given: str | None) -> str:
 
     own = space.rpartition("/")[2]
     if space not in shipped() or own not in AGENTS:
-        return given or "criteria"
-    if given not in (None, own):
+        return stored_name(given or CRITERIA.name)
+    if given is not None and stored_name(given) != own:
         raise UserError(f"--agent cannot go with --space {space}, which is for the agent {own}.")
     return own
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from supermax._util.text import size_text
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.ui.cli.opening import print_json
 from supermax.ui.cli.plan_encoders import execution_on, find_encoder
@@ -54,7 +55,7 @@ def plan_model(
     from supermax.training.config import read_config
 
     config, sources = read_config(settings), [find_encoder(settings["encoder"]["name"])]
-    if config.agent == "joint":
+    if agent_of(config.agent).encoders == 2:
         other = config.evidence_encoder
         sources.append(find_encoder(other.name) if other is not None else sources[0])
     _check_limits(config, sources)

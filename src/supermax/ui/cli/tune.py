@@ -20,10 +20,11 @@ import optuna
 import typer
 
 from supermax._util import system
-from supermax._util.attributes import AGENTS, COSTS
+from supermax._util.attributes import COSTS
 from supermax._util.importing import gc_paused
 from supermax._util.text import ended, nearest, printable
 from supermax._util.yaml_lines import scalar
+from supermax.agents import AGENT_NAMES, AGENTS, agent_of, stored_name
 from supermax.engine.processes import descriptors
 from supermax.engine.processes import supervisor as supervision
 from supermax.errors import UserError
@@ -246,15 +247,15 @@ def resolved(
     file = None
     agents: list[str | None] = [target]
     if target == ALL:
-        agents = list(AGENTS)
+        agents = [name for name in AGENTS if agent_of(name).redsm5]
         if "name" in flags:
             given = flags["name"].source
-            raise UserError(f"Four agents cannot share one study: leave out {given}.")
+            raise UserError(f"{len(agents)} agents cannot share one study: leave out {given}.")
     elif _is_table_file(target):
         agents = [guess_file(Path(target).expanduser()).agent]
         guessed = {"data.path": target, "models": ",".join(encoders_here()) or None}
         flags = {k: Value(v, "as init has it") for k, v in guessed.items() if v} | flags
-    elif target not in AGENTS:
+    elif target not in AGENT_NAMES:
         file, agents = _settings_file(target), [None]
     return [
         resolve(
@@ -297,7 +298,7 @@ def _settings_file(target: str) -> Path:
         raise UserError(f"There is no file {path}.")
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
         raise UserError(f"There is no file {path}. `supermax init` writes one to start from.")
-    raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
+    raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENT_NAMES, ALL))}"))
 
 
 def _settings_of(path: Path, models: Value | None) -> Path:
@@ -334,7 +335,7 @@ def _parameters(agent: str | None) -> dict[str, Any]:
     """Return the parameters that --set may narrow: those of the agent's space, or of all, and
     those that no space of the package searches."""
     found: dict[str, Any] = {}
-    for each in AGENTS if agent is None else [agent]:
+    for each in AGENTS if agent is None else [stored_name(agent)]:
         found |= load(each).parameters | unsearched(each)
     return found
 
