@@ -21,13 +21,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, huber_loss, l1_loss, mse_loss
 
 from supermax.training.config import LossConfig
 from supermax.training.optim.losses import (
     class_denominator,
     class_loss,
     class_weights,
+    number_loss,
     span_denominator,
     span_loss,
 )
@@ -326,3 +327,30 @@ def test_span_focal_as_in_lin_et_al(case: SpanCase, gamma: float) -> None:
     both = torch.stack([case.starts, case.ends])
     ours = ours_of_spans(case, config("focal", gamma=gamma))
     assert_same(both, ours, spans_by_hand(case, focal(gamma)))
+
+
+@few
+@given(
+    st.lists(st.floats(-3, 3) | st.just(float("nan")), min_size=1, max_size=9), st.floats(0.1, 3)
+)
+def test_losses_of_numbers_are_those_of_torch(targets: list[float], delta: float) -> None:
+    """Missing numbers add 0 to the loss, and to the gradients."""
+    generator = torch.Generator().manual_seed(len(targets))
+    outputs = torch.randn(len(targets), 1, dtype=torch.float64, generator=generator)
+    numbers = torch.tensor(targets, dtype=torch.float64)
+    known = ~numbers.isnan()
+    theirs_of: dict[str, Callable[..., Tensor]] = {
+        "mse": mse_loss,
+        "mae": l1_loss,
+        "huber": lambda *pair, reduction: huber_loss(*pair, reduction=reduction, delta=delta),
+    }
+    for name, theirs in theirs_of.items():
+        ours = outputs.clone().requires_grad_()
+        other = outputs.clone().requires_grad_()
+        loss = number_loss(ours, numbers, config(name, delta=delta)).sum()
+        expected = theirs(other[known, 0], numbers[known], reduction="sum")
+        torch.testing.assert_close(loss, expected)
+        loss.backward()
+        expected.backward()
+        torch.testing.assert_close(ours.grad, other.grad)
+        assert float(class_denominator(numbers)) == pytest.approx(max(int(known.sum()), 1e-6))

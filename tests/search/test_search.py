@@ -27,6 +27,7 @@ from supermax._util.attributes import (
     WEIGHTS,
     plain_params,
 )
+from supermax.agents import agent_of
 from supermax.engine import gain
 from supermax.engine.promotion.front_ladder import points_of
 from supermax.engine.run.options import RunOptions
@@ -56,7 +57,7 @@ LIMITS = {"epochs": 3, "patience": None}
 def small(agent: str = "criteria") -> Any:
     """Return a space with one encoder and few parameters, so that a trial takes a second."""
     fixed: dict[str, Any] = {"text.max_length": 48, "train.effective_batch": 16}
-    if agent != "criteria":
+    if agent_of(agent).spans:
         fixed |= {"text.doc_stride": 8}
     return narrowed(load(f"demo/{agent}"), fixed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ def corpus(n: int, seed: int = 0) -> Corpus:
     return Corpus("toy", ("no", "yes"), tuple(classes), tuple(spans))
 
 
+def numeric(n: int, seed: int = 0) -> Corpus:
+    """Return a corpus of numbers that depend on the texts."""
+    numbers = tuple(
+        replace(e, label=None, value=300.0 + 25 * (e.label or 0) + len(e.text))
+        for e in corpus(n, seed).classes
+    )
+    return Corpus("toy", (), numbers=numbers)
+
+
 def config(agent: str = "criteria", **parts: Any) -> Config:
     data: dict[str, Any] = {
         "agent": agent,
@@ -55,8 +65,9 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
 
 
 def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
+    made = numeric if wanted.agent == "regression" else corpus
     return prepare(
-        wanted, corpus(n, 1), corpus(n // 2, 2), cache=cache, execution=Execution(**execution)
+        wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )
 
 

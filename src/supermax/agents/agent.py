@@ -17,6 +17,8 @@ class Target:
     """Noun of the examples in a message, and their column."""
     row: str
     """Noun of the label of one row."""
+    field: str
+    """Attribute of an example that holds the label."""
     windowed: bool = False
     """True: a long text becomes several windows; False: it is truncated."""
 
@@ -26,14 +28,24 @@ CLASSES = Target(
     "labels (map the column of the labels: data.columns.label)",
     "classes (map the column of the labels)",
     "a label",
+    field="label",
 )
 SPANS = Target(
     "spans",
     "answers (map the column of the answers: data.columns.answer)",
     "spans (map the column of the answers)",
     "an answer, or with none marked",
+    field="spans",
     windowed=True,
 )
+NUMBERS = Target(
+    "numbers",
+    "numbers (map their column as label: data.columns.label)",
+    "numbers (map their column as label, and read it with numeric=True)",
+    "a number",
+    field="value",
+)
+TARGETS = (CLASSES, SPANS, NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,8 @@ class Agent:
     aliases: tuple[str, ...] = ()
     """Other names that settings, commands and Python take; the first is the usual name."""
     encoders: int = 1
+    losses: tuple[str, ...] = ("cross_entropy", "label_smoothing", "focal")
+    """Values of `loss.name`, the default first."""
     redsm5: bool = True
     """It learns from ReDSM5, and belongs to the agents that `supermax tune all` runs."""
 
@@ -68,6 +82,11 @@ class Agent:
     def spans(self) -> bool:
         """True: it has a head for spans."""
         return SPANS in self.targets
+
+    @property
+    def numbers(self) -> bool:
+        """True: it has a head for a number."""
+        return NUMBERS in self.targets
 
     @property
     def truncates(self) -> bool:

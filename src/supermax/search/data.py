@@ -15,32 +15,43 @@ from supermax.training.data.guessing import guess_file
 from supermax.training.data.redsm5 import is_redsm5, not_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, read_splits, split, with_validation
 from supermax.training.data.synthetic import synthetic
+from supermax.training.data.synthetic_ratings import synthetic_ratings
 from supermax.training.data.tables import read_table
 
 
 def data_of(settings: Settings) -> Splits:
     """Read the data and split it. Raises UserError where there is none, or it cannot be read."""
-    data, seed = settings.data, settings.data.split_seed
+    data, seed, agent = settings.data, settings.data.split_seed, agent_of(settings.agent)
     if data.path is None and settings.preset not in ("demo", "standard"):
         raise UserError(
             f"No data is named for the agent '{settings.agent}'. Name a CSV or JSONL file or a "
             f"folder of ReDSM5 with --data or in the settings, or try --data synthetic."
         )
     if data.path is None or data.path == "synthetic":
-        corpus = synthetic(
+        generate = synthetic_ratings if agent.numbers else synthetic
+        corpus = generate(
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
     elif Path(data.path).expanduser().is_dir():
         folder = Path(data.path).expanduser()
         if not is_redsm5(folder):
             raise UserError(not_redsm5(folder))
-        located = agent_of(settings.agent).spans
-        corpus = read_redsm5(folder, on_bad=data.on_bad, located=located)
+        if not agent.redsm5:
+            raise UserError(
+                f"ReDSM5 holds nothing that the agent '{agent.name}' learns from. Name a CSV or "
+                f"JSONL file, or another agent."
+            )
+        corpus = read_redsm5(folder, on_bad=data.on_bad, located=agent.spans)
     else:
         columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
         read = read_table if columns.split is None else read_splits
         found = read(
-            data.path, columns, labels=data.labels, on_bad=data.on_bad, encoding=data.encoding
+            data.path,
+            columns,
+            labels=data.labels,
+            on_bad=data.on_bad,
+            encoding=data.encoding,
+            numeric=agent.numbers,
         )
         if isinstance(found, Splits):
             return with_validation(found, data.validation, seed)
@@ -81,13 +92,4 @@ def _is_table(data: DataSettings) -> bool:
 
 def join_splits(splits: Splits) -> Corpus:
     """Return the examples of all splits as one corpus."""
-    parts = (splits.train, splits.validation, splits.test)
-    return Corpus(
-        splits.train.name,
-        splits.train.label_names,
-        sum((part.classes for part in parts), ()),
-        sum((part.spans for part in parts), ()),
-        splits.train.skipped,
-        splits.train.unlabelled,
-        splits.train.detected,
-    )
+    return splits.train.with_more(splits.validation).with_more(splits.test)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from optuna.study import Study
 
@@ -275,6 +275,12 @@ def describe_data(search: Search) -> list[str]:
         if more := len(corpus.label_names) - len(names):
             balance.append(f"and {counted(more, 'more class', 'more classes')}")
         lines.append(f"{total:,} texts to classify: {', '.join(balance)}")
+    if corpus.numbers and agent.numbers:
+        values = [example.value for example in corpus.numbers if example.value is not None]
+        lines.append(
+            f"{len(values):,} texts with a number, from {min(values):g} to {max(values):g}, mean "
+            f"{fmean(values):.4g}"
+        )
     if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")

@@ -81,11 +81,7 @@ def refit_study(
     splits = same_data(record, settings)
     config = config_of(record, chosen)
     train, held_out = refit_splits(config, splits)
-    evaluated = replace(
-        held_out,
-        classes=held_out.classes + splits.test.classes,
-        spans=held_out.spans + splits.test.spans,
-    )
+    evaluated = held_out.with_more(splits.test)
     objective = replace(objective_of(record, settings, splits), train=train, validation=evaluated)
     memory_plan = repetition(objective, settings, chosen, config, tell)
     execution = memory_plan.first(_with_limit(settings, local_execution(objective.execution)))

@@ -27,14 +27,20 @@ class TfidfBaseline(TypedDict):
 
 
 def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics of the majority class, and of no answer."""
+    """Return the metrics of the majority class, of no answer, and of the mean."""
     return _finite(trivial(train.used_by(agent), validation.used_by(agent)))
 
 
 def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseline:
-    """Fit TF-IDF with logistic regression on train, and return its metrics on validation."""
+    """Fit TF-IDF with logistic or ridge regression on train, and return its metrics on
+    validation."""
     train, validation = train.used_by(agent), validation.used_by(agent)
-    sample = replace(train, classes=_sample(train.classes), spans=_sample(train.spans))
+    sample = replace(
+        train,
+        classes=_sample(train.classes),
+        spans=_sample(train.spans),
+        numbers=_sample(train.numbers),
+    )
     metrics: dict[str, float] = {}
     # Fitting fails if no text has a word, for example: then there is no such baseline.
     with contextlib.suppress(ValueError, MemoryError):

@@ -79,15 +79,16 @@ def _rare(splits: Splits) -> list[str]:
     notices = []
     names = splits.train.label_names
     for split_name, part in zip(PARTS, splits.parts, strict=True):
-        if not part.classes:
+        rows = part.classes or part.numbers
+        if not rows:
             continue
         counts = Counter(example.label for example in part.classes)
         missing = [name for i, name in enumerate(names) if not counts[i]]
         if missing:
             notices.append(f"The {split_name} split has no row of {', '.join(missing)}.")
-        if len(part.classes) < _FEW_ROWS and split_name != "train":
+        if len(rows) < _FEW_ROWS and split_name != "train":
             notices.append(
-                f"The {split_name} split has {counted(len(part.classes), 'row')}: too few "
-                f"to tell trials apart."
+                f"The {split_name} split has {counted(len(rows), 'row')}: too few to tell trials "
+                f"apart."
             )
     return notices

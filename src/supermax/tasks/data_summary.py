@@ -22,7 +22,7 @@ _MOST_CUTS = 40
 
 
 class SplitSizes(TypedDict, total=False):
-    """Sizes of a split. Without rows of the kind, there are no `classes` or no `spans`."""
+    """Sizes of a split. Without rows of a kind, its key is missing."""
 
     rows: int
     groups: int
@@ -30,6 +30,8 @@ class SplitSizes(TypedDict, total=False):
     """Rows of each class."""
     spans: dict[str, int]
     """Rows `with` and `without` an answer."""
+    numbers: dict[str, float]
+    """Mean, standard deviation, lowest and highest number."""
 
 
 def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, object]:
@@ -62,6 +64,11 @@ def _sizes(part: Corpus) -> SplitSizes:
     if part.spans:
         answered = sum(bool(e.spans) for e in part.spans)
         sizes["spans"] = {"with": answered, "without": len(part.spans) - answered}
+    if part.numbers:
+        values = np.array([e.value for e in part.numbers], dtype=np.float64)
+        found = {"mean": values.mean(), "deviation": values.std()}
+        found |= {"lowest": values.min(), "highest": values.max()}
+        sizes["numbers"] = {name: float(f"{value:.6g}") for name, value in found.items()}
     return sizes
 
 

@@ -67,6 +67,8 @@ def _head_parameters(config: Config, sources: Sequence[Source], classes: int) ->
             size = config.fusion.width
         if agent.classes:
             parts.append(head(config.head, size, classes))
+        if agent.numbers:
+            parts.append(head(config.head, size, 1))
         if agent.spans:
             parts.append(head(config.head, size, 2))
     return sum(p.numel() for part in parts for p in part.parameters())

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 
+from supermax.agents.agent import TARGETS
 from supermax.space import Space, narrowed
 from supermax.space.presets import LENGTH
 from supermax.tasks.space_values import integers
@@ -29,13 +30,15 @@ def with_length(
     space: Space, splits: Splits, sources: Collection[Source], cache: Path
 ) -> tuple[Space, str]:
     """Return the space with one length, and a sentence about it."""
-    classes = [e for part in splits.parts for e in part.classes]
-    spans = [e for part in splits.parts for e in part.spans]
+    of_target = {t: [e for part in splits.parts for e in part.of(t)] for t in TARGETS}
     sample = sample_size(len(sources))
     histograms = [
-        (counted_lengths(examples, source, splits, cache, sample, kind), max_input_length(source))
+        (
+            counted_lengths(examples, source, splits, cache, sample, target.kind),
+            max_input_length(source),
+        )
         for source in sources
-        for kind, examples in (("classes", classes), ("spans", spans))
+        for target, examples in of_target.items()
         if examples
     ]
     length = shortest(histograms, integers(space, LENGTH))

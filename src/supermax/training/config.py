@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from supermax._util.text import listed, nearest
-from supermax.agents import agent_of
+from supermax.agents import AGENTS, agent_of, stored_name
 from supermax.agents.validation import AgentName
 from supermax.errors import UserError
 
@@ -86,9 +86,14 @@ class HeadConfig(_Part):
 
 
 class LossConfig(_Part):
-    name: Literal["cross_entropy", "label_smoothing", "focal"] = "cross_entropy"
+    name: Literal["cross_entropy", "label_smoothing", "focal", "mse", "huber", "mae"] = (
+        "cross_entropy"
+    )
+    """The default of the agent regression is mse."""
     smoothing: float = Field(0.1, ge=0, lt=1)
     gamma: float = Field(2.0, ge=0)
+    delta: float = Field(1.0, gt=0)
+    """Residual in standard deviations from which the Huber loss is linear."""
     balance: Literal["none", "weighted", "effective_number"] = "none"
     balance_beta: float = Field(0.999, gt=0, lt=1)
     evidence_weight: float = Field(0.5, ge=0, le=1)
@@ -137,6 +142,28 @@ class Config(_Part):
     no_answer: NoAnswerConfig = NoAnswerConfig()
     decode: DecodeConfig = DecodeConfig()
     fusion: FusionConfig = FusionConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_loss(cls, data: Any) -> Any:
+        """Give the loss a name of the agent's if it has none."""
+        name = data.get("agent") if isinstance(data, Mapping) else None
+        if not isinstance(name, str) or stored_name(name) not in AGENTS:
+            return data
+        default, loss = agent_of(name).losses[0], data.get("loss", {})
+        if isinstance(loss, LossConfig) and "name" not in loss.model_fields_set:
+            return {**data, "loss": loss.model_copy(update={"name": default})}
+        if isinstance(loss, Mapping) and "name" not in loss:
+            return {**data, "loss": {**loss, "name": default}}
+        return data
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Config:
+        losses = agent_of(self.agent).losses
+        if self.loss.name not in losses:
+            has = f"the agent {self.agent} has {', '.join(losses)}"
+            raise ValueError(f"loss.name is {self.loss.name}, but {has}")
+        return self
 
 
 @dataclass(frozen=True)

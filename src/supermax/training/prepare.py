@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from supermax.agents import agent_of
-from supermax.agents.agent import Target
+from supermax.agents.agent import TARGETS, Target
 from supermax.errors import Infeasible, UserError
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
@@ -24,7 +24,7 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric, span_objective
-from supermax.training.models.assembly import Model
+from supermax.training.models.assembly import Model, Scaling
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
@@ -72,7 +72,8 @@ class Prepared:
         """
         outputs = self.executor.run_inference(self.validation, self.config.train.epochs)
         choose_for = span_objective(self.objective)
-        return evaluation_of(outputs, self.config, self.validation, choose_for)
+        unit = self.model.unit
+        return evaluation_of(outputs, self.config, self.validation, choose_for, unit=unit)
 
 
 def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
@@ -91,7 +92,8 @@ def examples_for(agent: str, corpus: Corpus) -> tuple[Example, ...]:
 
 def _for_target(target: Target, example: Example) -> Example:
     """Return the example without what other heads learn from."""
-    return replace(example, label=None) if target.windowed else replace(example, spans=None)
+    others: dict[str, Any] = {t.field: None for t in TARGETS if t != target}
+    return replace(example, **others)
 
 
 def texts_of(train: Corpus) -> list[str]:
@@ -127,6 +129,7 @@ def prepare(
     model.to(execution.device)
     train_data = tokenize(config, train, sources, tokenizers, cache, sampled=True)
     validation_data = tokenize(config, validation, sources, tokenizers, cache)
+    train_data = _standardised(model, train_data)
     weights = _class_weights(config, train_data, len(train.label_names), execution.device)
     step = make_step(model, weights, config, execution)
     updates = -(-len(train_data.chosen) // config.train.effective_batch) * config.train.epochs
@@ -150,6 +153,21 @@ def prepare(
         sign=sign,
         seed=seed,
     )
+
+
+def _standardised(model: Model, data: TokenizedSplit) -> TokenizedSplit:
+    """Standardise the numbers of the training split, and store mean and deviation in the model.
+
+    Returns the split itself if the model has no head for numbers.
+    """
+    if model.number_head is None:
+        return data
+    tokens = data.views[-1]
+    numbers = np.asarray(tokens.label, dtype=np.float64)
+    scaling = Scaling.of(numbers[data.chosen])
+    model.set_scaling(scaling)
+    label = (numbers - scaling.mean) / scaling.deviation
+    return replace(data, views=(*data.views[:-1], replace(tokens, label=label)))
 
 
 def make_step(
@@ -299,6 +317,8 @@ def _class_weights(
 ) -> Tensor | None:
     """Return the loss's class weights; None without labels, or if the classes weigh the same."""
     labels = data.views[-1].label[data.chosen]
+    if labels.dtype.kind == "f":
+        return None
     counts = np.bincount(labels[labels != NONE], minlength=classes)
     if not counts.sum():
         return None

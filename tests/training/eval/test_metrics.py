@@ -188,7 +188,7 @@ def test_names_directions_and_agents() -> None:
     assert check_metric("macro_f1", "share").higher
     assert not check_metric("ece").higher
     assert check_metric("f1_11", "criteria").higher
-    assert [m.name for m in METRICS.values() if not m.higher] == ["ece"]
+    assert [m.name for m in METRICS.values() if not m.higher] == ["ece", "rmse"]
     assert set(class_metrics([0, 1], np.eye(2))) - {"f1_0", "f1_1"} == {
         name for name, metric in METRICS.items() if metric.target == CLASSES
     }

@@ -259,9 +259,9 @@ FILES = [
     File(
         "regression.csv",
         csv("text,target", *RATINGS),
-        ("The column 'target' holds 300 different numbers: Supermax learns classes",),
-        {"text": "text"},
-        unfit="learns from labels",
+        ("by its name, numbers", "agent        regression"),
+        {"text": "text", "label": "target"},
+        rows=300,
     ),
     File(
         "multilabel.csv",
@@ -325,9 +325,9 @@ FILES = [
                 for i, row in enumerate(notes(300))
             ),
         ),
-        ("The column 'target' holds 300 different numbers",),
-        {"text": "text"},
-        unfit="learns from labels",
+        ("by its name, numbers", "agent        regression"),
+        {"text": "text", "label": "target"},
+        rows=300,
     ),
     File("no-header.csv", csv(*notes(60)), ("no-header.csv has no header", "such as text,label")),
     File(

@@ -105,7 +105,10 @@ def test_a_given_encoding_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("regression.csv", "300 different numbers"), ("multilabel.csv", "several labels")],
+    [
+        ("regression.csv", "300 different numbers, which are no classes. The agent regression"),
+        ("multilabel.csv", "several labels"),
+    ],
 )
 def test_columns_without_classes_are_refused_as_labels(
     tmp_path: Path, name: str, why: str

@@ -23,6 +23,13 @@ OUTCOMES = {
     "rejected": "no answer, correctly",
 }
 """Labels of the outcomes of span examples."""
+NUMBERS = {
+    "mean": "mean of the numbers",
+    "deviation": "their standard deviation",
+    "lowest": "lowest number",
+    "highest": "highest number",
+}
+"""Labels of the statistics of numbers."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class DataNote:
     cuts: list[CutNote]
     may_cut: bool
     """True if texts can be truncated; those of span examples are split into windows instead."""
+    numbers: list[tuple[str, list[float | None]]] = field(default_factory=list)
+    """Statistic of the numbers to predict, in each split."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +118,12 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         (title, [_whole(_dict(splits[part].get("spans")).get(key)) for part in PARTS])
         for key, title in (("with", "with an answer"), ("without", "without an answer"))
     ]
+    numbers = {part: _numbers(splits[part].get("numbers")) for part in PARTS}
+    of_numbers = [
+        (title, [numbers[part].get(key) for part in PARTS])
+        for key, title in NUMBERS.items()
+        if any(key in each for each in numbers.values())
+    ]
     lengths = [
         (unit, [_whole(found.get(key)) for key in ("median", "p95", "longest")])
         for unit in ("words", "characters")
@@ -123,6 +138,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         texts=_whole(kept.get("texts")),
         cuts=[_cut(_dict(cut)) for cut in _list(kept.get("cut"))],
         may_cut=kept.get("cuts") is True,
+        numbers=of_numbers,
     )
 
 

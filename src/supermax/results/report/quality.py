@@ -121,9 +121,11 @@ def _rows(data: DataNote | None, part: str) -> str:
 def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     """Return name and value of each baseline that has one."""
     spans = facts.data is not None and bool(facts.data.spans)
+    numbers = facts.data is not None and bool(facts.data.numbers)
     classes = facts.data is None or bool(facts.data.classes)
-    parts = ["majority class"] * classes + ["no answer"] * spans
+    parts = ["majority class"] * classes + ["no answer"] * spans + ["mean"] * numbers
     tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
+    tfidf = "TF-IDF with ridge regression" if numbers else tfidf
     values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
 
@@ -275,6 +277,10 @@ def _sizes(note: DataNote) -> Html:
     rows += [
         _row((name, *(f"{n:,} ({n / total[p]:.0%})" for n, p in zip(counts, PARTS, strict=True))))
         for name, counts in (*note.classes, *note.spans)
+    ]
+    rows += [
+        _row((name, *("–" if value is None else f"{value:.4g}" for value in values)))
+        for name, values in note.numbers
     ]
     return html_table(["", *PARTS], rows)
 

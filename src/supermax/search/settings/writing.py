@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from supermax._util.attributes import CACHE, STORAGE
+from supermax.agents import agent_of
 from supermax.search.settings.model import DataSettings, Settings, keys
 
 Data = DataSettings.model_fields
@@ -39,6 +40,7 @@ def written(
         size: Preset that follows from the models, with its trials, epochs and patience.
     """
     about = keys()
+    examples = _EXAMPLES | {"objectives": f"[{agent_of(agent).metric}]"}
     lines = [f"# {line}" for line in head.splitlines()]
     lines += [
         *([""] if head else []),
@@ -60,7 +62,7 @@ def written(
         default = Settings.model_fields[key].default
         known = (size or {}).get(key, default)
         none = known in (None, [], {}, PydanticUndefined)
-        text = _EXAMPLES[key] if none else _text(known)
+        text = examples[key] if none else _text(known)
         lines.append(f"# {key}: {text}  # {'an example; ' if none else ''}{about[key]}")
     pretrained = (size or {}).get("preset") == "standard"
     lines += [
@@ -140,7 +142,6 @@ _EXAMPLES = {
     "models": "[bert-base-uncased, roberta-base]",
     "workers": "2",
     "timeout": "8h",
-    "objectives": "[macro_f1]",
     "gpu_memory": "24GiB",
     "epochs": "6",
     "patience": "3",

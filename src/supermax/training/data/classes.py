@@ -13,6 +13,7 @@ MOST_NUMBERS = 20
 
 Whole numbers that each occur often are an exception: ratings and codes."""
 _OFTEN = 10  # mean rows for each distinct number
+_MOSTLY = 0.95  # share of numbers in a column of numbers
 _SEPARATORS = "|;,"
 
 
@@ -24,9 +25,9 @@ def why_no_classes(cells: Iterable[str]) -> str:
     codes = all(map(is_whole, kinds)) and len(filled) >= _OFTEN * len(kinds)
     if numbers and len(kinds) > MOST_NUMBERS and not codes:
         return (
-            f"holds {len(kinds):,} different numbers: Supermax learns classes, not numbers. Turn "
-            f"them into classes (such as low, middle, high), map another column as label, or list "
-            f"the classes in data.labels"
+            f"holds {len(kinds):,} different numbers, which are no classes. The agent regression "
+            f"learns numbers. Otherwise turn them into classes (such as low, middle, high), map "
+            f"another column as label, or list the classes in data.labels"
         )
     for mark in "" if numbers else _SEPARATORS:
         if several := _several(filled, kinds, mark):
@@ -44,6 +45,14 @@ def why_no_classes(cells: Iterable[str]) -> str:
     return ""
 
 
+def are_numbers(cells: Iterable[str]) -> bool:
+    """Return True for numbers that are no classes. A few other cells are taken for mistakes."""
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    numbers = [cell for cell in filled if is_number(cell)]
+    most = len(numbers) >= _MOSTLY * len(filled) and len(set(numbers)) > MOST_NUMBERS
+    return most and bool(why_no_classes(numbers))
+
+
 def _several(filled: list[str], kinds: set[str], mark: str) -> int:
     """Count the cells that hold several labels.
 
@@ -56,6 +65,14 @@ def _several(filled: list[str], kinds: set[str], mark: str) -> int:
     shared = all(part in kinds or count > 1 for part, count in seen.items())
     alone = any(part in kinds for part in seen)
     return sum(cell in split for cell in filled) if shared and alone else 0
+
+
+def is_number(label: str) -> bool:
+    """Return True for a finite number, as Python writes it."""
+    try:
+        return math.isfinite(float(label))
+    except ValueError:
+        return False
 
 
 def is_numeric_label(label: str) -> bool:

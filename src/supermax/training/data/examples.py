@@ -1,4 +1,4 @@
-"""Examples and corpora: a question and a text, with a class, spans of the text, or both."""
+"""Examples and corpora: a question and a text, with a class, spans of the text, or a number."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, SPANS, Target
+from supermax.agents.agent import CLASSES, NUMBERS, SPANS, Target
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,12 @@ class Example:
 
     Each of several is a correct answer by itself.
     """
+    value: float | None = None
+    """Number to predict; None: the example is not for numbers."""
 
     def has(self, target: Target) -> bool:
         """Return True if the example is labelled for a target."""
-        return (self.spans if target == SPANS else self.label) is not None
+        return getattr(self, target.field) is not None
 
     @property
     def stratum(self) -> str:
@@ -51,7 +53,7 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples for classes, for spans, or for both."""
+    """Examples for classes, for spans, for both, or for numbers."""
 
     name: str
     label_names: tuple[str, ...]
@@ -63,10 +65,11 @@ class Corpus:
     """Rows without a label. Like `skipped`, of the whole file, also in one of its splits."""
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
+    numbers: tuple[Example, ...] = ()
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        return self.classes + self.spans
+        return self.classes + self.spans + self.numbers
 
     def count(self, agent: str) -> int:
         """Return the number of examples that an agent uses."""
@@ -74,22 +77,31 @@ class Corpus:
 
     def of(self, target: Target) -> tuple[Example, ...]:
         """Return the examples for a target."""
-        return {CLASSES: self.classes, SPANS: self.spans}[target]
+        return {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}[target]
 
     def used_by(self, agent: str) -> Corpus:
         """Return the corpus without the examples that an agent does not use."""
-        its = agent_of(agent)
-        classes, spans = self.classes if its.classes else (), self.spans if its.spans else ()
-        return replace(self, classes=classes, spans=spans)
+        targets = agent_of(agent).targets
+        return self._with(lambda target: self.of(target) if target in targets else ())
 
     @property
     def fingerprint(self) -> str:
         """Digest of everything that training and splits depend on; ids are not part of it."""
         digest = hashlib.sha256(repr(self.label_names).encode())
         for e in self.examples:
-            digest.update(repr((e.group, e.text, e.question, e.label, e.spans)).encode())
+            facts = (e.group, e.text, e.question, e.label, e.spans)
+            number = () if e.value is None else (e.value,)
+            digest.update(repr((*facts, *number)).encode())
         return digest.hexdigest()[:16]
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
-        classes, spans = (tuple(filter(wanted, each)) for each in (self.classes, self.spans))
-        return replace(self, classes=classes, spans=spans)
+        return self._with(lambda target: tuple(filter(wanted, self.of(target))))
+
+    def with_more(self, other: Corpus) -> Corpus:
+        """Return the corpus with the examples of another one after its own."""
+        return self._with(lambda target: self.of(target) + other.of(target))
+
+    def _with(self, examples: Callable[[Target], tuple[Example, ...]]) -> Corpus:
+        """Return the corpus with the examples that the function returns for each target."""
+        classes, spans, numbers = map(examples, (CLASSES, SPANS, NUMBERS))
+        return replace(self, classes=classes, spans=spans, numbers=numbers)

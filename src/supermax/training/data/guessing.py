@@ -13,11 +13,12 @@ from statistics import fmean
 from supermax._util.text import counted
 from supermax.agents.criteria import CRITERIA
 from supermax.agents.evidence import EVIDENCE
+from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.classes import why_no_classes
+from supermax.training.data.classes import are_numbers, why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.files import UTF8
 from supermax.training.data.names import is_name
@@ -26,6 +27,7 @@ from supermax.training.data.rows import check_header, read_rows
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
     "label": ("label", "class", "target", "verdict", "status", "category", "y", "outcome"),
+    "number": ("score", "rating", "value", "number", "grade", "stars"),
     "question": ("question", "criterion", "query", "asked", "prompt", "symptom"),
     "answer": ("answer", "evidence", "span", "highlight", "quote"),
     "answer_start": ("answer_start", "start", "offset"),
@@ -54,6 +56,8 @@ class Guessed:
     unfit: tuple[tuple[str, str], ...] = ()
     """Columns named like labels that cannot hold classes, each with the reason."""
     encoding: str = UTF8
+    numeric: bool = False
+    """The column of the labels holds numbers that are no classes."""
     remarks: tuple[str, ...] = ()
     """Sentences about mistakes that a search will refuse, and about columns that it ignores."""
 
@@ -64,6 +68,8 @@ class Guessed:
     @property
     def agent(self) -> str:
         """Agent that fits the columns."""
+        if self.numeric:
+            return REGRESSION.name
         if self.role("answer") is None:
             return CRITERIA.name
         return EVIDENCE.name if self.role("label") is None else SHARE.name
@@ -185,7 +191,13 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
     titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
-    take("label", label, () if unfit else classes, "few values, each in many rows")
+    numbers = _numbers(left) if label is None and "answer" not in found else None
+    if numbers is not None:
+        found["label"] = Guess("label", numbers, "by its name, numbers")
+        del left[numbers]
+        unfit = tuple((name, reason) for name, reason in unfit if name != numbers)
+    else:
+        take("label", label, () if unfit else classes, "few values, each in many rows")
     if "group" not in found:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
         take("group", None, repeated, "each value is in several rows")
@@ -193,7 +205,22 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
         found.pop("answer_start", None)
     labels = _kinds(cells[found["label"].column]) if "label" in found else set()
     listed = tuple(sorted(labels)) if len(labels) <= _MOST_LABELS else ()
-    return Guessed(tuple(found.values()), tuple(left), listed, unfit=unfit)
+    numeric = numbers is not None
+    return Guessed(tuple(found.values()), tuple(left), listed, unfit=unfit, numeric=numeric)
+
+
+def _numbers(left: dict[str, list[str]]) -> str | None:
+    """Return the column that is named like labels or like numbers, and holds numbers."""
+    roles = ("label", "number")
+    return next(
+        (
+            name
+            for role in roles
+            for name, own in left.items()
+            if _is_named(role, name) and are_numbers(own)
+        ),
+        None,
+    )
 
 
 def _named(role: str, left: dict[str, list[str]], fits: Callable[[list[str]], bool]) -> str | None:

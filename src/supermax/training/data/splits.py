@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from supermax._util.text import counted
+from supermax.agents.agent import TARGETS
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import PARTS, Columns
@@ -44,9 +45,8 @@ class Splits:
     @property
     def seen(self) -> Corpus:
         """Training and validation examples: all that a search may use."""
-        first, other = self.train, self.validation
-        classes, spans = first.classes + other.classes, first.spans + other.spans
-        return Corpus(first.name, first.label_names, classes, spans, first.skipped)
+        seen = self.train.with_more(self.validation)
+        return replace(seen, unlabelled=(), detected="")
 
     @property
     def parts(self) -> tuple[Corpus, Corpus, Corpus]:
@@ -159,6 +159,7 @@ def read_splits(
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    numeric: bool = False,
 ) -> Splits:
     """Read a table that comes with its splits, in the column `columns.split`.
 
@@ -166,7 +167,15 @@ def read_splits(
     """
     if columns.split is None:
         raise UserError("No column is mapped as split; map one, or use read_table and split.")
-    table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
+    table = open_table(
+        path,
+        columns,
+        name=name,
+        labels=labels,
+        on_bad=on_bad,
+        encoding=encoding,
+        numeric=numeric,
+    )
     train, validation, test = (table.part(wanted) for wanted in PARTS)
     return Splits(train, validation, test)
 
@@ -200,10 +209,10 @@ def _check(shares: tuple[float, float, float]) -> None:
 def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Strata]:
     """Count the strata of every set. The result does not depend on the order of the rows."""
     sets: dict[str, Strata] = {}
-    for kind, examples in (("classes", corpus.classes), ("spans", corpus.spans)):
-        for example in examples:
+    for target in TARGETS:
+        for example in corpus.of(target):
             own = sets.setdefault(set_of[example.group], Counter())
-            for stratum in _strata(kind, example):
+            for stratum in _strata(target.kind, example):
                 own[stratum] += 1
     return dict(sorted(sets.items()))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
-from supermax.training.data.classes import is_numeric_label, why_no_classes
+from supermax.training.data.classes import is_number, is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.files import UTF8, stem_of
@@ -43,16 +43,25 @@ def read_table(
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    numeric: bool = False,
 ) -> Corpus:
     """Read a corpus, with classes if a label is mapped, and spans if an answer is mapped.
 
     If neither is mapped, the rows are in both lists, for prediction. If a label is mapped, rows
     without one are left out and counted in `Corpus.unlabelled`. Bad rows raise one UserError,
     which counts them by kind and names a few by file and line; `on_bad="skip"` skips and counts
-    them. `encoding` is that of the file; None detects it.
+    them. `encoding` is that of the file; None detects it. With `numeric`, labels are numbers, for
+    the agent `regression`.
     """
-    table = open_table(path, columns, name=name, labels=labels, on_bad=on_bad, encoding=encoding)
-    return table.corpus
+    return open_table(
+        path,
+        columns,
+        name=name,
+        labels=labels,
+        on_bad=on_bad,
+        encoding=encoding,
+        numeric=numeric,
+    ).corpus
 
 
 def open_table(
@@ -63,14 +72,18 @@ def open_table(
     labels: Sequence[str] | None = None,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    numeric: bool = False,
 ) -> Table:
     """Read a corpus like `read_table`, with the split of each row."""
     known = tuple(plain(label) or "" for label in labels or ())
     check_columns(columns, known)
+    numeric = numeric and columns.label is not None  # else the rows are to be predicted
+    if numeric and known:
+        raise UserError("data.labels lists classes, but this agent learns numbers: leave it out.")
     check_on_bad(on_bad)
     bad = BadRows()
     table = read_rows(Path(path).expanduser(), bad, encoding)
-    reading = _Reading(columns, columns.mapped(), known, table.file, bad)
+    reading = _Reading(columns, columns.mapped(), known, table.file, bad, numeric=numeric)
     drafts: list[_Draft] = []
     if require(table, columns.mapped().values(), bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
@@ -79,19 +92,28 @@ def open_table(
     if columns.label is not None:
         unlabelled = _unlabelled(drafts, table.file)
         drafts = [draft for draft in drafts if draft.label]
-        _check_labels(drafts, columns, known, table.file)
-    names = known or tuple(sorted({d.label for d in drafts if d.label}, key=_by_number))
+        if numeric:
+            _check_numbers(drafts, columns, table.file)
+        else:
+            _check_labels(drafts, columns, known, table.file)
+    names = (
+        ()
+        if numeric
+        else known or tuple(sorted({d.label for d in drafts if d.label}, key=_by_number))
+    )
     class_of = {label: index for index, label in enumerate(names)}
     examples = tuple(replace(d.example, label=class_of.get(d.label)) for d in drafts)
     unknown = columns.label is None and columns.answer is None
+    numbers = tuple(replace(d.example, value=float(d.label)) for d in drafts if numeric)
     corpus = Corpus(
         name or stem_of(Path(path)),
         names,
-        classes=examples if columns.label is not None or unknown else (),
+        classes=examples if (columns.label is not None or unknown) and not numeric else (),
         spans=examples if columns.answer is not None or unknown else (),
         skipped=skipped,
         unlabelled=unlabelled,
         detected=table.encoding if encoding is None and table.encoding != UTF8 else "",
+        numbers=numbers,
     )
     return Table(corpus, {draft.example.id: draft.part for draft in drafts})
 
@@ -107,6 +129,8 @@ class _Reading:
     """First line of each id."""
     part_of: dict[str, str] = field(default_factory=dict)
     """Split of each group."""
+    numeric: bool = False
+    """Labels are numbers."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +153,9 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     if label and reading.labels and label not in reading.labels:
         what = f"the label is none of {_few(reading.labels)}"
         reading.bad.add(reading.file, row.line, what, id=given, advice=_ALL_LABELS)
+    if label and reading.numeric and not is_number(label):
+        what = f"the column {reading.mapped['label']!r} holds no number"
+        reading.bad.add(reading.file, row.line, what, id=given)
     text = cells["text"]
     spans = _spans(row, text, reading, given) if columns.answer is not None else None
     group = cells.get("group", "").strip() or f"text-{_digest(text)}"
@@ -208,6 +235,15 @@ def _check_labels(
         raise UserError(f"{file}: all rows have the same label; classes need at least two.")
     if not known and (reason := why_no_classes(draft.label for draft in drafts)):
         raise UserError(f"{file}: the column {columns.label!r} {reason}.")
+
+
+def _check_numbers(drafts: list[_Draft], columns: Columns, file: str) -> None:
+    """Raise UserError if there is nothing to learn from the numbers."""
+    if len({float(draft.label) for draft in drafts}) < 2:
+        raise UserError(
+            f"{file}: the column {columns.label!r} holds fewer than two different numbers, so "
+            f"there is nothing to learn from. Map another column as label."
+        )
 
 
 def _by_number(label: str) -> tuple[float, str]:

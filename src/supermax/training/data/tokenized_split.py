@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.training.data.examples import Example
+from supermax.training.data.offsets import Array
 from supermax.training.data.tokens import Tokens
+
+
+def as_targets(labels: Array | NDArray[np.float64]) -> Tensor:
+    """Return labels of sequences as a tensor: classes as integers, numbers as fp32."""
+    is_numeric = labels.dtype.kind == "f"
+    return torch.from_numpy(np.asarray(labels).astype(np.float32 if is_numeric else np.int64))
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,6 @@ class TokenizedSplit:
         rows = self.rows(indices)
         labels, starts = self.views[-1].label[rows], self.views[-1].start[rows]
         return (
-            torch.from_numpy(labels.astype(np.int64)),
+            as_targets(labels),
             torch.from_numpy(starts.astype(np.int64)),
         )

@@ -46,8 +46,9 @@ class Tokens:
     """Position of the second segment in each sequence; the sequence's length if there is none."""
     example: Array
     """Index of the example of each sequence."""
-    label: Array
-    """Class of each sequence; NONE if its example is not for classes."""
+    label: Array | NDArray[np.float64]
+    """Class of each sequence; NONE if its example is not for classes. Floats if the examples are
+    for numbers; NaN is then a missing number."""
     start: Array
     end: Array
     """First and last token of the answer; 0, 0 if the window holds none; NONE if the example is
@@ -71,7 +72,7 @@ class _Sequence(NamedTuple):
     offsets: Array
     second: int
     example: int
-    label: int
+    label: float
     start: int
     end: int
 
@@ -140,7 +141,9 @@ def _tokenize(
             encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
             sequences += _sequences(encoded, batch, windows=stride is not None)
     ids, offsets, *numbers = zip(*sequences, strict=True)
-    second, example, label, start, end = (np.array(each, dtype=np.int32) for each in numbers)
+    second, example, _, start, end = (np.array(each, dtype=np.int32) for each in numbers)
+    label = np.array(numbers[2])
+    label = label.astype(np.float64 if label.dtype.kind == "f" else np.int32)
     begin = np.cumsum([0, *map(len, ids)], dtype=np.int64)
     return Tokens(
         np.concatenate(ids), begin, second, example, label, start, end, np.concatenate(offsets)
@@ -201,7 +204,8 @@ def _sequences(
         no_offsets = np.full((len(ids), 2), -1, dtype=np.int32)
         offsets, (start, end) = targets.get(i, (no_offsets, (NONE, NONE)))
         second = segments.index(1) if 1 in segments else len(ids)
-        label = NONE if example.label is None else example.label
+        label: float = NONE if example.label is None else example.label
+        label = label if example.value is None else float(example.value)
         yield _Sequence(np.array(ids, np.int32), offsets, second, number, label, start, end)
 
 

@@ -135,7 +135,9 @@ def _evaluate(
     """
     classes = [Example(str(i), "", e.text, e.question) for i, e in enumerate(examples)]
     spans = tuple(replace(e, spans=()) for e in classes)
-    corpus = Corpus("prediction", loaded.label_names, tuple(classes), spans)
+    corpus = Corpus(
+        "prediction", loaded.label_names, tuple(classes), spans, numbers=tuple(classes)
+    )
     sources = tuple(
         Source(loaded.config.encoder.name, None, encoder.model.config)
         for encoder in loaded.model.encoders
@@ -156,7 +158,8 @@ def _prediction(
     if (answers := evaluation.spans.get(position)) is not None:
         spans, margin = tuple(answers), evaluation.margins[position]
         score = margin if math.isfinite(margin) else None
-    return Prediction(example.id, label, probabilities, spans, score)
+    value = evaluation.numbers.get(position)
+    return Prediction(example.id, label, probabilities, spans, score, value)
 
 
 def predict_file(

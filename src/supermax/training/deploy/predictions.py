@@ -23,6 +23,8 @@ class Prediction:
     """Answers as characters [start, end); (): no answer."""
     score: float | None = None
     """Margin of the best span over no answer, even if no answer is predicted."""
+    value: float | None = None
+    """Predicted number."""
 
 
 def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
@@ -35,6 +37,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
             row.pop("question", None)
         if prediction.probabilities is not None:
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
+        if prediction.value is not None:
+            row["value"] = prediction.value
         if prediction.spans is not None:
             row |= {"spans": prediction.spans, "score": prediction.score}
             if example is not None:
@@ -44,7 +48,7 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
 
 
 def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
-    """Return CSV with a column of probabilities for each label.
+    """Return CSV with a column of probabilities for each label, or one of the numbers.
 
     `start` and `end` are empty for no answer. With `texts`, also texts, questions and answers.
     """
@@ -55,6 +59,8 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
         if prediction.probabilities is not None:
             row["label"] = prediction.label
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
+        if prediction.value is not None:
+            row["value"] = prediction.value
         if prediction.spans is not None:
             start, end = prediction.spans[0] if prediction.spans else (None, None)
             row |= {"start": start, "end": end, "score": prediction.score}

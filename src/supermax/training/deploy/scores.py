@@ -13,11 +13,13 @@ import numpy as np
 
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.classes import is_number
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.examples import Example
 from supermax.training.data.rows import Row, plain, read_rows
 from supermax.training.deploy.predictions import Prediction
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
+from supermax.training.eval.number_metrics import number_metrics
 
 MOST_SPLITS = 6
 """Splits above which they are not scored separately."""
@@ -59,6 +61,10 @@ class Scores:
     """Metrics of `span_metrics`; {} if no answers are known."""
     answered: int = 0
     """Rows with a known answer, or known to have none."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Metrics of `number_metrics`; {} if no row has a number."""
+    measured: int = 0
+    """Rows with a number."""
     splits: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of each split, if the file names several."""
 
@@ -143,6 +149,11 @@ def _score(
         if p.spans is not None and truth.spans is not None
     ]
     classes, by_class = _class_scores(rows, label_names)
+    pairs = [
+        (float(truth.label), p.value)
+        for p, truth in zip(predictions, known, strict=True)
+        if p.value is not None and truth.label is not None and is_number(truth.label)
+    ]
     return Scores(
         classes,
         by_class,
@@ -150,6 +161,8 @@ def _score(
         unknown=len(labelled) - len(rows),
         spans=span_metrics(*zip(*answered, strict=True)) if answered else {},
         answered=len(answered),
+        numbers=number_metrics(*zip(*pairs, strict=True)) if pairs else {},
+        measured=len(pairs),
     )
 
 

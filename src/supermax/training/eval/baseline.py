@@ -1,6 +1,7 @@
 """TF-IDF baselines that a fine-tuned encoder has to beat.
 
 classes: TF-IDF of the words, alone and crossed with the question, and logistic regression
+numbers: the same features, and ridge regression
 spans:   the sentence whose TF-IDF is most similar to the evidence for its question, or none
 """
 
@@ -17,12 +18,14 @@ import numpy as np
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.eval.decode import best_threshold, gains
 from supermax.training.eval.metrics import Floats, Ints, Span, class_metrics, span_metrics
+from supermax.training.eval.number_metrics import number_metrics
 
 if TYPE_CHECKING:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
 _STRENGTHS = (1.0, 10.0, 100.0)  # C of the logistic regression: the inverse of the L2 penalty
+_PENALTIES = (0.1, 1.0, 10.0)  # alpha of the ridge regression
 _FOLDS = 3
 
 
@@ -38,11 +41,16 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
     if train.spans and validation.spans:
         predicted = _predict_sentences(train.spans, validation.spans)
         values |= span_metrics(predicted, *_truths(validation.spans))
+    if train.numbers and validation.numbers:
+        with threadpool_limits(1):
+            guesses = _predict_numbers(train.numbers, validation.numbers)
+        values |= number_metrics(_numbers(validation.numbers), guesses)
     return values
 
 
 def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics on validation of the majority class of train, and of no answer."""
+    """Return the metrics on validation of the majority class of train, of no answer, and of the
+    mean of train."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
         counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
@@ -50,11 +58,47 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
         values |= class_metrics(_labels(validation.classes), probabilities)
     if validation.spans:
         values |= span_metrics([()] * len(validation.spans), *_truths(validation.spans))
+    if train.numbers and validation.numbers:
+        truths = _numbers(validation.numbers)
+        values |= number_metrics(truths, np.full(len(truths), _numbers(train.numbers).mean()))
     return values
 
 
 def _labels(examples: Sequence[Example]) -> Ints:
     return np.array([example.label for example in examples], dtype=np.int64)
+
+
+def _numbers(examples: Sequence[Example]) -> Floats:
+    return np.array([example.value for example in examples], dtype=np.float64)
+
+
+def _predict_numbers(train: Sequence[Example], examples: Sequence[Example]) -> Floats:
+    """Return the predictions of a ridge regression."""
+    from sklearn.linear_model import Ridge
+
+    vectorizer, numbers = _vectorizer(), _numbers(train)
+    features = vectorizer.fit_transform(train)
+    model = Ridge(alpha=_best_penalty(train, numbers), solver="lsqr").fit(features, numbers)
+    return np.asarray(model.predict(vectorizer.transform(examples)), dtype=np.float64)
+
+
+def _best_penalty(examples: Sequence[Example], numbers: Floats) -> float:
+    """Return the penalty with the least squared error in a cross-validation over groups."""
+    from sklearn.linear_model import Ridge
+
+    fold = np.array([_fold(example, _FOLDS) for example in examples])
+    errors = np.zeros(len(_PENALTIES))
+    for held_out in range(_FOLDS):
+        train, test = np.flatnonzero(fold != held_out), np.flatnonzero(fold == held_out)
+        if not len(test) or not len(train):
+            return _PENALTIES[1]  # too little data to choose by
+        vectorizer = _vectorizer()
+        train_features = vectorizer.fit_transform([examples[int(i)] for i in train])
+        test_features = vectorizer.transform([examples[int(i)] for i in test])
+        for row, penalty in enumerate(_PENALTIES):
+            model = Ridge(alpha=penalty, solver="lsqr").fit(train_features, numbers[train])
+            errors[row] += ((model.predict(test_features) - numbers[test]) ** 2).sum()
+    return _PENALTIES[int(np.argmin(errors))]
 
 
 def _truths(examples: Sequence[Example]) -> tuple[list[tuple[Span, ...]], list[str]]:

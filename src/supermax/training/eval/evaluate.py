@@ -28,7 +28,8 @@ from supermax.training.eval.decode import (
     predict_spans,
 )
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
-from supermax.training.models.assembly import Model
+from supermax.training.eval.number_metrics import number_metrics
+from supermax.training.models.assembly import Model, Scaling
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.execution import Execution
 from supermax.training.steps.inference import InferenceOutputs, OnProgress, run_inference
@@ -54,6 +55,8 @@ class Evaluation:
     """
     margins: dict[str, float] = field(default_factory=dict)
     """Margin of each example's best span over no answer, even if no answer is predicted."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Predicted numbers, by the example's id."""
 
     @property
     def threshold(self) -> float | None:
@@ -76,7 +79,7 @@ def evaluate_model(
     sequences that are done and of all sequences.
     """
     outputs = run_inference(model, data, pads, execution, on_progress)
-    return evaluation_of(outputs, config, data, threshold=threshold)
+    return evaluation_of(outputs, config, data, threshold=threshold, unit=model.unit)
 
 
 def evaluation_of(
@@ -85,13 +88,17 @@ def evaluation_of(
     data: TokenizedSplit,
     choose_for: str | None = None,
     threshold: float | None = None,
+    unit: Scaling | None = None,
 ) -> Evaluation:
     """Evaluate inference outputs.
 
     Decoding settings that the configuration leaves open are chosen on this split, for the metric
-    `choose_for`. With None they must be there, and `threshold` is that of "calibrated".
+    `choose_for`. With None they must be there, and `threshold` is that of "calibrated". `unit` is
+    that of a model for numbers, else None.
     """
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
+    if unit is not None and classes is not None:
+        return _number_evaluation(classes, unit, data)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
@@ -118,6 +125,17 @@ def evaluation_of(
         # A diverged model predicts no answers: its metrics are NaN, not those of no answer.
         metrics |= values if _finite(view, starts, ends) else dict.fromkeys(values, float("nan"))
     return Evaluation(metrics, probabilities, spans, decoding, margins)
+
+
+def _number_evaluation(outputs: Logits, unit: Scaling, data: TokenizedSplit) -> Evaluation:
+    """Return the numbers in the unit of the data, with metrics if the true ones are known."""
+    view = data.views[-1]
+    standardised = np.concatenate(outputs).astype(np.float64)
+    numbers = unit.mean + unit.deviation * standardised
+    ids = [data.examples[i].id for i in view.example]
+    is_known = view.label.dtype.kind == "f"
+    metrics = number_metrics(view.label, numbers) if is_known else {}
+    return Evaluation(metrics, {}, {}, numbers=dict(zip(ids, numbers.tolist(), strict=True)))
 
 
 def _decoded(

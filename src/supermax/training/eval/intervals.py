@@ -15,6 +15,7 @@ import numpy as np
 from supermax.training.data.examples import Example
 from supermax.training.eval.evaluate import Evaluation
 from supermax.training.eval.metrics import Floats, Ints, class_metrics, span_metrics
+from supermax.training.eval.number_metrics import number_metrics
 
 ROUNDS = 1000
 """Bootstrap resamples."""
@@ -81,7 +82,7 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Return every metric over seeds, from each seed's evaluation on the same examples."""
     index = {group: i for i, group in enumerate(sorted({e.group for e in examples}))}
-    parts = [_classes(examples, evaluations, index), _spans(examples, evaluations, index)]
+    parts = [kind(examples, evaluations, index) for kind in (_classes, _spans, _numbers)]
     names = [name for part_names, _ in parts for name in part_names]
 
     def measure(counts: Ints) -> Floats:
@@ -119,6 +120,24 @@ def _classes(
         if not len(rows):
             return np.full((len(by_seed), len(names)), np.nan)
         return np.array([list(class_metrics(labels[rows], p[rows]).values()) for p in by_seed])
+
+    return names, measure
+
+
+def _numbers(
+    examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
+) -> tuple[list[str], Measure]:
+    known = [e for e in examples if e.id in evaluations[0].numbers and e.value is not None]
+    truths = np.array([e.value for e in known], dtype=np.float64)
+    group = np.array([index[e.group] for e in known], dtype=np.int64)
+    by_seed = [np.array([each.numbers[e.id] for e in known]) for each in evaluations]
+    names = list(number_metrics(truths, by_seed[0])) if known else []
+
+    def measure(counts: Ints) -> Floats:
+        rows = np.repeat(np.arange(len(known)), counts[group])
+        if not len(rows):
+            return np.full((len(by_seed), len(names)), np.nan)
+        return np.array([list(number_metrics(truths[rows], p[rows]).values()) for p in by_seed])
 
     return names, measure
 

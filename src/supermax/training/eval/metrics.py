@@ -1,7 +1,7 @@
-"""Metrics of classes and spans, by name.
+"""Metrics of classes and spans, by name; those of numbers are in `number_metrics.py`.
 
-All values lie between 0 and 1, except mcc (-1 to 1). NaN means that the data does not define the
-value (an AUROC without positives), or that the model's probabilities are not finite.
+All values here lie between 0 and 1, except mcc (-1 to 1). NaN means that the data does not define
+the value (an AUROC without positives), or that the model's probabilities are not finite.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, SPANS, Target
+from supermax.agents.agent import CLASSES, NUMBERS, SPANS, Target
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
@@ -70,6 +70,7 @@ METRICS: dict[str, Metric] = {
                 "has_answer_f1",
             )
         ),
+        *(Metric(name, name != "rmse", NUMBERS) for name in ("spearman", "pearson", "rmse", "r2")),
     )
 }
 """Metrics by name, without the F1 of each class: f1_0, f1_1, …"""

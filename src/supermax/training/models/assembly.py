@@ -1,4 +1,4 @@
-"""Models of the agents: encoders, pooling and fusion, with a head for classes, spans, or both.
+"""Models of the agents: encoders, pooling and fusion, with heads for classes, spans, a number.
 
 Inputs ──encoder──▶ states ──pooling──▶ class head ──▶ class logits
                       └───────────────▶ span head ──▶ start and end logits
@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from supermax.agents import agent_of
@@ -49,12 +52,26 @@ class Inputs:
 class Outputs:
     """Logits of the heads; None for a head that the model does not have.
 
-    classes: [batch, classes]; starts and ends: [batch, length].
+    classes: [batch, classes], or the standardised number [batch, 1]; starts and ends:
+    [batch, length].
     """
 
     classes: Tensor | None = None
     starts: Tensor | None = None
     ends: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Mean and standard deviation of the numbers of a training split."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: NDArray[np.float64]) -> Scaling:
+        """Return those of some numbers; a deviation of 1 if they are all the same."""
+        return cls(float(values.mean()), float(values.std()) or 1.0)
 
 
 class Encoder(nn.Module):
@@ -91,6 +108,8 @@ class _Encoders(nn.ModuleList):
 class Model(nn.Module):
     """One encoder, or two whose outputs are fused; one head or two."""
 
+    scaling: Tensor
+
     def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
         super().__init__()
         self.encoders = _Encoders(Encoder(encoder) for encoder in encoders)
@@ -105,6 +124,9 @@ class Model(nn.Module):
             size = config.fusion.width
         agent = agent_of(config.agent)
         self.class_head = head(config.head, size, classes) if agent.classes else None
+        self.number_head = head(config.head, size, 1) if agent.numbers else None
+        if agent.numbers:
+            self.register_buffer("scaling", torch.tensor([0.0, 1.0], dtype=torch.float64))
         self.span_head = head(config.head, size, 2) if agent.spans else None
 
     def forward(self, *inputs: Inputs) -> Outputs:
@@ -118,11 +140,21 @@ class Model(nn.Module):
             first, mask = states[0], inputs[0].mask
             summary = self.fusion(summary.unsqueeze(1), first, pooled[0], mask).squeeze(1)
             tokens = self.fusion(tokens, first, pooled[0], mask)
-        classes = self.class_head(summary) if self.class_head is not None else None
+        own = self.class_head if self.number_head is None else self.number_head
+        classes = own(summary) if own is not None else None
         if self.span_head is None:
             return Outputs(classes)
         starts, ends = self.span_head(tokens).unbind(dim=-1)
         return Outputs(classes, starts, ends)
+
+    @property
+    def unit(self) -> Scaling | None:
+        """Mean and deviation that numbers are standardised with; None without a head for them."""
+        return None if self.number_head is None else Scaling(*self.scaling.tolist())
+
+    def set_scaling(self, scaling: Scaling) -> None:
+        """Store mean and deviation with the weights."""
+        self.scaling.copy_(torch.tensor([scaling.mean, scaling.deviation]))
 
     def layers_above(self) -> dict[str, int]:
         """Return the number of layers above each parameter in its own encoder: 0 in the last

@@ -1,6 +1,6 @@
 """Losses per example, so that micro-batches add up to the loss of the effective batch.
 
-    class_loss, span_loss ──▶ one term per example
+    class_loss, number_loss, span_loss ──▶ one term per example
     class_denominator, span_denominator ──▶ divisor of the sum of all terms
 
 The caller computes the denominator once, for the whole effective batch, and divides the sum of
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from supermax.training.config import LossConfig
 
@@ -54,10 +55,30 @@ def class_loss(
 
 def class_denominator(labels: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the sum of the weights of labelled examples, at least MIN_DENOMINATOR."""
-    known = labels != IGNORED
+    known = _is_known(labels)
     if weights is None:
         return known.sum().to(torch.float32).clamp_min(MIN_DENOMINATOR)
     return (_weight_of(labels, weights) * known).sum().clamp_min(MIN_DENOMINATOR)
+
+
+def number_loss(outputs: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
+    """Return the loss of every example [B] from outputs [B, 1]; 0 where the target is NaN.
+
+    Both are standardised, and so is the unit of `delta`.
+    """
+    known = _is_known(targets)
+    # Not where() of the loss: the gradient of a loss of NaN is NaN, also where it is not chosen.
+    outputs = _full_precision(outputs).squeeze(-1)
+    targets = torch.where(known, targets.to(outputs.dtype), outputs.detach())
+    if config.name == "huber":
+        return functional.huber_loss(outputs, targets, reduction="none", delta=config.delta)
+    if config.name == "mae":
+        return functional.l1_loss(outputs, targets, reduction="none")
+    return functional.mse_loss(outputs, targets, reduction="none")
+
+
+def _is_known(targets: Tensor) -> Tensor:
+    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
 
 
 def span_loss(

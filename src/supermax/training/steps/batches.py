@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from supermax.training.data.tokenized_split import as_targets
 from supermax.training.data.tokens import Tokens
 from supermax.training.models.assembly import Inputs
 from supermax.training.models.packing import pack
@@ -24,8 +25,8 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of each encoder, and targets [batch]; -100 (`ignore_index`) for an example
-    without a target."""
+    """Inputs of each encoder, and targets [batch]; -100 (`ignore_index`), or NaN among numbers,
+    for an example without a target."""
 
     inputs: tuple[Inputs, ...]
     labels: Tensor
@@ -70,7 +71,7 @@ def collate(views: tuple[Tokens, ...], pads: tuple[int, ...], indices: Indices) 
     last = views[-1]
     return Batch(
         tuple(_inputs(view, pad, indices) for view, pad in zip(views, pads, strict=True)),
-        torch.from_numpy(last.label[indices].astype(np.int64)),
+        as_targets(last.label[indices]),
         torch.from_numpy(last.start[indices].astype(np.int64)),
         torch.from_numpy(last.end[indices].astype(np.int64)),
     )

@@ -85,7 +85,7 @@ def _denominators(
     every = data.rows(np.concatenate(batches))
     begins = np.cumsum([0, *(len(batch) for batch in batches)])[:-1]
     labels, starts = data.views[-1].label[every], data.views[-1].start[every]
-    known = (labels != NONE).astype(np.float64)
+    known = (~np.isnan(labels) if labels.dtype.kind == "f" else labels != NONE).astype(np.float64)
     if weights is not None:
         known *= weights[np.maximum(labels, 0)]
     sums = [np.add.reduceat(part, begins) for part in (known, (starts != NONE).astype(float))]

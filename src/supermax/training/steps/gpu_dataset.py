@@ -5,6 +5,7 @@ TokenizedSplit ──GpuDataset──▶ rows, padded lengths ──batch()─�
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from supermax.training.data.offsets import Array
-from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.data.tokenized_split import TokenizedSplit, as_targets
 from supermax.training.data.tokens import NONE, Tokens
 from supermax.training.models.assembly import Inputs
 from supermax.training.steps.batches import Batch
@@ -58,7 +59,8 @@ class GpuDataset:
         self._views = [
             _to_device(view, pad, device) for view, pad in zip(data.views, pads, strict=True)
         ]
-        self._targets = [_long(part, device) for part in (last.label, last.start, last.end)]
+        positions = (_long(part, device) for part in (last.start, last.end))
+        self._targets = [as_targets(last.label).to(device), *positions]
 
     def batch(self, rows: Tensor, lengths: tuple[int, ...], *, padded: bool = False) -> Batch:
         """Return the sequences of these rows, for each encoder padded to its length.
@@ -77,13 +79,18 @@ class GpuDataset:
             encoder_inputs.mask[-1, -1] = 0
         return Batch(
             tuple(inputs),
-            *(target[existing].masked_fill(~real, NONE) for target in self._targets),
+            *(target[existing].masked_fill(~real, _missing(target)) for target in self._targets),
         )
 
 
 def _to_device(view: Tokens, pad: int, device: str) -> _TokenTensors:
     ids = torch.from_numpy(np.asarray(view.ids).astype(np.int32)).to(device)
     return _TokenTensors(ids, _long(view.begin, device), _long(view.second, device), pad)
+
+
+def _missing(target: Tensor) -> float:
+    """Return the value of a row without a target."""
+    return math.nan if target.is_floating_point() else NONE
 
 
 def _long(values: Array, device: str) -> Tensor:

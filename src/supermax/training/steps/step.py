@@ -16,6 +16,7 @@ from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.optim.losses import (
     class_denominator,
     class_loss,
+    number_loss,
     span_denominator,
     span_loss,
 )
@@ -54,7 +55,11 @@ def loss_of(
     agent = agent_of(config.agent)
     span_weight = config.loss.evidence_weight if len(agent.targets) > 1 else float(agent.spans)
     if outputs.classes is not None and span_weight < 1:
-        losses = class_loss(outputs.classes, batch.labels, config.loss, weights)
+        losses = (
+            number_loss(outputs.classes, batch.labels, config.loss)
+            if agent.numbers
+            else class_loss(outputs.classes, batch.labels, config.loss, weights)
+        )
         parts.append((1 - span_weight) * losses.sum() / denominators.classes.to(losses.dtype))
     if outputs.starts is not None and outputs.ends is not None and span_weight > 0:
         logits, targets = (outputs.starts, outputs.ends), (batch.starts, batch.ends)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LOADING = "Loading torch and transformers, which takes some seconds"
 CLASS_SCORES = ("macro_f1", "accuracy")
+NUMBER_SCORES = ("spearman", "pearson", "rmse", "r2")
 SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
 _ETA_AFTER = 5.0  # seconds of training after which the remaining time is estimated
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -265,13 +266,20 @@ def _print_scores(scores: Scores, label: str | None) -> None:
     if scores.spans:
         shown = ", ".join(f"{name} {scores.spans[name]:.4f}" for name in SPAN_SCORES)
         screen.print(f"On the {counted(scores.answered, 'row')} with a known answer: {shown}")
+    if scores.numbers:
+        shown = ", ".join(f"{name} {scores.numbers[name]:.4f}" for name in NUMBER_SCORES)
+        screen.print(f"On the {counted(scores.measured, 'row')} with a number: {shown}")
     for split, own in scores.splits.items():
-        found = [(own.labelled, own.classes, CLASS_SCORES), (own.answered, own.spans, SPAN_SCORES)]
+        found = [
+            (own.labelled, own.classes, CLASS_SCORES),
+            (own.answered, own.spans, SPAN_SCORES),
+            (own.measured, own.numbers, NUMBER_SCORES),
+        ]
         for number, values, names in found:
             if values:
                 shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
                 screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
-    if scores.classes or scores.spans:
+    if scores.classes or scores.spans or scores.numbers:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
