@@ -57,7 +57,7 @@ class TestPlain:
         display(finish(1, 0.25))
         *_, before, after = stream.getvalue().splitlines()
         assert "gain" not in before
-        assert "; expected gain of the next 25 trials: 0.0021, noise 0.012; " in after
+        assert "; expected gain of the next 25 trials: 0.0021, noise 0.012" in after
 
     def test_every_value_has_the_name_of_its_metric(self) -> None:
         display, stream = plain(Clock())
