@@ -15,6 +15,7 @@ from supermax.errors import UserError
 from supermax.training.data.names import nearest_column
 
 UTF8 = "utf-8"
+NOT_UTF8 = "this is not UTF-8 text"
 _MARKS = {
     codecs.BOM_UTF8: UTF8,
     codecs.BOM_UTF32_LE: "utf-32",  # starts with the mark of UTF-16
@@ -22,6 +23,18 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_BINARY = {
+    b"PK\x03\x04": ("a ZIP archive or a workbook", "Save its table as CSV."),
+    b"\xd0\xcf\x11\xe0": ("a workbook or a document of Office", "Save its table as CSV."),
+    b"PAR1": ("Parquet", "Name it .parquet."),
+    b"ARROW1": ("an Arrow file", "Save its table as Parquet."),
+    b"\x1f\x8b": ("a gzip file", "Add .gz to its name."),
+    b"%PDF": ("a PDF", "Save its text as CSV or JSONL."),
+    b"SQLite format 3": ("a database", "Export its table as CSV."),
+}
+"""Formats that are not text, by their first bytes, each with advice."""
+_MOST_NULLS = 0.01
+"""Share of null bytes above which data is not text."""
 _ALWAYS_UTF8 = (".jsonl", ".ndjson")
 _WESTERN = "cp1252"
 _CANDIDATES = [
@@ -51,14 +64,22 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
     data = _bytes(path)
     if path.suffix.lower() == ".gz":
         data = _decompressed(path, data)
+    _refuse_binary(path, data)
     always = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
-    found = encoding or _marked(data) or always or _detect(data)
+    found = encoding or _marked(data) or always or detect(data)
     if _known(found) == UTF8:
         while data.startswith(codecs.BOM_UTF8):  # some programs write it twice
             data = data.removeprefix(codecs.BOM_UTF8)
         return Contents(data, UTF8)
     try:
         return Contents(data.decode(found).removeprefix("\ufeff").encode(UTF8), found)
+    except UnicodeDecodeError as error:
+        line = data[: error.start].decode(found, errors="ignore").count("\n") + 1
+        raise UserError(
+            f"{path} is not {found} text: byte {error.start + 1:,} of the file (0x"
+            f"{data[error.start]:02x}, in line {line:,}) has no meaning there. Name its encoding, "
+            f"or save it as UTF-8."
+        ) from None
     except UnicodeError:
         raise UserError(
             f"{path} is not {found} text. Name its encoding, or save it as UTF-8."
@@ -108,8 +129,28 @@ def _explained(path: Path) -> Iterator[None]:
 def _decompressed(path: Path, data: bytes) -> bytes:
     try:
         return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error):
-        raise UserError(f"{path} is not a whole gzip file.") from None
+    except EOFError:
+        raise UserError(
+            f"{path} is not a whole gzip file: its end is missing. Copy or download it again."
+        ) from None
+    except (OSError, zlib.error):
+        raise UserError(
+            f"{path} is not a whole gzip file. If it is not compressed, name it without .gz; "
+            f"otherwise copy or download it again."
+        ) from None
+
+
+def _refuse_binary(path: Path, data: bytes) -> None:
+    """Raise UserError for known formats that are not text, and for data with many null bytes."""
+    for start, (what, advice) in _BINARY.items():
+        if data.startswith(start):
+            raise UserError(f"{path} is not text but {what}. {advice}")
+    if _marked(data) is None and _utf16(data) is None and data.count(0) > _MOST_NULLS * len(data):
+        first = data.index(0)
+        raise UserError(
+            f"{path} is not text: byte {first + 1:,} and others are null bytes. Save the data as "
+            f"CSV, JSONL or Parquet."
+        )
 
 
 def _known(encoding: str) -> str:
@@ -129,12 +170,18 @@ def _marked(data: bytes) -> str | None:
     return next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
 
 
-def _detect(data: bytes) -> str:
-    """Guess the encoding: UTF-16, UTF-8 with few damaged lines, or one of the candidates."""
+def _utf16(data: bytes) -> str | None:
+    """Return the UTF-16 in which every second byte of ASCII characters is 0; None: it is none."""
     even, odd = data[::2].count(0), data[1::2].count(0)
-    # In UTF-16, every second byte of ASCII characters is 0.
     if even + odd > len(data) / 8 and max(even, odd) > 9 * min(even, odd):
         return "utf-16-be" if even > odd else "utf-16-le"
+    return None
+
+
+def detect(data: bytes) -> str:
+    """Guess the encoding: UTF-16, UTF-8 with few damaged lines, or one of the candidates."""
+    if (utf16 := _utf16(data)) is not None:
+        return utf16
     non_ascii = [line for line in data.splitlines() if not line.isascii()]
     wrong = [line for line in non_ascii if not is_utf8(line)]
     if 2 * len(wrong) <= len(non_ascii):  # UTF-8 with damaged lines
@@ -164,9 +211,15 @@ def _decodes_alike(lines: list[bytes], encoding: str) -> bool:
         return False
 
 
-def is_utf8(line: bytes) -> bool:
+def first_wrong_byte(line: bytes) -> str | None:
+    """Return the first byte that is not UTF-8, with its place, as a detail of a message; None
+    without one."""
     try:
         line.decode(UTF8)
-    except UnicodeDecodeError:
-        return False
-    return True
+    except UnicodeDecodeError as error:
+        return f" (byte {error.start + 1} of the line, 0x{line[error.start]:02x})"
+    return None
+
+
+def is_utf8(line: bytes) -> bool:
+    return first_wrong_byte(line) is None

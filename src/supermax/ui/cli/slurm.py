@@ -18,7 +18,7 @@ from supermax.engine.storage.locations import file_name
 from supermax.errors import UserError
 from supermax.search.settings import Resolved
 from supermax.search.settings.resolving import Value
-from supermax.training.data.rows import is_table
+from supermax.training.data.inputs.reading import is_table
 from supermax.ui.cli.completing import targets
 from supermax.ui.cli.outcome import VARIABLE
 from supermax.ui.cli.tune import ALL, assigned, check_names, resolved

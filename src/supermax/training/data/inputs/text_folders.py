@@ -1,0 +1,142 @@
+"""Reader of folders: of text files by class, and of one data file for each split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from supermax.errors import UserError
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.files import (
+    NOT_UTF8,
+    UTF8,
+    detect,
+    first_wrong_byte,
+    is_utf8,
+    read_contents,
+)
+from supermax.training.data.inputs.parts import joined_parts, part_name
+from supermax.training.data.places import FILE, Place
+from supermax.training.data.rows import Row, Rows
+
+_TEXTS = (".txt", ".text", ".md", "")
+_UNLABELLED = ("unsup", "unlabeled", "unlabelled")
+"""Folders whose texts have no class."""
+FOLDER = "folder of text files"
+ReadFile = Callable[[Path, BadRows, str | None], Rows]
+
+
+def read_data_files(
+    folder: Path, files: dict[str, list[Path]], bad: BadRows, encoding: str | None, read: ReadFile
+) -> Rows:
+    """Read the data files of each split, by its name, with one reader for each file."""
+    parts: dict[str, Rows] = {}
+    for name, paths in files.items():
+        tables = [read(path, bad, encoding) for path in paths]
+        columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
+        rows = tuple(row for table in tables for row in table.rows)
+        parts[name] = replace(tables[0], columns=columns, rows=rows)
+    return joined_parts(folder.name, parts)
+
+
+def data_files(folder: Path, is_table: Callable[[Path], bool]) -> dict[str, list[Path]]:
+    """Return the files of each split: train.csv, or train-00000-of-00002.parquet and others."""
+    found: dict[str, list[Path]] = {}
+    for path in _visible(folder):
+        part = part_name(path.name.partition(".")[0])
+        if part is not None and path.is_file() and is_table(path):
+            found.setdefault(part, []).append(path)
+    return found
+
+
+def is_text_folder(folder: Path) -> bool:
+    """Return True if a folder has folders that may be classes or splits."""
+    return any(path.is_dir() for path in _visible(folder))
+
+
+def read_text_folder(folder: Path, bad: BadRows, encoding: str | None = None) -> Rows:
+    """Read a folder with a folder of text files for each class; or with the folders train,
+    validation and test, each with such folders.
+
+    The columns are text, label, and id, the path of the file within the folder.
+    """
+    inside = [path for path in _visible(folder) if path.is_dir()]
+    parts = {path: part_name(path.name) for path in inside}
+    if not all(parts.values()):
+        some = [path.name for path, part in parts.items() if part]
+        if some:
+            odd = ", ".join(path.name for path, part in parts.items() if not part)
+            raise UserError(
+                f"{folder} has folders of splits ({', '.join(some)}) beside others ({odd}), so it "
+                f"is unclear which are classes. Move or rename the others."
+            )
+        return _read(folder, {"": inside}, bad, encoding)
+    of_parts = {path.name: [p for p in _visible(path) if p.is_dir()] for path in inside}
+    return _read(folder, of_parts, bad, encoding)
+
+
+def _read(
+    folder: Path, classes: dict[str, list[Path]], bad: BadRows, encoding: str | None
+) -> Rows:
+    name = folder.resolve().name
+    files = {part: [*_files(folder, name, inside)] for part, inside in classes.items()}
+    if not any(files.values()):
+        raise UserError(
+            f"{folder} has no text files in folders of classes, such as {folder}/CLASS/1.txt or "
+            f"{folder}/train/CLASS/1.txt."
+        )
+    detected = _detected([path for found in files.values() for _, path, _ in found])
+    parts = {
+        part: _rows(name, [(p, _text(p, path, encoding, detected, bad), c) for p, path, c in each])
+        for part, each in files.items()
+    }
+    return replace(joined_parts(name, parts), encoding=encoding or detected)
+
+
+def _rows(name: str, found: list[tuple[Place, str | None, str]]) -> Rows:
+    rows = tuple(
+        Row(place, {"text": text, "label": label or None, "id": place.file})
+        for place, text, label in found
+        if text is not None
+    )
+    return Rows(name, ("text", "label", "id"), rows, form=FOLDER)
+
+
+def _files(folder: Path, name: str, classes: list[Path]) -> Iterator[tuple[Place, Path, str]]:
+    """Yield place, path and class of each file."""
+    number = 0
+    for inside in classes:
+        label = "" if inside.name.lower() in _UNLABELLED else inside.name
+        for path in sorted(inside.rglob("*")):
+            parts = path.relative_to(folder).parts
+            if path.is_file() and not any(part.startswith(".") for part in parts):
+                number += 1
+                yield Place(name, number, FILE, "/".join(parts)), path, label
+
+
+def _text(place: Place, path: Path, given: str | None, detected: str, bad: BadRows) -> str | None:
+    """Return the text of a file; None if it is bad."""
+    if path.suffix.lower() not in _TEXTS:
+        bad.add(place, "this is not a .txt file")
+        return None
+    own = given or (None if is_utf8(path.read_bytes()) or detected == UTF8 else detected)
+    try:
+        data = read_contents(path, own).data
+    except UserError:
+        bad.add(place, "this is not text that can be read")
+        return None
+    if (byte := first_wrong_byte(data)) is not None:
+        bad.add(place, NOT_UTF8, byte.replace(" of the line", ""))
+        return None
+    return data.decode(UTF8)
+
+
+def _detected(paths: list[Path]) -> str:
+    """Detect the encoding of all files together: one alone may be too short."""
+    texts = [path.read_bytes() for path in paths if path.suffix.lower() in _TEXTS]
+    return detect(b"\n".join(data for data in texts if b"\0" not in data))
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
