@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from supermax.errors import UserError
 from supermax.search.settings import DataSettings, Resolved, Settings
 from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
+from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
+from supermax.training.data.inputs.reading import is_in_memory, read_rows
+from supermax.training.data.inputs.stored import StoredTable, stored
 from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
 from supermax.training.data.synthetic import synthetic
@@ -47,6 +53,40 @@ def data_of(settings: Settings) -> Splits:
             return with_validation(splits_of(table), data.validation, seed)
         corpus = table.corpus
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
+
+
+def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
+    """Take a data frame or a dataset out of settings, where `data` or `data.path` names it, and
+    put the name of its file in its place. Return its rows; None: the data is not in memory.
+
+    Raises UserError for data of another type, and where it cannot be read.
+    """
+    data = given.get("data")
+    in_mapping = isinstance(data, Mapping) and not is_in_memory(data)
+    source = data.get("path") if in_mapping else given.get("data.path", data)
+    if source is None or isinstance(source, str):
+        return None
+    if isinstance(source, Path):
+        path, table = str(source), None
+    else:
+        bad = BadRows()
+        rows = read_rows(source, bad)
+        bad.settle("stop", len(rows.rows), rows.file)
+        table = stored(rows)
+        path = table.name
+    if "data.path" in given:
+        given["data.path"] = path
+    else:
+        given["data"] = {**data, "path": path} if in_mapping else path
+    return table
+
+
+def with_stored(resolved: Resolved, table: StoredTable) -> Resolved:
+    """Return the settings with the path at which the table will be written."""
+    settings = resolved.settings
+    path = str(settings.stored_data / table.name)
+    data = settings.data.model_copy(update={"path": path})
+    return replace(resolved, settings=settings.model_copy(update={"data": data}))
 
 
 def with_columns(resolved: Resolved) -> Resolved:

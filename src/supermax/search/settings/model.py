@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, Agent
+from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, STORED_DATA, Agent
 from supermax._util.text import mistyped_url
 from supermax.search.settings import units
 
@@ -281,6 +281,11 @@ class Settings(_Part):
     @property
     def cache_folder(self) -> Path:
         return Path(self.cache or Path(self.outdir) / CACHE).expanduser()
+
+    @property
+    def stored_data(self) -> Path:
+        """Folder of data that a program gives in memory."""
+        return (Path(self.outdir).expanduser() / STORED_DATA).absolute()
 
     @property
     def limits(self) -> dict[str, float | None]:

@@ -19,9 +19,9 @@ from supermax.search.settings.writing import written
 from supermax.space.presets import preset
 from supermax.training.data.files import UTF8
 from supermax.training.data.guessing import Guessed, guess_file
-from supermax.training.data.names import is_class_name
 from supermax.training.data.inputs.hf_datasets import is_hub
 from supermax.training.data.inputs.reading import source_stem
+from supermax.training.data.names import is_class_name
 from supermax.training.data.redsm5 import is_redsm5
 from supermax.training.data.rows import CSV, JSONL, PARQUET
 from supermax.ui.cli.printing import file_stem

@@ -11,6 +11,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,34 @@ SUFFIX = ".rows"
 _VERSION = 1
 
 
-def store(table: Rows, folder: Path) -> Path:
-    """Write the rows to a file named after their content, unless there is one. Only this user can
-    read it. Return its path."""
+@dataclass(frozen=True)
+class StoredTable:
+    """Rows in the form of their file."""
+
+    name: str
+    """Name of the file, with a digest of its content."""
+    data: bytes
+
+    def write(self, folder: Path) -> Path:
+        """Write the file, unless it is there. Only this user can read it. Return its path."""
+        path = folder / self.name
+        if not path.exists():
+            make_private(folder)
+            write_whole(path, self.data)
+        return path
+
+
+def stored(table: Rows) -> StoredTable:
+    """Return the rows in the form of a file, which is named after their content."""
     data = "".join(f"{line}\n" for line in _lines(table)).encode()
     digest = hashlib.sha256(data).hexdigest()[:12]
     name = re.sub(r"[^\w-]+", "-", table.file).strip("-")[:40] or "data"
-    path = folder / f"{name}-{digest}{SUFFIX}"
-    if not path.exists():
-        make_private(folder)
-        write_whole(path, gzip.compress(data, compresslevel=1, mtime=0))
-    return path
+    packed = gzip.compress(data, compresslevel=1, mtime=0)
+    return StoredTable(f"{name}-{digest}{SUFFIX}", packed)
 
 
 def read_stored(path: Path) -> Rows:
-    """Read rows that `store` has written. Raises UserError if the file is damaged."""
+    """Read rows that were `stored`. Raises UserError if the file is damaged."""
     require_readable(path)
     try:
         head, *lines = gzip.decompress(path.read_bytes()).splitlines()
