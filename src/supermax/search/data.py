@@ -62,8 +62,8 @@ def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
     Raises UserError for data of another type, and where it cannot be read.
     """
     data = given.get("data")
-    in_mapping = isinstance(data, Mapping) and not is_in_memory(data)
-    source = data.get("path") if in_mapping else given.get("data.path", data)
+    whole = data if isinstance(data, Mapping) and not is_in_memory(data) else None
+    source = given.get("data.path", data) if whole is None else whole.get("path")
     if source is None or isinstance(source, str):
         return None
     if isinstance(source, Path):
@@ -77,7 +77,7 @@ def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
     if "data.path" in given:
         given["data.path"] = path
     else:
-        given["data"] = {**data, "path": path} if in_mapping else path
+        given["data"] = path if whole is None else {**whole, "path": path}
     return table
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from supermax._util.attributes import HUB
-from supermax._util.text import counted, in_short
+from supermax._util.text import in_short
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.inputs.arrow import class_names, rows_of_arrow
@@ -98,11 +98,12 @@ def _rows(data: Any, source: str, bad: BadRows) -> Rows:
     found = rows_of_arrow(table, source, _FORM, class_names(features), bad)
     if not left:
         return found
-    what = counted(len(left), "column", "columns")
-    return replace(
-        found,
-        remarks=(f"{what} of another type than text, numbers and lists: {', '.join(left)}.",),
+    are = "s" if len(left) > 1 else ""
+    remark = (
+        f"The column{are} {', '.join(left)} of {source} {'are' if are else 'is'} not read: "
+        f"neither text, numbers nor lists of these."
     )
+    return replace(found, remarks=(remark,))
 
 
 def _is_read(feature: Any) -> bool:

@@ -7,11 +7,13 @@ from typing import Any
 
 from supermax.errors import UserError
 
+_EXTRAS = {"pyarrow": "parquet", "datasets": "datasets"}
+
 
 def optional(package: str, what: str) -> Any:
     """Import a package that only some formats need. Raises UserError if it is missing.
 
-    `what` needs it, such as "reviews.parquet". The extra of this project has the package's name.
+    `what` needs it, such as "reviews.parquet".
     """
     try:
         return importlib.import_module(package)
@@ -21,5 +23,5 @@ def optional(package: str, what: str) -> Any:
             raise
         raise UserError(
             f"{what} is read with the package {top}, which is not installed: pip install {top} "
-            f"(or supermax[{top}])."
+            f"(extra {_EXTRAS[top]} of supermax)."
         ) from None
