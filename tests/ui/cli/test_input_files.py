@@ -99,7 +99,9 @@ def test_a_given_encoding_is_used(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="There is no encoding 'cp1252x'"):
             data_of(Study.from_config(wrong, agent="criteria").settings)
         wrong["data"]["encoding"] = "ascii"
-        with pytest.raises(UserError, match=r"is not ascii text. Name its encoding"):
+        with pytest.raises(
+            UserError, match=r"is not ascii text: byte 53 .*0xb3, in line 2.*Name its"
+        ):
             data_of(Study.from_config(wrong, agent="criteria").settings)
 
 

@@ -87,6 +87,9 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
     cells = {name: _cells(table, name) for name in table.columns if name}
     found = guess(cells, table.file, _typed(table))
     found = replace(found, encoding=table.encoding, form=table.form, separator=table.separator)
+    own = Guess("split", table.split or "", "its own splits")
+    columns = (own if guess.column == table.split else guess for guess in found.columns)
+    found = replace(found, columns=tuple(columns))
     remarks = [*table.remarks, *_remarks(found, cells, bad)]
     found = replace(found, remarks=tuple(remarks))
     if (label := found.role("label")) is None:

@@ -79,7 +79,8 @@ def _read_folder(folder: Path, bad: BadRows, encoding: str | None) -> Rows:
         return text_folders.read_text_folder(folder, bad, encoding)
     raise UserError(
         f"{folder} is not a folder of data: it has neither a folder of text files for each class, "
-        f"nor train.csv (.jsonl, .parquet), nor a dataset that save_to_disk has written. For a "
+        f"nor train.csv (.jsonl, .parquet), nor a dataset that save_to_disk has written. It is "
+        f"not a folder of ReDSM5, with neither redsm5_posts.csv nor redsm5_annotations.csv. For a "
         f"file, name the file itself."
     )
 

@@ -51,8 +51,10 @@ def data_files(folder: Path, is_table: Callable[[Path], bool]) -> dict[str, list
 
 
 def is_text_folder(folder: Path) -> bool:
-    """Return True if a folder has folders that may be classes or splits."""
-    return any(path.is_dir() for path in _visible(folder))
+    """Return True if most of the files in the folders of a folder are text files by their name."""
+    inside = [path for path in _visible(folder) if path.is_dir()]
+    files = [path for _, path, _ in _files(folder, "", inside)]
+    return 2 * sum(path.suffix.lower() in _TEXTS for path in files) > len(files)
 
 
 def read_text_folder(folder: Path, bad: BadRows, encoding: str | None = None) -> Rows:
