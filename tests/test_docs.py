@@ -283,7 +283,7 @@ def test_each_format_of_the_page_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         assert min(len(splits.train.classes), len(splits.validation.classes)) > 2
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     facts = run_program(program.replace("study.run()", "study.plan()"))
-    assert len(facts["study"].splits.train.classes) == 168
+    assert sum(len(part.classes) for part in facts["study"].splits.parts) == 240
 
 
 def run_program(program: str) -> dict[str, Any]:

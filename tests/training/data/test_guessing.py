@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from supermax.errors import UserError
 from supermax.training.data.columns import Columns
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.splits import read_splits
@@ -26,17 +27,21 @@ def rows(author: str, count: int = 120) -> list[Record]:
     ]
 
 
-@pytest.mark.parametrize("author", ["author", "writer"])
-def test_a_group_is_never_in_two_splits(tmp_path: Path, author: str) -> None:
-    """By its name or by its values: a search would refuse it."""
-    path = write_csv(tmp_path, rows(author))
+def test_values_that_are_in_two_splits_are_no_guessed_group(tmp_path: Path) -> None:
+    """A search would refuse them."""
+    path = write_csv(tmp_path, rows("writer"))
     guessed = guess_file(path)
     assert guessed.role("group") is None
-    assert author in guessed.unused
     columns = Columns(**{guess.role: guess.column for guess in guessed.columns})
     assert [len(part.classes) for part in read_splits(path, columns).parts] == [80, 40, 0]
-    named = f"The column '{author}' is not used as group: it has values in several splits."
-    assert (named in guessed.remarks) == (author == "author")
+
+
+def test_a_column_named_as_group_is_one_and_its_leak_is_refused(tmp_path: Path) -> None:
+    path = write_csv(tmp_path, rows("author"))
+    columns = Columns(**{guess.role: guess.column for guess in guess_file(path).columns})
+    assert columns.group == "author"
+    with pytest.raises(UserError, match="rows of its group are in another split"):
+        read_splits(path, columns)
 
 
 def test_a_group_that_splits_keep_together_is_used(tmp_path: Path) -> None:

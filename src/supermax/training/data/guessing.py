@@ -133,8 +133,6 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
             )
         elif "validation" not in parts:
             yield f"The column '{split}' has no rows of validation: `tune` draws them from train."
-        for name in (name for name in found.unused if _is_named("group", name)):
-            yield f"The column '{name}' is not used as group: it has values in several splits."
         return
     for name in (name for name in found.unused if _is_named("split", name)):
         values = {cell.strip() for cell in cells[name]}
@@ -197,12 +195,8 @@ def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> 
             found[role] = Guess(role, column, "by its name" if named else why)
             del left[column]
 
-    for role in ("split", "id"):
+    for role in ("split", "id", "group", "answer_start"):
         take(role, _named(role, left, _VALID[role]), (), "")
-    own_splits = cells[found["split"].column] if "split" in found else []
-    splits = [PART_NAMES[cell.strip().lower()] for cell in own_splits]
-    take("group", _named("group", left, lambda own: _are_whole_groups(own, splits)), (), "")
-    take("answer_start", _named("answer_start", left, _VALID["answer_start"]), (), "")
     take("text", _named("text", left, _has_words), _longest(left), "the longest texts")
     if "text" not in found:
         raise UserError(f"{file} has no column that holds texts.")
@@ -228,7 +222,8 @@ def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> 
         take("label", label, () if unfit else classes, "few values, each in many rows")
     if "group" not in found:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
-        repeated = [name for name in repeated if _are_whole_groups(left[name], splits)]
+        own_splits = cells[found["split"].column] if "split" in found else []
+        repeated = [name for name in repeated if _are_in_one_split(left[name], own_splits)]
         take("group", None, repeated, "each value is in several rows")
     if "answer" not in found:
         found.pop("answer_start", None)
@@ -297,11 +292,11 @@ def _are_titles(own: Sequence[str], texts: Sequence[str]) -> bool:
     return same and all(map(str.strip, own)) and len(set(own)) < len(title_of) < 0.9 * len(own)
 
 
-def _are_whole_groups(own: Sequence[str], splits: Sequence[str]) -> bool:
-    """Return True if every row has a group, and no group is in two of the splits, if any."""
-    split_of = dict(zip(own, splits, strict=False))
-    whole = all(split_of[cell] == part for cell, part in zip(own, splits, strict=False))
-    return whole and all(cell.strip() for cell in own)
+def _are_in_one_split(own: Sequence[str], splits: Sequence[str]) -> bool:
+    """Return True if no value is in two of the splits, if there are any."""
+    parts = [PART_NAMES[cell.strip().lower()] for cell in splits]
+    split_of = dict(zip(own, parts, strict=False))
+    return all(split_of[cell] == part for cell, part in zip(own, parts, strict=False))
 
 
 def _are_splits(own: Sequence[str]) -> bool:
@@ -316,5 +311,6 @@ def _are_ids(own: Sequence[str]) -> bool:
 _VALID: dict[str, Callable[[list[str]], bool]] = {
     "split": _are_splits,
     "id": _are_ids,
+    "group": lambda own: all(cell.strip() for cell in own),
     "answer_start": lambda own: all(is_whole(cell.strip() or "0") for cell in own),
 }

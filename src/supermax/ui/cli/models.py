@@ -156,7 +156,9 @@ def _print_estimates(result: Refit, labels: Sequence[str]) -> None:
 
 def predict(
     model: Annotated[Path, typer.Argument(help="Folder that `refit` exported.")],
-    file: Annotated[Path, typer.Argument(help="File, folder or hub:NAME to predict.")],
+    file: Annotated[
+        Path, typer.Argument(help="CSV, JSONL or Parquet file, folder, or hub:NAME to predict.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .jsonl file to write.")],
     text: Annotated[str | None, typer.Option(help="Column of the texts.")] = None,
     question: Annotated[str | None, typer.Option(help="Column of the questions.")] = None,
