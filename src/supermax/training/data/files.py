@@ -145,7 +145,8 @@ def _refuse_binary(path: Path, data: bytes) -> None:
     for start, (what, advice) in _BINARY.items():
         if data.startswith(start):
             raise UserError(f"{path} is not text but {what}. {advice}")
-    if _marked(data) is None and _utf16(data) is None and data.count(0) > _MOST_NULLS * len(data):
+    many = data.count(0) > _MOST_NULLS * len(data)
+    if many and _marked(data) is None and _utf16(data) is None:
         first = data.index(0)
         raise UserError(
             f"{path} is not text: byte {first + 1:,} and others are null bytes. Save the data as "

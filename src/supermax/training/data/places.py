@@ -8,7 +8,7 @@ LINE, INDEX, FILE = "line", "row index", "file"
 _PLURALS = {LINE: "lines", INDEX: "row indices", FILE: "files"}
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Place:
     """Place of a row: a line of a text file, from 1; an index of a Parquet file, a data frame or a
     dataset, from 0; a file of a folder."""

@@ -22,7 +22,7 @@ OTHER_TYPE = ""
 _WORDS_OF_A_TEXT = 8  # from which a value is a text and not a name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Row:
     place: Place
     values: Mapping[str, Any]

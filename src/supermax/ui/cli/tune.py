@@ -217,7 +217,7 @@ def tune(
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
-    if _is_data(target):
+    if is_data(target):
         target = str(_settings_of(Path(target).expanduser(), flags.get("models")))
     searches = resolved(target, flags | assigned(assign or []))
     for each in searches:  # before torch is loaded, which takes seconds
@@ -252,7 +252,7 @@ def resolved(
         if "name" in flags:
             given = flags["name"].source
             raise UserError(f"Four agents cannot share one study: leave out {given}.")
-    elif _is_data(target):
+    elif is_data(target):
         agents = [guess_file(target).agent]
         guessed = {"data.path": target, "models": ",".join(encoders_here()) or None}
         flags = {k: Value(v, "as init has it") for k, v in guessed.items() if v} | flags
@@ -279,7 +279,7 @@ def check_names(settings: Settings) -> None:
     space_for(settings)
 
 
-def _is_data(target: str) -> bool:
+def is_data(target: str) -> bool:
     """Return True for a table, a folder of data other than ReDSM5, or a dataset of the Hub."""
     if target in (*AGENTS, ALL):
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from supermax.training.data.guessing import guess_file
 from supermax.training.data.splits import read_splits
 from supermax.training.data.tables import Columns, read_table
 from tests.training.data.inputs.formats import GOOD, SECRET, write_csv, write_jsonl
+from tests.users import as_somebody, common_folder
 
 COLUMNS = Columns("text", label="label", id="id")
 
@@ -37,6 +39,8 @@ def test_folders_are_classes(tmp_path: Path) -> None:
     (folder / ".DS_Store").write_bytes(b"\0\0")
     (folder / "pos" / ".hidden").write_bytes(b"\0\0")
     (folder / "README.md").write_text("about")
+    os.mkfifo(folder / "pos" / "pipe.txt")
+    (folder / "pos" / "gone.txt").symlink_to("nowhere")
     corpus = read_table(folder, COLUMNS)
     assert corpus.name == "reviews"
     assert corpus.label_names == ("neg", "pos")
@@ -126,3 +130,16 @@ def test_folders_without_data_say_what_is_expected(tmp_path: Path) -> None:
     (tmp_path / "flat" / "train").mkdir(parents=True)
     (tmp_path / "flat" / "train" / "1.txt").write_text("a text")
     assert "no text files in folders of classes, such as" in refused(tmp_path / "flat")
+
+
+@pytest.mark.parametrize("hidden", ["", "pos", "pos/2.txt"])
+def test_what_this_user_may_not_read_is_named(hidden: str) -> None:
+    with common_folder() as place:
+        folder = classes(place / "reviews")
+        folder.chmod(0o755)
+        for path in folder.rglob("*"):
+            path.chmod(0o755)
+        (folder / hidden).chmod(0)
+        said = as_somebody(lambda: refused(folder))
+        (folder / hidden).chmod(0o755)
+    assert said.endswith(f"{folder / hidden} cannot be read: Permission denied.")

@@ -26,7 +26,7 @@ def read_parquet(path: Path, bad: BadRows) -> Rows:
     parquet = optional("pyarrow.parquet", str(path))
     try:
         with parquet.ParquetFile(path) as file:  # read_table would add columns of folders' names
-            table = file.read()
+            table = file.read(use_threads=False)  # the supervisor forks later
     except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
         if _is_parquet(path):
             why = f"is a damaged Parquet file ({in_short(error)}). Copy or download it again"

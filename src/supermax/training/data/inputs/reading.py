@@ -48,7 +48,13 @@ def read_rows(source: Source, bad: BadRows, encoding: str | None = None) -> Rows
     if hf_datasets.is_hub(source):
         return hf_datasets.read_hub(str(source), bad)
     path = Path(source).expanduser()
-    return _read_folder(path, bad, encoding) if path.is_dir() else _read_file(path, bad, encoding)
+    if not path.is_dir():
+        return _read_file(path, bad, encoding)
+    try:
+        return _read_folder(path, bad, encoding)
+    except OSError as error:  # of a folder or a file in it
+        named = error.filename or path
+        raise UserError(f"{named} cannot be read: {error.strerror}.") from None
 
 
 def _read_file(path: Path, bad: BadRows, encoding: str | None) -> Rows:
@@ -71,6 +77,7 @@ def _read_file(path: Path, bad: BadRows, encoding: str | None) -> Rows:
 
 
 def _read_folder(folder: Path, bad: BadRows, encoding: str | None) -> Rows:
+    next(folder.iterdir(), None)  # raises if it cannot be read
     if hf_datasets.is_saved(folder):
         return hf_datasets.read_saved(folder, bad)
     if files := text_folders.data_files(folder, is_table):

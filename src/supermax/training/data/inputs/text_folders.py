@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -110,11 +111,22 @@ def _files(folder: Path, name: str, classes: list[Path]) -> Iterator[tuple[Place
     number = 0
     for inside in classes:
         label = "" if inside.name.lower() in _UNLABELLED else inside.name
-        for path in sorted(inside.rglob("*")):
-            parts = path.relative_to(folder).parts
-            if path.is_file() and not any(part.startswith(".") for part in parts):
-                number += 1
-                yield Place(name, number, FILE, "/".join(parts)), path, label
+        for path in sorted(_walked(inside)):
+            number += 1
+            yield Place(name, number, FILE, path.relative_to(folder).as_posix()), path, label
+
+
+def _walked(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, without hidden ones. Raises OSError for a folder that cannot
+    be read: its texts would be missing."""
+    for place, folders, files in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found = (Path(place) / name for name in files if not name.startswith("."))
+        yield from (path for path in found if path.is_file())  # no pipes, which would block
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _text(place: Place, path: Path, given: str | None, detected: str, bad: BadRows) -> str | None:
