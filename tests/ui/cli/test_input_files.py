@@ -235,4 +235,4 @@ def test_validation_rows_are_drawn_from_train_where_there_are_none(tmp_path: Pat
     assert (len(days[0]), len(days[1])) == (68, 12)
     assert days[0] | days[1] == set(range(80))
     assert splits.fingerprint == again.fingerprint
-    assert "the file has no validation rows: they were drawn from train" in said
+    assert "the data has no validation rows: they were drawn from train" in said

@@ -19,7 +19,7 @@ from supermax.search.settings.writing import written
 from supermax.space.presets import preset
 from supermax.training.data.files import UTF8
 from supermax.training.data.guessing import Guessed, guess_file
-from supermax.training.data.inputs.hf_datasets import is_hub
+from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
 from supermax.training.data.inputs.reading import source_stem
 from supermax.training.data.names import is_class_name
 from supermax.training.data.redsm5 import is_redsm5
@@ -144,9 +144,8 @@ def _size(agent: str, models: Sequence[str]) -> dict[str, str | int]:
 def _table_path(target: str) -> Path:
     path = Path(target).expanduser()
     if not is_hub(target) and not path.exists() and not path.suffix:
-        raise UserError(
-            ended(f"There is no agent and no file {target!r}{nearest(target, AGENTS)}")
-        )
+        missing = ended(f"There is no agent and no file {target!r}{nearest(target, AGENTS)}")
+        raise UserError(missing + hub_hint(target))
     return path
 
 

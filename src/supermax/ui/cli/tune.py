@@ -36,7 +36,7 @@ from supermax.space.presets import presets, unsearched
 from supermax.space.reading import load
 from supermax.studies import check_storage
 from supermax.training.data.guessing import guess_file
-from supermax.training.data.inputs.hf_datasets import is_hub
+from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
 from supermax.training.data.inputs.reading import is_table
 from supermax.training.data.redsm5 import is_redsm5
 from supermax.training.eval.metrics import check_metric
@@ -302,7 +302,10 @@ def _settings_file(target: str) -> Path:
     if is_table(path):
         raise UserError(f"There is no file {path}.")
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
-        raise UserError(f"There is no file {path}. `supermax init` writes one to start from.")
+        hint = hub_hint(target)
+        raise UserError(
+            f"There is no file {path}. `supermax init` writes one to start from.{hint}"
+        )
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
 
 

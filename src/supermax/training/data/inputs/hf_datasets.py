@@ -32,6 +32,13 @@ def is_hub(source: object) -> bool:
     return isinstance(source, str | Path) and str(source).startswith(HUB)
 
 
+def hub_hint(name: str) -> str:
+    """Return a sentence for a name without a file that may be meant as one of the Hub; or ""."""
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None:
+        return ""
+    return f" If it is a dataset of the Hugging Face Hub, write {HUB}{name}."
+
+
 def hub_stem(name: str) -> str:
     """Return the name of a dataset of the Hub without its owner and revision."""
     return name.removeprefix(HUB).partition("@")[0].rpartition("/")[2].replace(":", "-")

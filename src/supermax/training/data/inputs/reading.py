@@ -65,6 +65,8 @@ def _read_file(path: Path, bad: BadRows, encoding: str | None) -> Rows:
         return read_parquet(path, bad)
     reader = _TEXTS.get(suffix)
     if reader is None:
+        if (hint := hf_datasets.hub_hint(str(path))) and not path.exists():
+            raise UserError(f"There is no file {path}.{hint}")
         require_readable(path)
         raise UserError(
             f"{path} is neither CSV nor JSONL nor Parquet by its name; name it .csv, .jsonl or "
