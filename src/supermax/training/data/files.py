@@ -66,7 +66,7 @@ def read_contents(path: Path, encoding: str | None = None) -> Contents:
         data = _decompressed(path, data)
     _refuse_binary(path, data)
     always = UTF8 if suffix_of(path) in _ALWAYS_UTF8 else None
-    found = encoding or _marked(data) or always or detect(data)
+    found = encoding or marked(data) or always or detect(data)
     if _known(found) == UTF8:
         while data.startswith(codecs.BOM_UTF8):  # some programs write it twice
             data = data.removeprefix(codecs.BOM_UTF8)
@@ -146,7 +146,7 @@ def _refuse_binary(path: Path, data: bytes) -> None:
         if data.startswith(start):
             raise UserError(f"{path} is not text but {what}. {advice}")
     many = data.count(0) > _MOST_NULLS * len(data)
-    if many and _marked(data) is None and _utf16(data) is None:
+    if many and marked(data) is None and _utf16(data) is None:
         first = data.index(0)
         raise UserError(
             f"{path} is not text: byte {first + 1:,} and others are null bytes. Save the data as "
@@ -166,7 +166,7 @@ def _known(encoding: str) -> str:
         ) from None
 
 
-def _marked(data: bytes) -> str | None:
+def marked(data: bytes) -> str | None:
     """Return the encoding of the byte order mark; None without one."""
     return next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 LINE, INDEX, FILE = "line", "row index", "file"
 _PLURALS = {LINE: "lines", INDEX: "row indices", FILE: "files"}
+_LONGEST_PATH = 100
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -23,7 +24,9 @@ class Place:
 
     @property
     def at(self) -> str:
-        return self.file or str(self.number)
+        """Line, index or file. A name of a file that may be a text is replaced by its number."""
+        shown = len(self.file) <= _LONGEST_PATH and not any(map(str.isspace, self.file))
+        return (self.file if shown else f"number {self.number}") or str(self.number)
 
     @property
     def short(self) -> str:
@@ -37,7 +40,7 @@ class Place:
     @property
     def id(self) -> str:
         """Identifier of a row that has none of its own."""
-        return f"{self.source}:{self.at}"
+        return f"{self.source}:{self.file or self.number}"
 
     def __str__(self) -> str:
         return f"{self.source}, {self.short}" if self.unit else self.source

@@ -93,17 +93,44 @@ def test_more_files_of_a_kind_are_listed_by_name(tmp_path: Path) -> None:
     assert "5 more like it (files neg/bad1.pdf, neg/bad2.pdf, neg/bad3.pdf, ...)" in message
 
 
+def test_names_of_files_that_may_be_texts_are_not_shown(tmp_path: Path) -> None:
+    folder = classes(tmp_path / "reviews")
+    (folder / "pos" / f"I saw the {SECRET} today.txt").write_text(" ")
+    assert "reviews, file number 9: the text is missing" in refused(folder)
+
+
 def test_one_encoding_is_detected_for_all_files(tmp_path: Path) -> None:
     folder = classes(tmp_path / "reviews", 12)
     for i in range(12):
         text = f"the {SECRET} had a café crème and was happy {i}"
         (folder / "pos" / f"{i}.txt").write_bytes(text.encode("cp1252"))
     (folder / "neg" / "utf8.txt").write_text("déjà vu", encoding="utf-8")
+    (folder / "neg" / "utf16.txt").write_text("déjà vu", encoding="utf-16")
     corpus = read_table(folder, COLUMNS)
     assert corpus.detected == "cp1252"
-    texts = {e.id: e.text for e in corpus.classes}
-    assert "café crème" in texts["pos/0.txt"]
-    assert texts["neg/utf8.txt"] == "déjà vu"
+    assert guess_file(folder).encoding == "cp1252"
+    # The settings that `init` writes name the encoding.
+    for found in (corpus, read_table(folder, COLUMNS, encoding="cp1252", on_bad="skip")):
+        texts = {e.id: e.text for e in found.classes}
+        assert "café crème" in texts["pos/0.txt"]
+        assert texts["neg/utf8.txt"] == "déjà vu"
+    assert {e.id: e.text for e in corpus.classes}["neg/utf16.txt"] == "déjà vu"
+
+
+def test_files_of_splits_may_have_encodings_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "reviews").mkdir()
+    rows = [{**row, "text": f"{row['text']}, déjà vu"} for row in GOOD]
+    for part, encoding in (("train", "cp1252"), ("test", "utf-8")):
+        text = write_csv(tmp_path, rows).read_text(encoding="utf-8")
+        (tmp_path / "reviews" / f"{part}.csv").write_bytes(text.encode(encoding))
+    columns = Columns("text", label="label")
+    guessed = guess_file(tmp_path / "reviews")
+    assert guessed.encoding == "utf-8"
+    assert "train.csv is not UTF-8. It is read as cp1252." in guessed.remarks
+    splits = read_splits(tmp_path / "reviews", columns)
+    for part in (splits.train, splits.test):
+        assert all(e.text.endswith("déjà vu") for e in part.classes)
+    assert "train.csv is not UTF-8" in "\n".join(weaknesses(splits))
 
 
 def test_a_folder_of_one_file_for_each_split(tmp_path: Path) -> None:

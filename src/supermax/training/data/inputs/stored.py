@@ -36,8 +36,8 @@ class StoredTable:
     def write(self, folder: Path) -> Path:
         """Write the file, unless it is there. Only this user can read it. Return its path."""
         path = folder / self.name
+        make_private(folder)  # another user's folder could hold other data under this name
         if not path.exists():
-            make_private(folder)
             write_whole(path, self.data)
         return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from supermax.training.data.files import (
     detect,
     first_wrong_byte,
     is_utf8,
+    marked,
     read_contents,
 )
 from supermax.training.data.inputs.parts import joined_parts, part_name
@@ -37,8 +39,16 @@ def read_data_files(
         tables = [read(path, bad, encoding) for path in paths]
         columns = tuple(dict.fromkeys(name for table in tables for name in table.columns))
         rows = tuple(row for table in tables for row in table.rows)
-        parts[name] = replace(tables[0], columns=columns, rows=rows)
+        remarks = [line for table in tables for line in (*table.remarks, *_read_as(table))]
+        whole = replace(tables[0], columns=columns, rows=rows, remarks=tuple(remarks))
+        parts[name] = replace(whole, encoding=encoding or UTF8)
     return joined_parts(folder.name, parts)
+
+
+def _read_as(table: Rows) -> Iterator[str]:
+    """Name the detected encoding of a file: each file of a folder may have its own."""
+    if table.encoding != UTF8:
+        yield f"{table.file} is not UTF-8. It is read as {table.encoding}."
 
 
 def data_files(folder: Path, is_table: Callable[[Path], bool]) -> dict[str, list[Path]]:
@@ -54,7 +64,7 @@ def data_files(folder: Path, is_table: Callable[[Path], bool]) -> dict[str, list
 def is_text_folder(folder: Path) -> bool:
     """Return True if most of the files in the folders of a folder are text files by their name."""
     inside = [path for path in _visible(folder) if path.is_dir()]
-    files = [path for _, path, _ in _files(folder, "", inside)]
+    files = [path for _, path, _ in _files(folder, "", inside, itertools.count())]
     return 2 * sum(path.suffix.lower() in _TEXTS for path in files) > len(files)
 
 
@@ -83,7 +93,8 @@ def _read(
     folder: Path, classes: dict[str, list[Path]], bad: BadRows, encoding: str | None
 ) -> Rows:
     name = folder.resolve().name
-    files = {part: [*_files(folder, name, inside)] for part, inside in classes.items()}
+    numbers = itertools.count(1)
+    files = {p: [*_files(folder, name, inside, numbers)] for p, inside in classes.items()}
     if not any(files.values()):
         raise UserError(
             f"{folder} has no text files in folders of classes, such as {folder}/CLASS/1.txt or "
@@ -106,14 +117,15 @@ def _rows(name: str, found: list[tuple[Place, str | None, str]]) -> Rows:
     return Rows(name, ("text", "label", "id"), rows, form=FOLDER)
 
 
-def _files(folder: Path, name: str, classes: list[Path]) -> Iterator[tuple[Place, Path, str]]:
+def _files(
+    folder: Path, name: str, classes: list[Path], numbers: Iterator[int]
+) -> Iterator[tuple[Place, Path, str]]:
     """Yield place, path and class of each file."""
-    number = 0
     for inside in classes:
         label = "" if inside.name.lower() in _UNLABELLED else inside.name
         for path in sorted(_walked(inside)):
-            number += 1
-            yield Place(name, number, FILE, path.relative_to(folder).as_posix()), path, label
+            file = path.relative_to(folder).as_posix()
+            yield Place(name, next(numbers), FILE, file), path, label
 
 
 def _walked(folder: Path) -> Iterator[Path]:
@@ -134,7 +146,7 @@ def _text(place: Place, path: Path, given: str | None, detected: str, bad: BadRo
     if path.suffix.lower() not in _TEXTS:
         bad.add(place, "this is not a .txt file")
         return None
-    own = given or (None if is_utf8(path.read_bytes()) or detected == UTF8 else detected)
+    own = _encoding_of(path.read_bytes(), given, detected)
     try:
         data = read_contents(path, own).data
     except UserError:
@@ -144,6 +156,14 @@ def _text(place: Place, path: Path, given: str | None, detected: str, bad: BadRo
         bad.add(place, NOT_UTF8, byte.replace(" of the line", ""))
         return None
     return data.decode(UTF8)
+
+
+def _encoding_of(data: bytes, given: str | None, detected: str) -> str | None:
+    """Return the encoding of one file; None: as detected for it alone. Beside files in another
+    encoding, one that is UTF-8 stays UTF-8: by accident, no text with accents is valid UTF-8."""
+    if not data.isascii() and is_utf8(data):
+        return UTF8
+    return given or (None if detected == UTF8 or marked(data) else detected)
 
 
 def _detected(paths: list[Path]) -> str:
