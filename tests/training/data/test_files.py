@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from supermax.errors import UserError
-from supermax.training.data.files import first_wrong_byte, read_contents
+from supermax.training.data.encodings import first_wrong_byte
+from supermax.training.data.files import read_contents
 from supermax.training.data.tables import Columns, read_table
 
 TEXT = "text,label\n" + "".join(f"the café was good on day {i},yes\n" for i in range(20))

@@ -12,17 +12,9 @@ from pathlib import Path
 
 from supermax._util.text import ended
 from supermax.errors import UserError
+from supermax.training.data.encodings import UTF8, detect, marked, utf16_of
 from supermax.training.data.names import nearest_column
 
-UTF8 = "utf-8"
-NOT_UTF8 = "this is not UTF-8 text"
-_MARKS = {
-    codecs.BOM_UTF8: UTF8,
-    codecs.BOM_UTF32_LE: "utf-32",  # starts with the mark of UTF-16
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
 _BINARY = {
     b"PK\x03\x04": ("a ZIP archive or a workbook", "Save its table as CSV."),
     b"\xd0\xcf\x11\xe0": ("a workbook or a document of Office", "Save its table as CSV."),
@@ -36,16 +28,6 @@ _BINARY = {
 _MOST_NULLS = 0.01
 """Share of null bytes above which data is not text."""
 _ALWAYS_UTF8 = (".jsonl", ".ndjson")
-_WESTERN = "cp1252"
-_CANDIDATES = [
-    _WESTERN, "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp874",
-    "koi8_r", "cp932", "euc_jp", "gb18030", "big5", "cp949",
-]  # fmt: skip
-"""Encodings that tables are saved in. With all codecs, a few quotation marks are detected as
-Korean."""
-_SAMPLED = 2000  # lines
-_ALIKE = 0.02
-"""Difference in coherence below which two encodings are equally likely."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +39,7 @@ class Contents:
 
 
 def read_contents(path: Path, encoding: str | None = None) -> Contents:
-    """Read a file. `encoding` is that of the file; None detects it.
+    """Read a file. `encoding` is that of the file; None detects it (`detect`).
 
     Raises UserError if the file cannot be read or decoded.
     """
@@ -146,7 +128,7 @@ def _refuse_binary(path: Path, data: bytes) -> None:
         if data.startswith(start):
             raise UserError(f"{path} is not text but {what}. {advice}")
     many = data.count(0) > _MOST_NULLS * len(data)
-    if many and marked(data) is None and _utf16(data) is None:
+    if many and marked(data) is None and utf16_of(data) is None:
         first = data.index(0)
         raise UserError(
             f"{path} is not text: byte {first + 1:,} and others are null bytes. Save the data as "
@@ -164,63 +146,3 @@ def _known(encoding: str) -> str:
             f"There is no encoding {encoding!r:.40}. Common ones: utf-8, cp1252 (Western European "
             f"Windows), latin-1, utf-16."
         ) from None
-
-
-def marked(data: bytes) -> str | None:
-    """Return the encoding of the byte order mark; None without one."""
-    return next((encoding for mark, encoding in _MARKS.items() if data.startswith(mark)), None)
-
-
-def _utf16(data: bytes) -> str | None:
-    """Return the UTF-16 in which every second byte of ASCII characters is 0; None: it is none."""
-    even, odd = data[::2].count(0), data[1::2].count(0)
-    if even + odd > len(data) / 8 and max(even, odd) > 9 * min(even, odd):
-        return "utf-16-be" if even > odd else "utf-16-le"
-    return None
-
-
-def detect(data: bytes) -> str:
-    """Guess the encoding: UTF-16, UTF-8 with few damaged lines, or one of the candidates."""
-    if (utf16 := _utf16(data)) is not None:
-        return utf16
-    non_ascii = [line for line in data.splitlines() if not line.isascii()]
-    wrong = [line for line in non_ascii if not is_utf8(line)]
-    if 2 * len(wrong) <= len(non_ascii):  # UTF-8 with damaged lines
-        return UTF8
-    from charset_normalizer import from_bytes  # slow to import, and rarely needed
-
-    found = from_bytes(b"\n".join(wrong[:_SAMPLED]), cp_isolation=_CANDIDATES)
-    best = found.best()
-    if best is None:
-        return UTF8
-    western = next((match for match in found if match.encoding == _WESTERN), None)
-    if _decodes_alike(wrong, best.encoding) or (
-        western is not None
-        and western.chaos <= best.chaos
-        and western.coherence >= best.coherence - _ALIKE
-    ):
-        return _WESTERN  # the most common one, unless another is clearly likelier
-    return best.encoding
-
-
-def _decodes_alike(lines: list[bytes], encoding: str) -> bool:
-    """Return True if the lines decode to the same text as in the Western encoding."""
-    data = b"\n".join(lines)
-    try:
-        return data.decode(_WESTERN) == data.decode(encoding)
-    except UnicodeError:
-        return False
-
-
-def first_wrong_byte(line: bytes) -> str | None:
-    """Return the first byte that is not UTF-8, with its place, as a detail of a message; None
-    without one."""
-    try:
-        line.decode(UTF8)
-    except UnicodeDecodeError as error:
-        return f" (byte {error.start + 1} of the line, 0x{line[error.start]:02x})"
-    return None
-
-
-def is_utf8(line: bytes) -> bool:
-    return first_wrong_byte(line) is None

@@ -16,7 +16,7 @@ from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
-from supermax.training.data.files import UTF8
+from supermax.training.data.encodings import UTF8
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, Rows, check_header, plain

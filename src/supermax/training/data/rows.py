@@ -12,7 +12,8 @@ from typing import Any
 
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.files import UTF8, stem_of
+from supermax.training.data.encodings import UTF8
+from supermax.training.data.files import stem_of
 from supermax.training.data.names import nearest_column
 from supermax.training.data.places import LINE, Place
 

@@ -16,8 +16,8 @@ from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.classes import is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
+from supermax.training.data.encodings import NOT_UTF8, UTF8
 from supermax.training.data.examples import Corpus, Example, Unlabelled
-from supermax.training.data.files import NOT_UTF8, UTF8
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.places import Place
 from supermax.training.data.rows import Row, plain, require, why_not_plain

@@ -17,7 +17,7 @@ from supermax.errors import UserError
 from supermax.search.settings.resolving import fitting_preset
 from supermax.search.settings.writing import written
 from supermax.space.presets import preset
-from supermax.training.data.files import UTF8
+from supermax.training.data.encodings import UTF8
 from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
 from supermax.training.data.inputs.reading import source_stem

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.files import NOT_UTF8, first_wrong_byte
+from supermax.training.data.encodings import NAME_IT, NOT_UTF8, first_wrong_byte
 from supermax.training.data.places import Place
 from supermax.training.data.rows import Row, Rows, check_names
 
@@ -31,13 +31,13 @@ def read_csv(file: str, data: bytes, bad: BadRows) -> Rows:
     records = _records(file, text, separator, bad)
     first, last, header = next(records, (1, 1, []))
     if any(line in wrong for line in range(first, last + 1)):
-        bad.add(Place(file, first), NOT_UTF8, skippable=False)
+        bad.add(Place(file, first), NOT_UTF8, skippable=False, advice=NAME_IT)
     columns = tuple(name.strip() for name in header)
     check_names(columns, Place(file, first), bad)
     rows = []
     for start, end, record in records:
         if lines := [line for line in range(start, end + 1) if line in wrong]:
-            bad.add(Place(file, lines[0]), NOT_UTF8, wrong[lines[0]])
+            bad.add(Place(file, lines[0]), NOT_UTF8, wrong[lines[0]], advice=NAME_IT)
         elif len(record) != len(columns):
             counts = f" ({len(record)}, not {len(columns)})"
             what = "the row and the header have different numbers of fields"

@@ -6,7 +6,7 @@ import json
 from typing import NoReturn
 
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.files import NOT_UTF8, first_wrong_byte
+from supermax.training.data.encodings import NAME_IT, NOT_UTF8, first_wrong_byte
 from supermax.training.data.places import Place
 from supermax.training.data.rows import JSONL, Row, Rows
 
@@ -27,7 +27,7 @@ def read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
 
 def _object(place: Place, line: bytes, bad: BadRows) -> dict[str, object] | None:
     if (byte := first_wrong_byte(line)) is not None:
-        bad.add(place, NOT_UTF8, byte)
+        bad.add(place, NOT_UTF8, byte, advice=NAME_IT)
         return None
     try:
         value = json.loads(line, parse_constant=_refuse)

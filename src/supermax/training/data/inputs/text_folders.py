@@ -10,15 +10,16 @@ from pathlib import Path
 
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.files import (
+from supermax.training.data.encodings import (
+    NAME_IT,
     NOT_UTF8,
     UTF8,
     detect,
     first_wrong_byte,
     is_utf8,
     marked,
-    read_contents,
 )
+from supermax.training.data.files import read_contents
 from supermax.training.data.inputs.parts import joined_parts, part_name
 from supermax.training.data.places import FILE, Place
 from supermax.training.data.rows import Row, Rows
@@ -153,7 +154,7 @@ def _text(place: Place, path: Path, given: str | None, detected: str, bad: BadRo
         bad.add(place, "this is not text that can be read")
         return None
     if (byte := first_wrong_byte(data)) is not None:
-        bad.add(place, NOT_UTF8, byte.replace(" of the line", ""))
+        bad.add(place, NOT_UTF8, byte.replace(" of the line", ""), advice=NAME_IT)
         return None
     return data.decode(UTF8)
 
