@@ -52,6 +52,16 @@ def test_a_folder_of_texts_is_described_with_its_splits(tmp_path: Path) -> None:
         assert "does not describe" not in sm("plan", "reviews", "--gpu-memory", "24GiB")
 
 
+def test_one_class_is_refused_by_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "reviews" / "pos").mkdir(parents=True)
+    for i in range(5):
+        (tmp_path / "reviews" / "pos" / f"{i}.txt").write_text(f"a text of day {i}")
+    with inside(tmp_path):
+        assert "The column 'label' holds only one class" in sm("init", "reviews")
+        said = sm("tune", "reviews.yaml", "--no-supervisor", code=2)
+    assert "reviews: all rows have the same label; classes need at least two." in said
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_dataset_of_the_hub_is_described(tmp_path: Path) -> None:
     with inside(tmp_path):

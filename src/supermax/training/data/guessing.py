@@ -119,7 +119,7 @@ def _typed(table: Rows) -> list[str]:
 
 def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Iterator[str]:
     if bad.found:
-        what = "this file" if bad.fatal else f"{counted(bad.rows, 'row')} of this file"
+        what = "this data" if bad.fatal else f"{counted(bad.rows, 'row')} of this data"
         yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
     if label is not None and len(_kinds(cells[label])) == 1:
