@@ -146,7 +146,7 @@ FILES = [
         csv("text,label", *notes(60, lambda i: "yes")),
         ("The column 'label' holds only one class; a search needs two.",),
         TEXT,
-        unfit="only one label",
+        unfit="one-class.csv: all rows have the same label; classes need at least two",
     ),
     File(
         "ragged.csv",
