@@ -283,7 +283,7 @@ def describe_data(search: Search) -> list[str]:
         f"of a refit"
     )
     if splits.drawn:
-        lines.append("the file has no validation rows: they were drawn from train")
+        lines.append("the data has no validation rows: they were drawn from train")
     if splits.joined:
         groups = counted(splits.joined, "group shares", "groups share")
         lines.append(f"{groups} a text with another group, and are kept in one split with it")

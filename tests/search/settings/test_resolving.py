@@ -104,6 +104,16 @@ def test_an_unknown_key_of_set_comes_with_where_keys_are_listed() -> None:
         resolve("criteria", flags={"quux": Value(1, "--set quux")}, presets=presets())
 
 
+def test_a_dataset_of_the_hub_is_no_path(tmp_path: Path) -> None:
+    """Neither beside the file, nor when it is stored, nor in a report."""
+    name = "hub:owner/reviews:small@v1"
+    found = resolved(None, settings_file(tmp_path, f"agent: criteria\ndata: {name}\n")).settings
+    assert found.data.path == name
+    stored = found.to_store()
+    assert stored["data"]["path"] == name  # type: ignore[index]
+    assert f'path: "{name}"' in reproducing(stored, "reviews", {})
+
+
 def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:
     file = settings_file(tmp_path, "agent: criteria\ndata: notes.csv\nstorage: s.db\n")
     found = resolved(None, file).settings

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE, Agent
+from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, STORED_DATA, Agent
 from supermax._util.text import mistyped_url
 from supermax.search.settings import units
 
@@ -80,6 +80,9 @@ def _race(value: object) -> object:
 RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
 
 
+SYNTHETIC = "synthetic"
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -110,10 +113,12 @@ class ColumnSettings(_Part):
 
 class DataSettings(_Part):
     path: str | None = Field(
-        None, description="a CSV or JSONL file, a folder of ReDSM5, or 'synthetic'"
+        None,
+        description="a CSV, JSONL or Parquet file; a folder of text files by class, of a saved "
+        "dataset, or of ReDSM5; hub:NAME for a dataset of the Hugging Face Hub; or 'synthetic'",
     )
     columns: ColumnSettings | None = Field(
-        None, description="columns of a CSV or JSONL file, by role"
+        None, description="columns of the data, by role; guessed by default"
     )
     labels: Words | None = Field(None, description="the classes, in their order")
     encoding: str | None = Field(
@@ -278,6 +283,11 @@ class Settings(_Part):
         return Path(self.cache or Path(self.outdir) / CACHE).expanduser()
 
     @property
+    def stored_data(self) -> Path:
+        """Folder of data that a program gives in memory."""
+        return (Path(self.outdir).expanduser() / STORED_DATA).absolute()
+
+    @property
     def limits(self) -> dict[str, float | None]:
         """Limits of a trial's training that are not searched."""
         return {"epochs": self.epochs, "patience": self.patience, "min_delta": self.min_delta}
@@ -285,10 +295,15 @@ class Settings(_Part):
     def to_store(self) -> dict[str, object]:
         """Return the settings as JSON for the study: without secrets, with absolute paths."""
         stored = self.model_dump(mode="json", exclude={"storage", "track", "space", "warm_start"})
-        if self.data.path not in (None, "synthetic"):
-            stored["data"]["path"] = str(Path(self.data.path or "").expanduser().absolute())
+        if self.data.path is not None and not is_name_of_data(self.data.path):
+            stored["data"]["path"] = str(Path(self.data.path).expanduser().absolute())
         stored["cache"] = str(self.cache_folder.absolute())
         return stored
+
+
+def is_name_of_data(path: str) -> bool:
+    """Return True if the data is named otherwise than by a path."""
+    return path == SYNTHETIC or path.startswith(HUB)
 
 
 def keys(kind: type[BaseModel] = Settings, before: str = "") -> dict[str, str]:

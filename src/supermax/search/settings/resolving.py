@@ -18,7 +18,7 @@ from supermax._util.attributes import AGENTS, is_untrained
 from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
-from supermax.search.settings.model import Settings, keys
+from supermax.search.settings.model import Settings, is_name_of_data, keys
 from supermax.search.settings.places import beside
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
 
 
 def _is_path(key: str, text: str) -> bool:
-    return not is_url(text) and not (key == "data.path" and text == "synthetic")
+    return not is_url(text) and not (key == "data.path" and is_name_of_data(text))
 
 
 def _unknown(layers: Mapping[str, Value]) -> list[str]:

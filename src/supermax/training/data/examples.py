@@ -56,6 +56,8 @@ class Corpus:
     """Rows without a label. Like `skipped`, of the whole file, also in one of its splits."""
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about parts of the source that are not read."""
 
     @property
     def examples(self) -> tuple[Example, ...]:

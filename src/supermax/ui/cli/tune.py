@@ -36,7 +36,9 @@ from supermax.space.presets import presets, unsearched
 from supermax.space.reading import load
 from supermax.studies import check_storage
 from supermax.training.data.guessing import guess_file
-from supermax.training.data.rows import is_table
+from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
+from supermax.training.data.inputs.reading import is_table
+from supermax.training.data.redsm5 import is_redsm5
 from supermax.training.eval.metrics import check_metric
 from supermax.ui.cli.completing import among, preset_names, studies, targets
 from supermax.ui.cli.early import started_early
@@ -215,7 +217,7 @@ def tune(
         "track": track,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
-    if _is_table_file(target):
+    if is_data(target):
         target = str(_settings_of(Path(target).expanduser(), flags.get("models")))
     searches = resolved(target, flags | assigned(assign or []))
     for each in searches:  # before torch is loaded, which takes seconds
@@ -250,8 +252,8 @@ def resolved(
         if "name" in flags:
             given = flags["name"].source
             raise UserError(f"Four agents cannot share one study: leave out {given}.")
-    elif _is_table_file(target):
-        agents = [guess_file(Path(target).expanduser()).agent]
+    elif is_data(target):
+        agents = [guess_file(target).agent]
         guessed = {"data.path": target, "models": ",".join(encoders_here()) or None}
         flags = {k: Value(v, "as init has it") for k, v in guessed.items() if v} | flags
     elif target not in AGENTS:
@@ -277,26 +279,33 @@ def check_names(settings: Settings) -> None:
     space_for(settings)
 
 
-def _is_table_file(target: str) -> bool:
+def is_data(target: str) -> bool:
+    """Return True for a table, a folder of data other than ReDSM5, or a dataset of the Hub."""
+    if target in (*AGENTS, ALL):
+        return False
     path = Path(target).expanduser()
-    return is_table(path) and _is_file(path)
+    is_folder = _is(path, Path.is_dir) and not is_redsm5(path)
+    return is_hub(target) or is_folder or (is_table(path) and _is(path, Path.is_file))
 
 
-def _is_file(path: Path) -> bool:
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
     try:
-        return path.is_file()
+        return kind(path)
     except OSError:  # the name is too long for a file
         return False
 
 
 def _settings_file(target: str) -> Path:
     path = Path(target).expanduser()
-    if _is_file(path):
+    if _is(path, Path.is_file):
         return path
     if is_table(path):
         raise UserError(f"There is no file {path}.")
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
-        raise UserError(f"There is no file {path}. `supermax init` writes one to start from.")
+        hint = hub_hint(target)
+        raise UserError(
+            f"There is no file {path}. `supermax init` writes one to start from.{hint}"
+        )
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENTS, ALL))}"))
 
 
