@@ -26,12 +26,12 @@ from supermax.engine.storage.run_folder import TrialFolder
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import TrialRecord
 from supermax.results.tracking import names, tracked
+from supermax.results.tracking.backends.mlflow import SETTINGS
 from supermax.results.tracking.content import About, content, is_superseded
-from supermax.results.tracking.destination import destination
+from supermax.results.tracking.backends.mlflow_address import mlflow_destination as destination
 from supermax.results.tracking.following import due, pause
 from supermax.results.tracking.process import _environment
 from supermax.results.tracking.record import TrackingFolder
-from supermax.results.tracking.server import SETTINGS
 from supermax.results.tracking.source import (
     StudySource,
     ensure_identity,
@@ -136,8 +136,8 @@ def test_content_of_a_trial(tmp_path: Path) -> None:
     losses = [(p.step, p.value) for p in said.points if p.key == "curve/train_loss"]
     assert losses == [(1, 3.0), (2, 2.0)]
     assert list(said.curve) == [0, 2, 3]
-    assert said.params["lr"] == "0.1"
-    assert len(said.params["kind"]) == 500
+    assert said.params["lr"] == 0.1
+    assert said.params["kind"] == "x" * 9000
     assert json.loads(said.files["configuration.json"])["parameters"]["kind"] == "x" * 9000
     assert content(ABOUT, trial(tmp_path, state=TrialState.PRUNED)).status == "KILLED"
     failed = content(ABOUT, trial(tmp_path, state=TrialState.FAIL, value=None))

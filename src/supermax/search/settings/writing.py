@@ -77,6 +77,7 @@ _MACHINE_KEYS = {
     "address",
     "cache",
     "checkpoints",
+    "notify",
     "outdir",
     "run_dir",
     "storage",
@@ -157,5 +158,6 @@ _EXAMPLES = {
     "storage": STORAGE,
     "cache": CACHE,
     "keep": "20GiB",
-    "track": "mlflow",
+    "track": "[tensorboard]",
+    "notify": "[./notify.sh]",
 }

@@ -1,0 +1,119 @@
+"""Targets of notifications: a command, or the URL of a webhook."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from supermax._util.text import finite
+from supermax.errors import UserError
+
+TIMEOUT = 10.0
+"""Seconds that a target may take."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Command, or URL of a webhook."""
+
+    text: str = field(repr=False)
+
+    @property
+    def is_url(self) -> bool:
+        return self.text.lower().startswith(("http://", "https://"))
+
+    @property
+    def shown(self) -> str:
+        """Name without secrets: these may be anywhere in the path of a webhook, and in the
+        arguments of a command."""
+        if self.is_url:
+            parts = urlsplit(self.text)
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/***"
+        first = shlex.split(self.text, posix=True)[0]
+        return first if first == self.text.strip() else f"{first} …"
+
+    @property
+    def key(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def send(self, event: Mapping[str, object]) -> None:
+        """Deliver an event. Raises an exception unless it is accepted within TIMEOUT."""
+        data = json.dumps(finite(dict(event)), default=str).encode()
+        if self.is_url:
+            self._post(data)
+        else:
+            self._run(data)
+
+    def _post(self, data: bytes) -> None:
+        parts = urlsplit(self.text)
+        login, _, host = parts.netloc.rpartition("@")
+        request = urllib.request.Request(
+            parts._replace(netloc=host).geturl(),
+            data,
+            {"Content-Type": "application/json", "User-Agent": "supermax"},
+        )
+        if login:
+            coded = base64.b64encode(unquote(login).encode()).decode()
+            request.add_header("Authorization", f"Basic {coded}")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT):
+                pass
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise RuntimeError(f"HTTP status {error.code}") from None
+        except urllib.error.URLError as error:
+            raise RuntimeError(str(error.reason)) from None
+
+    def _run(self, data: bytes) -> None:
+        """Run the command with the data on its standard input, in a session of its own."""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", self.text],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.communicate(data, timeout=TIMEOUT)
+            process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"it took longer than {TIMEOUT:g} s and was killed") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if process.returncode:
+            raise RuntimeError(f"exit code {process.returncode}")
+
+
+def check_targets(notify: Sequence[str]) -> list[Target]:
+    """Return the targets of the setting `notify`. Raises UserError for one that is neither a
+    command nor a URL of HTTP."""
+    targets = []
+    for text in notify:
+        target = Target(text.strip())
+        try:
+            known = target.shown
+            if target.is_url and not urlsplit(target.text).hostname:
+                raise ValueError("no host")
+        except (ValueError, IndexError):
+            raise UserError(
+                "notify: a command that a shell can run, or a URL with http:// or https://, is "
+                "expected; one value is neither (not shown, since it may hold a secret)."
+            ) from None
+        if "://" in known.split()[0] and not target.is_url:
+            raise UserError("notify: webhooks have URLs with http:// or https://.")
+        targets.append(target)
+    return targets
