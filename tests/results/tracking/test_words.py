@@ -27,8 +27,8 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import TrialRecord
 from supermax.results.tracking import names, tracked
 from supermax.results.tracking.backends.mlflow import SETTINGS
-from supermax.results.tracking.content import About, content, is_superseded
 from supermax.results.tracking.backends.mlflow_address import mlflow_destination as destination
+from supermax.results.tracking.content import About, content, is_superseded
 from supermax.results.tracking.following import due, pause
 from supermax.results.tracking.process import _environment
 from supermax.results.tracking.record import TrackingFolder
