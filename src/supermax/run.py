@@ -174,7 +174,7 @@ def optimize(
 def _texts(name: str, given: str | Sequence[str]) -> list[str]:
     """Return the values of an argument that is a text or several."""
     found = [given] if isinstance(given, str) else list(given)
-    if not all(isinstance(each, str) and each.strip() for each in found):
+    if not all(str(each).strip() for each in found):
         raise UserError(f"{name} must be a text or a list of texts, none of them empty.")
     return found
 

@@ -34,8 +34,9 @@ class Killed(BaseException):
 
 
 class FakeServer:
-    """Fake of a tracker with a database: `create` always makes a new run, an equal metric is stored
-    once, and no step is removed. `trouble` is called before and after each call takes effect."""
+    """Fake of a tracker with a database: `create` always makes a new run, an equal metric is
+    stored once, and no step is removed. `trouble` is called before and after each call takes
+    effect."""
 
     def __init__(self, trouble: Callable[[str], None] = lambda _: None) -> None:
         self.trouble = trouble

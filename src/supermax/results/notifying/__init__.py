@@ -182,8 +182,12 @@ def _outcome(study: Study, run_dir: Path) -> Event:
     record = read_record(study, run_dir)
     found: Event = {"trials": dict(Counter(trial.state for trial in record.trials))}
     if len(record.directions) == 1 and (best := record.front()):
-        value = (best[0].values or [None])[0]
-        found["best"] = {"trial": best[0].number, "value": value, "params": best[0].params}
+        values = best[0].values or []
+        found["best"] = {
+            "trial": best[0].number,
+            "value": values[0] if values else None,
+            "params": best[0].params,
+        }
     if record.race is not None and (winner := record.race.best) is not None:
         found["race"] = {"winner": winner.trial, "mean": winner.mean, "text": str(winner)}
     return found

@@ -135,6 +135,6 @@ def undelivered(outbox: Path, target: Target) -> list[Event]:
         match line:
             case {"delivered": str(name), "to": target.key}:
                 events.pop(name, None)
-            case {"event": str(), "id": str(name), **_rest}:
-                events[name] = dict(line)
+            case {"event": str(), "id": str(name), **facts}:
+                events[name] = {**facts, "event": line["event"], "id": name}
     return list(events.values())
