@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import socket
 import subprocess
@@ -164,7 +163,7 @@ def test_a_command_that_hangs_or_fails_is_reported_once(
         assert "The run is not affected" in told
     assert time.monotonic() - began < 60
     left = subprocess.run(["pgrep", "-f", "^sleep 60$"], capture_output=True, text=True)
-    assert os.getpid() and left.stdout == ""
+    assert left.stdout == ""
 
 
 def test_a_server_that_never_answers_delays_the_end_only_so_long(

@@ -9,6 +9,8 @@ has already are not written again.
 
 from __future__ import annotations
 
+import errno
+import io
 import math
 import os
 import re
@@ -16,7 +18,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from supermax._util.files import write_whole
 from supermax.engine.storage.locations import Location
@@ -42,6 +44,7 @@ _PARAMS = "_hparams_/session_start_info"
 _END = "_hparams_/session_end_info"
 _HPARAMS = "hparams"
 _VERSION = 0
+_FILES = "events.out.tfevents.*"
 _KEY = 8  # characters of the key in the name of a folder
 
 
@@ -64,7 +67,8 @@ class _Events:
     texts: dict[str, str] = field(default_factory=dict)
     params: dict[str, Any] = field(default_factory=dict)
     status: str = RUNNING
-    file: IO[bytes] | None = None
+    path: Path | None = None
+    """File that this process appends to; None: it has written nothing yet."""
 
 
 class TensorBoard:
@@ -95,7 +99,8 @@ class TensorBoard:
         folder = Path(experiment) / f"{name}.{new.key[:_KEY]}"
         with translated(str(folder)):
             folder.mkdir(parents=True, exist_ok=True)
-            self._add_texts(self._events(str(folder)), {**new.tags})
+            events = self._events(str(folder))
+            self._append(events, list(_new_texts(events, new.tags)))
         return Run(str(folder), RUNNING)
 
     def get(self, run: str) -> Run | None:
@@ -107,7 +112,7 @@ class TensorBoard:
 
     def delete(self, run: str) -> None:
         with translated(run):
-            self._close(run)
+            self._open.pop(run, None)
             shutil.rmtree(run, ignore_errors=True)
 
     def history(self, run: str, key: str) -> dict[int, float]:
@@ -128,13 +133,13 @@ class TensorBoard:
                 raise Missing(f"{run} is gone")
             events = self._events(run)
             events.params |= params
+            records = []
             for point in sorted(points, key=lambda point: point.step):
                 known = events.values.get((point.key, point.step))
                 if known is None or not _same(known, point.value):
-                    self._write(events, point.time, point.step, _scalar(point))
+                    records.append(_record(point.time, point.step, _scalar(point)))
                     events.values[point.key, point.step] = point.value
-            self._add_texts(events, dict(tags))
-            _flush(events)
+            self._append(events, [*records, *_new_texts(events, tags)])
 
     def upload(self, run: str, name: str, content: str) -> None:
         with translated(run):
@@ -143,14 +148,12 @@ class TensorBoard:
     def end(self, run: str, status: str, at: int | None) -> None:
         """Write parameters and status for the hparams plugin, which reads them once."""
         with translated(run):
-            events = self._events(run)
+            events, summaries = self._events(run), []
             if events.status == RUNNING:
-                for summary in _session(Path(run).name, events.params, status, at):
-                    self._write(events, at or 0, 0, summary)
-            self._write(events, at or 0, 0, _text(_ENDED, status))
-            events.status = status
-            _flush(events)
-            self._close(run)
+                summaries = _session(Path(run).name, events.params, status, at)
+            summaries.append(_text(_ENDED, status))
+            self._append(events, [_record(at or 0, 0, summary) for summary in summaries])
+            self._open.pop(run, None)
 
     def resume(self, run: str) -> None:
         """Nothing to do: TensorBoard shows no status of a run."""
@@ -161,32 +164,23 @@ class TensorBoard:
             self._open[run] = read_events(Path(run))
         return self._open[run]
 
-    def _close(self, run: str) -> None:
-        events = self._open.pop(run, None)
-        if events is not None and events.file is not None:
-            events.file.close()
-
-    def _add_texts(self, events: _Events, texts: Mapping[str, str]) -> None:
-        for name, text in texts.items():
-            if events.texts.get(name) != text:
-                self._write(events, 0, 0, _text(name, text))
-                events.texts[name] = text
-
-    def _write(self, events: _Events, time: int, step: int, summary: Any) -> None:
-        """Append a record. After an error, such as a full disk, the file may be torn: the next
-        record goes to another one."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
+    def _append(self, events: _Events, records: Sequence[bytes]) -> None:
+        """Append records to the file of this process. After an error, such as a full disk, the
+        file may be torn: it is read again, and the next records go to another one."""
+        if not records:
+            return
         try:
-            if events.file is None:
-                events.file = _new_file(events.folder)
-                version = Event(file_version="brain.Event:2", wall_time=time / 1000)
-                RecordWriter(events.file).write(version.SerializeToString())
-            event = Event(wall_time=time / 1000, step=step, summary=summary)
-            RecordWriter(events.file).write(event.SerializeToString())
+            if events.path is None:
+                number = len(list(events.folder.glob(_FILES)))  # read in the order of the names
+                events.path = events.folder / f"events.out.tfevents.{number:010d}.supermax"
+                records = [_record(0, 0, None), *records]
+            with events.path.open("ab", buffering=0) as file:
+                data = b"".join(records)
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file.fileno())
         except BaseException:
-            self._close(str(events.folder))
+            self._open.pop(str(events.folder), None)
             raise
 
 
@@ -196,7 +190,7 @@ def read_events(folder: Path) -> _Events:
     from tensorboard.util.tensor_util import make_ndarray
 
     found = _Events(folder)
-    for path in sorted(folder.glob("events.out.tfevents.*")):
+    for path in sorted(folder.glob(_FILES)):
         for record in _records(path.read_bytes()):
             event = Event.FromString(record)
             for value in event.summary.value:
@@ -225,15 +219,23 @@ def _records(data: bytes) -> Iterator[bytes]:
         at += 16 + size
 
 
-def _new_file(folder: Path) -> IO[bytes]:
-    """Create the next file of a run. TensorBoard reads them in the order of their names."""
-    number = len(list(folder.glob("events.out.tfevents.*")))
-    return (folder / f"events.out.tfevents.{number:010d}.supermax").open("xb", buffering=0)
+def _record(time: int, step: int, summary: Any) -> bytes:
+    """Return an event as a record; without a summary, the version that begins a file."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    content = {"file_version": "brain.Event:2"} if summary is None else {"summary": summary}
+    event, data = Event(wall_time=time / 1000, step=step, **content), io.BytesIO()
+    RecordWriter(data).write(event.SerializeToString())
+    return data.getvalue()
 
 
-def _flush(events: _Events) -> None:
-    if events.file is not None:
-        os.fsync(events.file.fileno())
+def _new_texts(events: _Events, texts: Mapping[str, str]) -> Iterator[bytes]:
+    """Yield records of the texts that a run does not have."""
+    for name, text in texts.items():
+        if events.texts.get(name) != text:
+            events.texts[name] = text
+            yield _record(0, 0, _text(name, text))
 
 
 def _scalar(point: MetricPoint) -> Any:
@@ -262,8 +264,8 @@ def _text(name: str, text: str) -> Any:
     return Summary(value=[Summary.Value(tag=name, metadata=about, tensor=value)])
 
 
-def _session(group: str, params: Mapping[str, Any], status: str, at: int | None) -> Iterator[Any]:
-    """Yield the records of the hparams plugin: parameters, and the end of the run."""
+def _session(group: str, params: Mapping[str, Any], status: str, at: int | None) -> list[Any]:
+    """Return the summaries of the hparams plugin: parameters, and the end of the run."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.plugins.hparams import api_pb2
     from tensorboard.plugins.hparams.plugin_data_pb2 import (
@@ -291,11 +293,13 @@ def _session(group: str, params: Mapping[str, Any], status: str, at: int | None)
         (_PARAMS, {"session_start_info": started}),
         (_END, {"session_end_info": ended}),
     ]
+    found = []
     for tag, part in pairs:
         data = HParamsPluginData(version=_VERSION, **part).SerializeToString()
         plugin = SummaryMetadata.PluginData(plugin_name=_HPARAMS, content=data)
         value = Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin))
-        yield Summary(value=[value])
+        found.append(Summary(value=[value]))
+    return found
 
 
 def _same(one: float, other: float) -> bool:
