@@ -135,6 +135,7 @@ def undelivered(outbox: Path, target: Target) -> list[Event]:
         match line:
             case {"delivered": str(name), "to": target.key}:
                 events.pop(name, None)
-            case {"event": str(), "id": str(name), **facts}:
-                events[name] = {**facts, "event": line["event"], "id": name}
+            case {"event": str(kind), "id": str(name), **facts}:
+                found: Event = {str(key): fact for key, fact in facts.items()}
+                events[name] = {"event": kind, "id": name, **found}
     return list(events.values())
