@@ -204,7 +204,7 @@ class Follower:
         )
         unfinished = any(not trial.state.is_finished() for trial in self._trials)
         try:
-            self._sender.end_study(_study_tags(record), KILLED if unfinished else FINISHED)
+            self._sender.end_study(study_tags(record), KILLED if unfinished else FINISHED)
         except RequestRefused as error:
             raise Unreachable(str(error)) from None
 
@@ -219,7 +219,8 @@ def _start_of(trials: Sequence[FrozenTrial]) -> int:
     return milliseconds(min(starts, default=time.time()))
 
 
-def _study_tags(record: StudyRecord) -> dict[str, str]:
+def study_tags(record: StudyRecord) -> dict[str, str]:
+    """Return the trials by state, the best trial, and the winner of the race."""
     states = Counter(trial.state.lower() for trial in record.trials)
     tags = {f"{PREFIX}trials": ", ".join(f"{n} {state}" for state, n in states.items())}
     if (best := record.front()) and len(record.directions) == 1:

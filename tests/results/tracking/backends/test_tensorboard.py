@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def steps_in(path: Path) -> list[int]:
 
     return [
         event.step
-        for event in EventFileLoader(str(path)).Load()
+        for event in (EventFileLoader(str(path)).Load() if "tfevents" in path.name else ())
         for value in event.summary.value
         if value.tag == "curve/value"
     ]
@@ -174,6 +175,47 @@ def test_a_folder_that_is_a_file(tmp_path: Path, study: optuna.Study) -> None:
         send_missing(study, f"tensorboard:{tmp_path}/logs")
 
 
+PROGRAM = """
+import os, signal, sys, time
+import optuna, supermax
+
+def objective(trial):
+    x = trial.suggest_float("x", 0, 1)
+    for step in range(5):
+        trial.report(step / 10, step)
+        time.sleep(0.1)
+    return x
+
+def kill(study, trial):
+    if trial.number == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+study = optuna.load_study(study_name="test", storage=sys.argv[1])
+supermax.optimize(
+    study, objective, 6, workers=2, progress=False, callbacks=[kill], track="tensorboard"
+)
+"""
+
+
+@pytest.mark.slow
+def test_after_kills_of_the_coordinator_each_step_is_there_once(
+    study: optuna.Study, url: str, tmp_path: Path
+) -> None:
+    for killed in (1, 3, -1):
+        command = [sys.executable, "-c", PROGRAM, url, str(killed)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert (done.returncode == 0) == (killed == -1), done.stderr
+    assert send_missing(study, "tensorboard")[0].left == 0
+    folders = list((tmp_path / "tensorboard").glob("*/trial-*"))
+    assert sorted(path.name.partition(".")[0] for path in folders) == [
+        f"trial-{number:04}" for number in range(6)
+    ]
+    for folder in folders:
+        steps = [step for path in sorted(folder.iterdir()) for step in steps_in(path)]
+        assert steps == list(range(5)), folder
+        assert read_events(folder).status == FINISHED
+
+
 def test_a_deleted_run_starts_over(board: TensorBoard) -> None:
     run = board.create(board.experiment("s"), new())
     board.log(run.id, {}, [point(0)], {})
@@ -186,8 +228,6 @@ def test_a_deleted_run_starts_over(board: TensorBoard) -> None:
 
 
 def test_the_tracker_does_not_load_torch(tmp_path: Path, study: optuna.Study) -> None:
-    import sys
-
     code = (
         "import sys; from supermax.results.tracking.backends.tensorboard import TensorBoard;"
         "from supermax.results.tracking.destination import Destination;"

@@ -39,6 +39,11 @@ SETTINGS = {
     "WANDB_DISABLE_CODE": "true",
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_INIT_TIMEOUT": "20",
+    # About the tracker process, not the trial. Names that W&B does not know are ignored.
+    "WANDB__DISABLE_META": "true",
+    "WANDB__DISABLE_MACHINE_INFO": "true",
+    "WANDB__DISABLE_STATS": "true",
+    "WANDB__SAVE_REQUIREMENTS": "false",
     # Of a program that is itself a run of W&B: each would make all trials one run.
     "WANDB_RUN_ID": "",
     "WANDB_RESUME": "",
@@ -199,7 +204,6 @@ class Wandb:
                 id=run,
                 dir=str(self._folder),
                 reinit="create_new",
-                settings=self._wandb.Settings(silent=True, x_disable_stats=True),
                 **mode,
                 **about,
             )
