@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from supermax._util.text import finite
 from supermax.errors import UserError
@@ -59,7 +59,7 @@ class Target:
         parts = urlsplit(self.text)
         login, _, host = parts.netloc.rpartition("@")
         request = urllib.request.Request(
-            parts._replace(netloc=host).geturl(),
+            urlunsplit((parts.scheme, host, parts.path, parts.query, "")),
             data,
             {"Content-Type": "application/json", "User-Agent": "supermax"},
         )
