@@ -26,6 +26,7 @@ from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
 from supermax.results.notifying import check_targets
 from supermax.results.records import TrialRecord, finished, read_record
+from supermax.results.tracking.kinds import shown_tracker
 from supermax.search.race import race_size, race_text
 from supermax.search.search import Search
 from supermax.search.settings import Resolved, Settings
@@ -256,7 +257,9 @@ def _shown(key: str, value: object) -> str:
         return without_password(str(value))
     if key == "notify" and isinstance(value, list):
         return ", ".join(target.shown for target in check_targets(value))
-    if key in ("track", "warm_start") and isinstance(value, list):
+    if key == "track" and isinstance(value, list):
+        return ", ".join(map(shown_tracker, value))
+    if key == "warm_start" and isinstance(value, list):
         return ", ".join(without_password(name) if is_url(name) else name for name in value)
     if key in ("gpu_memory", "keep") and isinstance(value, int):
         return size_text(value)

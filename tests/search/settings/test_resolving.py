@@ -59,6 +59,9 @@ def test_trackers_and_targets_of_notifications() -> None:
     assert found.notify == ["https://me:pw@host/x, y"]
     assert "notify" not in found.to_store()
     assert "pw" not in repr(found.to_store())
+    with pytest.raises(UserError, match="must be a word") as raised:
+        resolved(notify=["https://me:pw@host/x", 3])
+    assert "pw" not in str(raised.value)
     for key in ("track", "notify"):
         with pytest.raises(UserError, match="empty"):
             resolved(**{key: ["x", " "]})

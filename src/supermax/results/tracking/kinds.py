@@ -84,8 +84,15 @@ def check_trackers(wanted: Sequence[str]) -> None:
         kind, _ = split_kind(track)
         check_installed(kind)
         if track in seen:
-            raise UserError(f"track names {masked_url(track)} twice: leave one out.")
+            raise UserError(f"track names {shown_tracker(track)} twice: leave one out.")
         seen.add(track)
+
+
+def shown_tracker(track: str) -> str:
+    """Return a value of `track` without a password."""
+    kind, address = split_kind(track)
+    shown = masked_url(address) if address and "://" in address else address
+    return ":".join(filter(None, (kind, shown))) if kind != MLFLOW or not shown else shown
 
 
 def check_installed(kind: str) -> None:
