@@ -9,11 +9,12 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.trial import create_trial
 
 import supermax
 from supermax.errors import UserError
 from supermax.results.tracking import check_trackers, tracked
-from supermax.results.tracking.kinds import KINDS, split_kind
+from supermax.results.tracking.kinds import KINDS, shown_tracker, split_kind
 from tests.conftest import eventually
 
 CRASHES = {
@@ -37,7 +38,8 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     monkeypatch.setattr("supermax.results.tracking.process._PAUSES", (0.01,) * 3)
-    monkeypatch.setattr("supermax.results.tracking.process._SILENT", 4.0)
+    if request.param == "hangs":
+        monkeypatch.setattr("supermax.results.tracking.process._SILENT", 4.0)
     return words
 
 
@@ -63,6 +65,34 @@ def test_a_broken_tracker_does_not_affect_the_run(
     assert broken in told[0]
     assert len([text for text in told if "The run is not affected" in text]) == 1
     assert "3 trials are not in Weights & Biases yet" in told[-1]
+
+
+HANGS_ONCE = """
+import pathlib, time
+place = pathlib.Path(__file__).with_name("hung")
+if not place.exists():
+    place.touch()
+    time.sleep(1000)
+raise RuntimeError("second start")
+"""
+
+
+@pytest.mark.slow
+def test_a_tracker_that_hangs_is_started_again(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb.py").write_text(HANGS_ONCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("supermax.results.tracking.process._SILENT", 15.0)
+    monkeypatch.setattr("supermax.results.tracking.process._HUNG", 20.0)
+    study.add_trial(create_trial(value=1.0))
+    told: list[str] = []
+    with tracked(study, "wandb", patience=0, tell=told.append) as tracker:
+        first = tracker.pid
+        assert eventually(lambda: "second start" in str(tracker.standing.trouble), within=120)
+        assert tracker.pid != first
+    assert "has not responded for" in told[0]
 
 
 def test_a_folder_that_cannot_be_written_does_not_affect_the_run(
@@ -98,6 +128,8 @@ def test_values_of_track() -> None:
     assert split_kind("mlflow:http://localhost:5000") == ("mlflow", "http://localhost:5000")
     for former in ("http://localhost:5000", "sqlite:///m.db", "m.db", "./wandb.db", "databricks"):
         assert split_kind(former) == ("mlflow", former)
+    assert shown_tracker("mlflow:http://me:pw@host/x") == "http://***@host/x"
+    assert shown_tracker("wandb:team/notes") == "wandb:team/notes"
     with pytest.raises(UserError, match="did you mean tensorboard"):
         split_kind("tensorbord")
     with pytest.raises(UserError, match="twice"):
