@@ -129,6 +129,40 @@ def test_a_run_notifies_of_its_halt(study: optuna.Study, receiver: Receiver, qui
     assert receiver.of("ended") == []
 
 
+def test_a_study_that_is_removed_halts_the_run(
+    study: optuna.Study, receiver: Receiver, tmp_path: Path, quick: None
+) -> None:
+    def remove(study: optuna.Study, trial: Any) -> None:
+        for path in tmp_path.glob("study.db*"):
+            if path.is_file():
+                path.unlink()
+
+    with pytest.raises(EnvironmentFault, match="was removed"):
+        supermax.optimize(
+            study, objective, 5, progress=False, notify=receiver.url, callbacks=[remove]
+        )
+    (event,) = receiver.of("halted")
+    assert event["reason"] == "database"
+
+
+def test_a_run_folder_that_cannot_be_written_halts_the_run(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    study = optuna.create_study()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "trials").touch()
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
+        supermax.optimize(
+            study,
+            objective,
+            1,
+            progress=False,
+            notify=receiver.url,
+            run_dir=tmp_path / "run",
+        )
+    assert [event["reason"] for event in receiver.of("halted")] == ["disk"]
+
+
 def test_what_is_not_accepted_is_sent_by_the_next_run_once(
     study: optuna.Study, receiver: Receiver, short: None, quick: None, capfd: Any
 ) -> None:

@@ -28,7 +28,7 @@ from supermax._util.text import finite, masked, one_line
 from supermax.engine import events as ev
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import append_line
-from supermax.errors import Quarantined, RunHalted, UserError
+from supermax.errors import Quarantined, RunHalted, StorageFault, UserError
 from supermax.results.notifying.channel import BETTER, ENDED, HALTED, Channel, Event
 from supermax.results.notifying.targets import check_targets
 from supermax.results.records import read_record
@@ -138,6 +138,7 @@ def reason_of(error: BaseException) -> str:
     machine."""
     named = {
         Quarantined: "quarantine",
+        StorageFault: "database",
         RunHalted: "failing trials",
         KeyboardInterrupt: "interrupt",
     }
