@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
 import subprocess
@@ -25,6 +26,9 @@ from supermax.errors import EnvironmentFault, Quarantined, RunHalted, UserError
 from supermax.results.notifying import Notifier, channel, notify_halted, reason_of, targets
 from supermax.results.notifying.targets import check_targets
 from tests.conftest import eventually
+
+HANG = f"sleep 60.{os.getpid()}"
+"""Command of this test run alone."""
 
 
 @dataclass
@@ -184,7 +188,7 @@ def test_what_is_not_accepted_is_sent_by_the_next_run_once(
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [("sleep 60 & sleep 60", "it took longer than 0.5 s"), ("exit 3", "exit code 3")],
+    [(f"{HANG} & {HANG}", "it took longer than 0.5 s"), ("exit 3", "exit code 3")],
 )
 def test_a_command_that_hangs_or_fails_is_reported_once(
     study: optuna.Study, short: None, quick: None, capfd: Any, code: str, words: str
@@ -196,7 +200,7 @@ def test_a_command_that_hangs_or_fails_is_reported_once(
         assert told.count("notify:") == told.count(words) == 1
         assert "The run is not affected" in told
     assert time.monotonic() - began < 60
-    left = subprocess.run(["pgrep", "-f", "^sleep 60$"], capture_output=True, text=True)
+    left = subprocess.run(["pgrep", "-f", f"^{HANG}$"], capture_output=True, text=True)
     assert left.stdout == ""
 
 
