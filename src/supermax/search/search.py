@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -236,7 +236,10 @@ class Search:
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
-        with Notifier(study, self.notify, run_dir=options.run_dir, tell=self.warn) as notifier:
+        with (
+            Notifier(study, self.notify, run_dir=options.run_dir, tell=self.warn) as notifier,
+            self._tracked(study, options),
+        ):
             options = replace(options, listeners=[*options.listeners, notifier])
             summary, race = self._searched(study, objective, options, planned, splits)
             notifier.ended(summary.stopped_by)
@@ -262,9 +265,6 @@ class Search:
             trials = min(options.n_trials or 0, summary.finished)
             race, stopped = self._race(study, objective, options, planned, trials)
             summary = replace(summary, stopped_by=stopped or summary.stopped_by)
-            if race is not None:
-                with self._tracked(study, options):  # adds the winner
-                    pass
         return summary, race
 
     def _tracked(self, study: Study, options: RunOptions) -> AbstractContextManager[object]:
@@ -287,14 +287,21 @@ class Search:
         if not size:
             return None, None
 
+        stack, tracked = ExitStack(), False
+
         def run(race: Study, replicates: AgentObjective, replications: int) -> Summary:
+            nonlocal tracked
             run_dir = options.run_dir and race_name(str(options.run_dir), self.folds)
             own = replace(options, n_trials=replications, run_dir=run_dir)
+            if not tracked:
+                stack.enter_context(self._tracked(race, own))
+                tracked = True
             return self._optimized(race, replicates, own, planned)
 
         defaults = self.fit.space.defaults()
         splits, folds = self.all_splits, self.folds
-        return Race(study, objective, size, defaults, run, self.busy, splits, folds).finish()
+        with stack:
+            return Race(study, objective, size, defaults, run, self.busy, splits, folds).finish()
 
     def _checked(self, limits: dict[str, Any]) -> tuple[Sequence[str], list[str]]:
         """Return the objectives and their directions. Raises one UserError with all mistakes."""
@@ -384,7 +391,7 @@ class Search:
         around: AbstractContextManager[object] = nullcontext()
         if self.around is not None:
             around = self.around(study, options.workers, max(1, len(options.devices)))
-        with around, self._tracked(study, options):
+        with around:
             return run_study(study, objective, options)
 
     def allowance(self, run_dir: Path, options: RunOptions) -> tuple[Allowance, str]:
