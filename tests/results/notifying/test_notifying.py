@@ -25,6 +25,10 @@ from supermax.engine.events import TrialFinished
 from supermax.errors import EnvironmentFault, Quarantined, RunHalted, UserError
 from supermax.results.notifying import Notifier, channel, notify_halted, reason_of, targets
 from supermax.results.notifying.targets import check_targets
+from supermax.search.settings import resolve
+from supermax.search.settings.resolving import Value
+from supermax.space.presets import presets
+from supermax.ui.cli.tune import _notify_of_deaths
 from tests.conftest import eventually
 
 HANG = f"sleep 60.{os.getpid()}"
@@ -238,6 +242,14 @@ def test_better_values_are_limited_and_the_latest_is_sent(
     assert [event["value"] for event in receiver.of("better")] == [0.9, 0.7]
     assert receiver.events[1]["previous"] == 0.8
     assert receiver.events[1]["params"] == {"x": 0.7}
+
+
+def test_the_supervisor_notifies_of_a_search_that_it_gives_up(receiver: Receiver) -> None:
+    flags = {"notify": Value([receiver.url], "--notify"), "name": Value("mine", "--study")}
+    found = resolve("criteria", flags=flags, presets=presets(), parameters={})
+    _notify_of_deaths([found])
+    (event,) = receiver.events
+    assert (event["event"], event["study"], event["reason"]) == ("halted", "mine", "deaths")
 
 
 def test_login_of_a_url_becomes_a_header(study: optuna.Study, receiver: Receiver) -> None:
