@@ -119,8 +119,8 @@ class Channel:
         if not self._failed:
             self._failed = True
             self._tell(
-                f"notify: {self.target.shown} failed ({why}). The run is not affected. The end of "
-                f"a run that it does not accept is sent again by the next run."
+                f"notify: {self.target.shown} failed ({why}). The run is not affected; the next "
+                f"run sends ends and halts again that were not accepted."
             )
 
 

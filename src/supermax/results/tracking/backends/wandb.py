@@ -87,8 +87,10 @@ class Wandb:
         self._offline = os.environ.get(MODE) in OFFLINE
         self._wandb: Any = None
         self._runs: dict[str, Any] = {}
+        self._logged: dict[str, dict[str, dict[int, float]]] = {}
+        """Values that open runs were given, by run, metric and step: the server has them later."""
+        self._overwritten: set[str] = set()
         self._project = ""
-        self._study = ""
 
     def connect(self) -> None:
         if self._wandb is None:
@@ -103,7 +105,6 @@ class Wandb:
             self._folder.mkdir(parents=True, exist_ok=True)
 
     def experiment(self, name: str) -> str:
-        self._study = name
         return self._wanted or re.sub(r"[/\\#?%:\s]+", "-", name)[:_MOST_PROJECT]
 
     def find(self, experiment: str, key: str) -> list[Run]:
@@ -135,22 +136,21 @@ class Wandb:
         return Run(run, states.get(found.state, RUNNING))
 
     def delete(self, run: str) -> None:
+        """Discard a run offline. Online, the id of a deleted run could not be used again: instead,
+        the next run with the id overwrites it."""
         self._finish(run, 1)
-        if self._offline:
-            for folder in self._folders(run):
-                shutil.rmtree(folder, ignore_errors=True)
-            return
-        with _translated():
-            if (found := self._public(run)) is not None:
-                found.delete()
+        self._overwritten.add(run)
+        for folder in self._folders(run) if self._offline else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def history(self, run: str, key: str) -> dict[int, float]:
+        logged = self._logged.get(run, {}).get(key, {})
         if self._offline:  # a run of an earlier process is complete
-            return {}
+            return dict(logged)
         with _translated():
             found = self._public(run)
             rows = found.scan_history(keys=[_STEP, key]) if found is not None else ()
-            return {int(row[_STEP]): float(row[key]) for row in rows}
+            return {int(row[_STEP]): float(row[key]) for row in rows} | logged
 
     def log(
         self,
@@ -169,6 +169,8 @@ class Wandb:
                     opened.summary[point.key] = point.value
             for step in sorted(rows):
                 opened.log({_STEP: step, **rows[step]})
+                for key, value in rows[step].items():
+                    self._logged[run].setdefault(key, {})[step] = value
             opened.config.update({**params, **tags}, allow_val_change=True)
 
     def upload(self, run: str, name: str, content: str) -> None:
@@ -196,6 +198,8 @@ class Wandb:
     def _begin(self, run: str, **about: Any) -> Any:
         """Open a run for writing; create it if there is none."""
         mode = {"mode": "offline"} if self._offline else {"resume": "allow"}
+        if run in self._overwritten:
+            mode.pop("resume", None)
         entity, _, project = self._project.rpartition("/")
         try:
             opened = self._wandb.init(
@@ -210,13 +214,15 @@ class Wandb:
             opened.define_metric(f"{CURVE}*", step_metric=_STEP)
         except Exception as error:
             raise _classified(error) from None
-        self._runs[run] = opened
+        self._runs[run], self._logged[run] = opened, {}
+        self._overwritten.discard(run)
         return opened
 
     def _finish(self, run: str, code: int) -> None:
-        if (opened := self._runs.pop(run, None)) is not None:
+        if (opened := self._runs.get(run)) is not None:
             with _translated():
                 opened.finish(exit_code=code)
+            del self._runs[run], self._logged[run]
 
     def _public(self, run: str) -> Any:
         """Return the run as W&B's server has it; None if it has none."""
