@@ -16,6 +16,7 @@ from supermax.errors import UserError
 from supermax.results.tracking import check_trackers, tracked
 from supermax.results.tracking.kinds import KINDS, shown_tracker, split_kind
 from tests.conftest import eventually
+from tests.few import quick_are
 
 CRASHES = {
     "hangs": ("import time\nwhile True: time.sleep(1)", "has not responded for"),
@@ -48,7 +49,7 @@ def objective(trial: Any) -> float:
     return float(trial.suggest_float("x", 0, 1))
 
 
-@pytest.mark.parametrize("broken", CRASHES, indirect=True)
+@pytest.mark.parametrize("broken", quick_are(["raises", "segfault"], CRASHES), indirect=True)
 def test_a_broken_tracker_does_not_affect_the_run(
     broken: str, study: optuna.Study, quick: None
 ) -> None:

@@ -91,6 +91,8 @@ class FakeRun:
         self.package.trouble("before save")
 
     def finish(self, exit_code: int) -> None:
+        if self not in self.package.open:
+            return  # as the package does
         self.package.trouble("before finish")
         self.data["rows"] += self.rows
         self.data["state"] = "failed" if exit_code else "finished"
