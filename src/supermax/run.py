@@ -16,7 +16,7 @@ from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.jobs.provision import Planner
 from supermax.engine.processes.ray_cluster import RayExecutor
-from supermax.engine.run.checks import check_pruner
+from supermax.engine.run.checks import check_arguments, check_pruner
 from supermax.engine.run.no_gain import WhenNoGain, when_to_stop
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.session import run
@@ -159,6 +159,9 @@ def optimize(
             options = reusing_results(study, options)
         elif isinstance(sampler := getattr(study, "sampler", None), SpaceSampler):
             sampler.redraws = 0  # of an earlier call
+        if not tracked_to and not notified:
+            return run_study(study, objective, options)
+        check_arguments(study, objective, options)
         with (
             tracked_by(study, tracked_to, run_dir=options.run_dir, tell=_say),
             Notifier(study, notified, run_dir=options.run_dir, tell=_say) as notifier,
