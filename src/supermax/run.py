@@ -116,8 +116,9 @@ def optimize(
             value by further trials is below 5 % of the distance from the median to the best
             value. ``supermax.WhenNoGain(noise=0.01)``: below this error of a value. None: run
             until `n_trials`.
-        track: Trackers that the trials are logged to, such as ``["wandb", "tensorboard"]``; see
-            :doc:`tracking`. A tracker that fails never affects the run.
+        track: Trackers that the trials are logged to: ``"mlflow"``, ``"tensorboard"``,
+            ``"wandb"``, or one with an address, such as ``"tensorboard:logs"``. A tracker that
+            fails never affects the run.
         notify: Commands, or URLs of webhooks, that are given an event as JSON when the run ends,
             halts or finds a better value.
 

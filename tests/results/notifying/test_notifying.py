@@ -127,6 +127,11 @@ def test_a_run_notifies_a_webhook_and_a_command_of_its_end(
     assert "very-secret" not in outbox
 
 
+def test_wrong_arguments_are_named_first() -> None:
+    with pytest.raises(UserError, match="study must be"):
+        supermax.optimize(None, objective, 1, progress=False, notify="true")  # type: ignore[arg-type]
+
+
 def test_a_run_notifies_of_its_halt(study: optuna.Study, receiver: Receiver, quick: None) -> None:
     with pytest.raises(RunHalted):
         supermax.optimize(study, failing, 9, progress=False, notify=receiver.url)
