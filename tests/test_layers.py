@@ -40,7 +40,10 @@ IMPORTS = {
     "results": "_util engine engine.jobs engine.sharing engine.storage engine.trial",
     "results.report": "_util engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
-    "run": "_util engine engine.jobs engine.processes engine.run space ui.display",
+    "run": (
+        "_util engine engine.jobs engine.processes engine.run results results.tracking space "
+        "ui.display"
+    ),
     "search": (
         "_util engine engine.processes engine.promotion engine.run engine.storage engine.trial "
         "memory results results.tracking run search.settings space studies tasks training.config "

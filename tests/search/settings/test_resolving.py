@@ -45,6 +45,28 @@ def settings_file(folder: Path, text: str) -> Path:
     return path
 
 
+def test_trackers_and_targets_of_notifications() -> None:
+    given = {
+        "wandb,tensorboard:logs": ["wandb", "tensorboard:logs"],
+        "mlflow": ["mlflow"],
+        "sqlite:///a,b.db": ["sqlite:///a,b.db"],
+        "http://localhost:5000": ["http://localhost:5000"],
+    }
+    for text, values in given.items():
+        assert resolved(track=text).settings.track == values
+        assert resolved(track=[text]).settings.track == values
+    found = resolved(track=["wandb"], notify="https://me:pw@host/x, y").settings
+    assert found.notify == ["https://me:pw@host/x, y"]
+    assert "notify" not in found.to_store()
+    assert "pw" not in repr(found.to_store())
+    with pytest.raises(UserError, match="must be a word") as raised:
+        resolved(notify=["https://me:pw@host/x", 3])
+    assert "pw" not in str(raised.value)
+    for key in ("track", "notify"):
+        with pytest.raises(UserError, match="empty"):
+            resolved(**{key: ["x", " "]})
+
+
 def test_precedence_is_flags_environment_file_preset(
     tmp_path: Path,
 ) -> None:

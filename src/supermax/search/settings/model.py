@@ -61,6 +61,23 @@ def _texts(value: object) -> object:
 
 
 Texts = Annotated[list[str], BeforeValidator(_texts)]
+TRACKERS = ("mlflow", "tensorboard", "wandb")
+
+
+def _trackers(value: object) -> object:
+    """Split text at its commas if each part names a tracker; addresses may have commas."""
+    values = [] if value is None else _texts(value)
+    if not isinstance(values, list):
+        return values
+    found: list[object] = []
+    for each in values:
+        parts = [part.strip() for part in each.split(",")] if isinstance(each, str) else []
+        named = [part for part in parts if part.partition(":")[0] in TRACKERS]
+        found += parts if parts and named == parts else [each]
+    return found
+
+
+Trackers = Annotated[list[str], BeforeValidator(_trackers)]
 Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
 
 
@@ -81,6 +98,7 @@ RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
 
 
 SYNTHETIC = "synthetic"
+_NOT_STORED = {"notify", "space", "storage", "track", "warm_start"}
 
 
 class _Part(BaseModel):
@@ -228,9 +246,15 @@ class Settings(_Part):
         description="folds of a cross-validation over which they race, instead of fresh seeds",
     )
     keep: Bytes | None = Field(None, description="disk space that kept weights may take")
-    track: str | None = Field(
-        None,
-        description="MLflow tracking: a URI, a file, or 'mlflow' for mlflow.db beside the study",
+    track: Trackers = Field(
+        [],
+        description="trackers: mlflow, tensorboard, wandb; with an address: mlflow:URI, "
+        "tensorboard:FOLDER, wandb:PROJECT",
+    )
+    notify: Texts = Field(
+        [],
+        description="commands or webhooks (URLs) that are called when the search ends, halts or "
+        "finds a better value",
     )
 
     @field_validator("gpus", mode="before")
@@ -250,6 +274,13 @@ class Settings(_Part):
         if value is not None and not value.strip():  # as of a variable that is not set
             raise ValueError("it is empty: leave it out for the default")
         return value
+
+    @field_validator("notify", "track")
+    @classmethod
+    def _not_empty(cls, values: list[str]) -> list[str]:
+        if not all(value.strip() for value in values):
+            raise ValueError("an empty value: leave it out")
+        return values
 
     @field_validator("warm_start")
     @classmethod
@@ -294,7 +325,7 @@ class Settings(_Part):
 
     def to_store(self) -> dict[str, object]:
         """Return the settings as JSON for the study: without secrets, with absolute paths."""
-        stored = self.model_dump(mode="json", exclude={"storage", "track", "space", "warm_start"})
+        stored = self.model_dump(mode="json", exclude=_NOT_STORED)
         if self.data.path is not None and not is_name_of_data(self.data.path):
             stored["data"]["path"] = str(Path(self.data.path).expanduser().absolute())
         stored["cache"] = str(self.cache_folder.absolute())

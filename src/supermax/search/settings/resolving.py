@@ -296,11 +296,14 @@ def _message(where: list[str], detail: ErrorDetails, layers: Mapping[str, Value]
         limit = detail["ctx"]["ge" if least else "le"]
         text = f"it must be at {'least' if least else 'most'} {limit}"
     given = layers[key].value if key in layers else detail["input"]
-    shown = "" if detail["type"] == "value_error" else f" ({given!r:.60})"
+    hidden = detail["type"] == "value_error" or key in _SECRET
+    shown = "" if hidden else f" ({given!r:.60})"
     named = "" if source.startswith(("--", f"{key} of ")) else f"{key}: "
     return f"{source}{named}{text[:1].lower()}{text[1:]}{shown}."
 
 
+_SECRET = ("notify", "track")
+"""Settings whose values may contain secrets."""
 _MESSAGES = {
     "bool_parsing": "it must be true or false",
     "bool_type": "it must be true or false",

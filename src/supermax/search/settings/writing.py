@@ -83,6 +83,7 @@ _MACHINE_KEYS = {
     "address",
     "cache",
     "checkpoints",
+    "notify",
     "outdir",
     "run_dir",
     "storage",
@@ -165,5 +166,6 @@ _EXAMPLES = {
     "storage": STORAGE,
     "cache": CACHE,
     "keep": "20GiB",
-    "track": "mlflow",
+    "track": "[tensorboard]",
+    "notify": "[./notify.sh]",
 }

@@ -29,7 +29,7 @@ from supermax.engine.processes import supervisor as supervision
 from supermax.errors import UserError
 from supermax.search.earlier import find_earlier
 from supermax.search.settings import Resolved, resolve
-from supermax.search.settings.model import Pruner, Sampler, Settings, Stop
+from supermax.search.settings.model import TRACKERS, Pruner, Sampler, Settings, Stop
 from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
 from supermax.space.presets import presets, unsearched
@@ -158,7 +158,19 @@ def tune(
         ),
     ] = None,
     track: Annotated[
-        Text, typer.Option(help="Log trials to MLflow: a URI, a file, or mlflow.")
+        list[str] | None,
+        typer.Option(
+            help="Log trials to a tracker: mlflow, tensorboard, wandb, or one with an address, "
+            "such as mlflow:URI; repeat for several.",
+            autocompletion=among(TRACKERS),
+        ),
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Command or webhook (URL) that is called when the search ends, halts or finds a "
+            "better value; repeat for several."
+        ),
     ] = None,
     assign: Annotated[
         list[str] | None,
@@ -214,7 +226,8 @@ def tune(
         "race": race,
         "folds": folds,
         "warm_start": warm_start or None,
-        "track": track,
+        "track": track or None,
+        "notify": notify or None,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
     if is_data(target):
@@ -230,8 +243,20 @@ def tune(
         _say("Starting. Loading torch and transformers takes a few seconds.")
     if supervisor and not supervision.is_supervised():
         run = functools.partial(run_all, searches, verbose=verbose)
-        raise typer.Exit(supervision.Supervisor(run if system.LINUX else _exec_again, _say).run())
+        code = supervision.Supervisor(run if system.LINUX else _exec_again, _say).run()
+        if code == supervision.BUG:
+            _notify_of_deaths(searches)
+        raise typer.Exit(code)
     raise typer.Exit(run_all(searches, verbose=verbose))
+
+
+def _notify_of_deaths(searches: list[Resolved]) -> None:
+    """Notify that the process of a search has died too often, in the supervisor."""
+    if targets := list(dict.fromkeys(t for each in searches for t in each.settings.notify)):
+        from supermax.results.notifying import notify_halted
+
+        names = ", ".join(each.settings.study for each in searches)
+        notify_halted(targets, names, "The process of the search has died too often.")
 
 
 def _exec_again() -> int:
