@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from supermax.training.data.places import FILE, INDEX, Place, listed
+from supermax.training.data.places import FILE, INDEX, Place, listed_places
 
 
 def test_places_are_named_by_their_unit() -> None:
@@ -22,5 +22,5 @@ def test_a_place_is_named_in_short_within_its_source() -> None:
 
 def test_places_are_listed_in_their_order() -> None:
     places = [Place("a", n, INDEX) for n in (10, 9, 2)]
-    assert listed(sorted(places), 2) == "row indices 2, 9, ..."
-    assert listed(places[:1], 2) == "row index 10"
+    assert listed_places(sorted(places), 2) == "row indices 2, 9, ..."
+    assert listed_places(places[:1], 2) == "row index 10"

@@ -29,7 +29,7 @@ _TICK = 1.0  # seconds between two looks at a value that is held back
 _PAUSES = (1.0, 3.0)  # seconds before another try
 
 
-class Channel:
+class TargetThread:
     """Queue of events for a target. Nothing that the target does is raised or waited for."""
 
     def __init__(self, target: Target, outbox: Path, tell: Callable[[str], None]) -> None:

@@ -23,7 +23,7 @@ _NEAR = 2
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrackerKind:
     """Kind of tracker. Nothing of its package is imported outside the tracker process."""
 
     title: str
@@ -34,16 +34,16 @@ class Kind:
     """Environment variables that are set before its package is imported."""
 
 
-KINDS: dict[str, Kind] = {
-    MLFLOW: Kind("MLflow", "mlflow", mlflow_destination, mlflow.Mlflow, mlflow.SETTINGS),
-    TENSORBOARD: Kind(
+KINDS: dict[str, TrackerKind] = {
+    MLFLOW: TrackerKind("MLflow", "mlflow", mlflow_destination, mlflow.Mlflow, mlflow.SETTINGS),
+    TENSORBOARD: TrackerKind(
         "TensorBoard",
         "tensorboard",
         tensorboard.tensorboard_destination,
         tensorboard.TensorBoard,
         {},
     ),
-    WANDB: Kind(
+    WANDB: TrackerKind(
         "Weights & Biases",
         "wandb",
         wandb.wandb_destination,

@@ -19,7 +19,7 @@ from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.errors import UserError
 from supermax.search.settings.model import Settings, is_name_of_data, keys
-from supermax.search.settings.places import beside
+from supermax.search.settings.places import next_to
 
 if TYPE_CHECKING:
     from supermax.space.presets import PresetSize
@@ -148,7 +148,7 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
             layers[key] = replace(value, value=str(place))
     if (value := layers.get("warm_start")) is not None:
         named = value.value if isinstance(value.value, list) else [value.value]
-        names = [beside(text, path.parent) if isinstance(text, str) else text for text in named]
+        names = [next_to(text, path.parent) if isinstance(text, str) else text for text in named]
         layers["warm_start"] = replace(value, value=names)
 
 

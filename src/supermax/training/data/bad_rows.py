@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.data.names import is_name
-from supermax.training.data.places import Place, listed
+from supermax.training.data.places import Place, listed_places
 
 OnBad = Literal["stop", "skip"]
 """Treatment of bad rows: an error, or skip and count them."""
@@ -114,5 +114,5 @@ def check_on_bad(on_bad: str) -> None:
 def _more(rows: list[BadRow]) -> str:
     if not rows:
         return ""
-    places = listed([bad.place for bad in rows], _PLACES)
+    places = listed_places([bad.place for bad in rows], _PLACES)
     return f"; {len(rows):,} more like it ({places})"

@@ -46,7 +46,7 @@ class Place:
         return f"{self.source}, {self.short}" if self.unit else self.source
 
 
-def listed(places: list[Place], most: int) -> str:
+def listed_places(places: list[Place], most: int) -> str:
     """Return the first places of one source: "lines 3, 4, 5, ..."."""
     unit = places[0].unit if len(places) == 1 else _PLURALS.get(places[0].unit, "")
     shown = ", ".join(place.at for place in places[:most])

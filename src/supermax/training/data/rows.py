@@ -125,7 +125,7 @@ def why_not_plain(value: object) -> str:
     return f"a value of the type {type(value).__name__}"
 
 
-def check_names(columns: tuple[str, ...], place: Place, bad: BadRows) -> None:
+def check_column_names(columns: tuple[str, ...], place: Place, bad: BadRows) -> None:
     """Report names that several columns have."""
     for name in dict.fromkeys(name for name in columns if columns.count(name) > 1 and name):
         bad.add(place, f"the column {name!r} occurs twice", skippable=False)

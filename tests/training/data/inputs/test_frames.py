@@ -10,7 +10,7 @@ import pytest
 
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.inputs.cells import value_of, with_names
+from supermax.training.data.inputs.cells import cell_of, with_names
 from supermax.training.data.inputs.reading import read_rows
 from supermax.training.data.tables import Columns, read_table
 
@@ -82,13 +82,13 @@ def test_a_lazy_frame_is_collected() -> None:
 
 def test_values_of_other_libraries() -> None:
     numpy = pytest.importorskip("numpy")
-    assert value_of(numpy.int64(3)) == 3
-    assert value_of(numpy.array(["a", "b"])) == ["a", "b"]
-    assert value_of(numpy.float32("nan")) is None
-    assert value_of(numpy.bool_(True)) is True
-    assert value_of(decimal.Decimal("1.10")) == "1.10"
-    assert value_of(datetime.date(2026, 1, 2)) == "2026-01-02"
-    assert value_of({1: (None, float("nan"))}) == {"1": [None, None]}
+    assert cell_of(numpy.int64(3)) == 3
+    assert cell_of(numpy.array(["a", "b"])) == ["a", "b"]
+    assert cell_of(numpy.float32("nan")) is None
+    assert cell_of(numpy.bool_(True)) is True
+    assert cell_of(decimal.Decimal("1.10")) == "1.10"
+    assert cell_of(datetime.date(2026, 1, 2)) == "2026-01-02"
+    assert cell_of({1: (None, float("nan"))}) == {"1": [None, None]}
 
 
 def test_numbers_of_classes_become_names() -> None:

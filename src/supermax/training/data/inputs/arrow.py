@@ -11,10 +11,10 @@ from supermax._util.text import in_short
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.files import require_readable
-from supermax.training.data.inputs.cells import value_of, with_names
+from supermax.training.data.inputs.cells import cell_of, with_names
 from supermax.training.data.inputs.optional import optional
 from supermax.training.data.places import INDEX, Place
-from supermax.training.data.rows import PARQUET, Row, Rows, check_names
+from supermax.training.data.rows import PARQUET, Row, Rows, check_column_names
 
 
 def read_parquet(path: Path, bad: BadRows) -> Rows:
@@ -50,9 +50,9 @@ def rows_of_arrow(
     while any(_is_struct(field) for field in table.schema):
         table = table.flatten()
     columns = tuple(map(str, table.column_names))
-    check_names(columns, Place(source, unit=""), bad)
+    check_column_names(columns, Place(source, unit=""), bad)
     values = [
-        [_named(value_of(cell), classes.get(name)) for cell in column.to_pylist()]
+        [_named(cell_of(cell), classes.get(name)) for cell in column.to_pylist()]
         for name, column in zip(columns, table.columns, strict=True)
     ]
     rows = tuple(

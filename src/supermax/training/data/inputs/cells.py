@@ -13,7 +13,7 @@ _MISSING = ("NAType", "NaTType")  # types of pandas, which need not be imported 
 _AS_TEXT = (decimal.Decimal, uuid.UUID)
 
 
-def value_of(value: Any) -> Any:
+def cell_of(value: Any) -> Any:
     """Return a value as text, a number, a boolean, None, or a list or mapping of these. A value
     of another type is returned as it is, and is a mistake in its row."""
     if value is None or isinstance(value, str | bool | int):
@@ -23,15 +23,15 @@ def value_of(value: Any) -> Any:
     if type(value).__name__ in _MISSING:
         return None
     if isinstance(value, Mapping):
-        return {str(key): value_of(each) for key, each in value.items()}
+        return {str(key): cell_of(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [value_of(each) for each in value]
+        return [cell_of(each) for each in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, _AS_TEXT):
         return str(value)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return value_of(value.tolist()) if type(value.tolist()) is not type(value) else value
+        return cell_of(value.tolist()) if type(value.tolist()) is not type(value) else value
     return value
 
 

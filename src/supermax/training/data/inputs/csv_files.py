@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.encodings import NAME_IT, NOT_UTF8, first_wrong_byte
 from supermax.training.data.places import Place
-from supermax.training.data.rows import Row, Rows, check_names
+from supermax.training.data.rows import Row, Rows, check_column_names
 
 SEPARATORS = ",;\t|"
 _LARGEST_FIELD = 2**31 - 1
@@ -33,7 +33,7 @@ def read_csv(file: str, data: bytes, bad: BadRows) -> Rows:
     if any(line in wrong for line in range(first, last + 1)):
         bad.add(Place(file, first), NOT_UTF8, skippable=False, advice=NAME_IT)
     columns = tuple(name.strip() for name in header)
-    check_names(columns, Place(file, first), bad)
+    check_column_names(columns, Place(file, first), bad)
     rows = []
     for start, end, record in records:
         if lines := [line for line in range(start, end + 1) if line in wrong]:

@@ -7,9 +7,9 @@ from typing import Any
 
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.inputs.cells import value_of
+from supermax.training.data.inputs.cells import cell_of
 from supermax.training.data.places import INDEX, Place
-from supermax.training.data.rows import Row, Rows, check_names
+from supermax.training.data.rows import Row, Rows, check_column_names
 
 FRAME = "frame"
 """Name of a data frame in messages."""
@@ -27,10 +27,10 @@ def read_frame(frame: Any, bad: BadRows) -> Rows:
     if kind in ("Series", "Index"):
         raise UserError(f"This is a {kind} of {package}: give a DataFrame with a column of texts.")
     names = tuple(map(str, frame.columns))
-    check_names(names, Place(FRAME, unit=""), bad)
+    check_column_names(names, Place(FRAME, unit=""), bad)
     columns = _columns(frame, package, len(names))
     rows = tuple(
-        Row(Place(FRAME, index, INDEX), dict(zip(names, map(value_of, cells), strict=True)))
+        Row(Place(FRAME, index, INDEX), dict(zip(names, map(cell_of, cells), strict=True)))
         for index, cells in enumerate(zip(*columns, strict=True))
     )
     return Rows(FRAME, names, rows, form=f"{package} data frame")
