@@ -9,6 +9,7 @@ stops, so it waits for the checkpoint.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import optuna
@@ -24,12 +25,20 @@ SAVE_SHARE = 10
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Connects one training to its trial.
 
-    `every`: a checkpoint precedes each report, however long it takes. `reports_all`: the study has
+    `begin` is called with the arguments before the first step. `every`: a checkpoint precedes each report, however long it takes. `reports_all`: the study has
     several objectives and a pruner that compares all of them.
     """
 
-    def __init__(self, trainer: Any, trial: RemoteTrial, *, every: bool, reports_all: bool) -> None:
-        self._trainer, self._trial = trainer, trial
+    def __init__(
+        self,
+        trainer: Any,
+        trial: RemoteTrial,
+        *,
+        begin: Callable[[Any], None],
+        every: bool,
+        reports_all: bool,
+    ) -> None:
+        self._trainer, self._trial, self._begin = trainer, trial, begin
         self._every, self._reports_all = every, reports_all
         # Then the Trainer chooses among the checkpoints: there must be no others.
         self._adds = not trainer.args.load_best_model_at_end
@@ -45,6 +54,9 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
     # Events, in the order in which they happen.
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._begin(args)
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._report()
 
@@ -52,6 +64,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._report()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._asked_at = time.monotonic()
         self._trial.note(epoch=round(state.epoch or 0.0, 2), epochs=state.num_train_epochs)
         if self._trial.stop_requested:
             self._stops = control.should_save = True
