@@ -79,14 +79,11 @@ def _labels(batch: Any) -> torch.Tensor | None:
 
 
 def _rows(batch: Any, size: int) -> list[int]:
-    """Return rows to try, with different labels where there are."""
+    """Return rows to try. A row without labels is none of them: its mean is NaN."""
     labels = _labels(batch)
-    different: dict[float, int] = {}
-    if labels is not None and labels.ndim == 1:
-        for row, label in enumerate(labels.tolist()):
-            different.setdefault(label, row)
-    rows = dict.fromkeys([*different.values(), *range(size)])
-    return sorted([*rows][:_TRIED])
+    if labels is None:
+        return [*range(size)][:_TRIED]
+    return [row for row in range(len(labels)) if labels[row].ne(-100).any()][:_TRIED]
 
 
 def _near(one: float, other: float) -> bool:
