@@ -50,12 +50,13 @@ def composition_of(loss: Loss, batch: Any, size: int, counted: bool) -> Composit
         return None
     if items is not None and _near(loss(some, 2 * items), whole / 2):
         return Composition.SUM if _near(sum(parts), whole) else Composition.WHOLE
-    if _near(sum(parts) / len(parts), whole):
-        return Composition.EXAMPLES
+    means = {Composition.EXAMPLES: sum(parts) / len(parts)}
     counts = [label_count(single) or 0 for single in singles]
-    if sum(counts) and _near(sum(map(_times, counts, parts)) / sum(counts), whole):
-        return Composition.LABELS
-    return Composition.WHOLE
+    if len(set(counts)) > 1:
+        labels = sum(count * part for count, part in zip(counts, parts, strict=True))
+        means[Composition.LABELS] = labels / sum(counts)
+    nearest = min(means, key=lambda kind: abs(means[kind] - whole))
+    return nearest if _near(means[nearest], whole) else Composition.WHOLE
 
 
 def weight_of(kind: Composition, part: Any, rows: int, batch: Any, size: int) -> float:
@@ -79,19 +80,19 @@ def _labels(batch: Any) -> torch.Tensor | None:
 
 
 def _rows(batch: Any, size: int) -> list[int]:
-    """Return rows to try. A row without labels is none of them: its mean is NaN."""
+    """Return rows to try, with few labels and with many. A row without labels is none of them: its
+    mean is NaN."""
     labels = _labels(batch)
     if labels is None:
         return [*range(size)][:_TRIED]
-    return [row for row in range(len(labels)) if labels[row].ne(-100).any()][:_TRIED]
+    counts = labels.ne(-100).reshape(len(labels), -1).sum(1).tolist()
+    order = sorted((row for row in range(len(counts)) if counts[row]), key=counts.__getitem__)
+    few = order[: _TRIED // 2]
+    return [*few, *order[len(few) :][-_TRIED // 2 :]]
 
 
 def _near(one: float, other: float) -> bool:
     return abs(one - other) <= _TOLERANCE * max(abs(one), abs(other)) + 1e-6
-
-
-def _times(count: int, loss: float) -> float:
-    return count * loss if count else 0.0
 
 
 def _usable(value: float) -> bool:
