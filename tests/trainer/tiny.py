@@ -138,3 +138,48 @@ class Marks(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         with self.file.open("a") as file:
             file.write(f"{round(state.epoch or 0)}\n")
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-1, log=True),
+        "per_device_train_batch_size": trial.suggest_categorical("batch", [4, 8]),
+    }
+
+
+def loss(metrics: dict[str, float]) -> float:
+    return metrics["eval_loss"]
+
+
+class Fails(TrainerCallback):  # type: ignore[misc]
+    """Call `action` when an epoch begins, in the first attempt at a trial."""
+
+    def __init__(self, folder: Path, action: Any, *, epoch: int = 0, always: bool = False) -> None:
+        self.file, self.action = folder / "failed", action
+        self.epoch, self.always = epoch, always
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if round(state.epoch or 0) != self.epoch or (self.file.exists() and not self.always):
+            return
+        self.file.touch()
+        self.action()
+
+
+class Small:
+    """Model that has memory for the activations of a few examples only."""
+
+    def __init__(self, examples: int, *, evaluated: int = 1 << 30, make: Any = classifier) -> None:
+        self.examples, self.evaluated, self.make = examples, evaluated, make
+
+    def __call__(self) -> Any:
+        model = self.make()
+        forward = model.forward
+
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            most = self.examples if model.training else self.evaluated
+            if len(kwargs["input_ids"]) > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return forward(*args, **kwargs)
+
+        model.forward = limited
+        return model
