@@ -173,13 +173,11 @@ class Small:
 
     def __call__(self) -> Any:
         model = self.make()
-        forward = model.forward
 
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            most = self.examples if model.training else self.evaluated
-            if len(kwargs["input_ids"]) > most:
+        def limit(encoder: Any, args: Any) -> None:
+            most = self.examples if encoder.training else self.evaluated
+            if len(args[0]) > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-            return forward(*args, **kwargs)
 
-        model.forward = limited
+        model.bert.encoder.register_forward_pre_hook(limit)
         return model

@@ -7,6 +7,7 @@ with in-batch negatives, with several passes of the model.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ class SlicedForward:
     def of(self, model: Any, rows: int) -> Iterator[None]:
         forward, patched = model.forward, "forward" in vars(model)
 
+        @functools.wraps(forward)
         def in_slices(*args: Any, **kwargs: Any) -> Any:
             size = examples_in((args, kwargs)) if torch.is_grad_enabled() else 0
             if size <= rows:
