@@ -94,9 +94,7 @@ class Weighted(Trainer):
     ) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
-        loss = nn.functional.cross_entropy(
-            outputs.logits, labels, weight=torch.tensor([1.0, 5.0])
-        )
+        loss = nn.functional.cross_entropy(outputs.logits, labels, weight=torch.tensor([1.0, 5.0]))
         return (loss, outputs) if return_outputs else loss
 
 
@@ -118,7 +116,9 @@ class Scaled(Trainer):
 class Contrastive(BertForSequenceClassification):
     """Model whose own loss compares the examples of a batch."""
 
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None) -> Any:
+    def forward(
+        self, input_ids: Any = None, attention_mask: Any = None, labels: Any = None
+    ) -> Any:
         outputs = super().forward(input_ids=input_ids, attention_mask=attention_mask)
         logits = outputs.logits @ outputs.logits.T
         outputs.loss = nn.functional.cross_entropy(logits, torch.arange(len(logits)))

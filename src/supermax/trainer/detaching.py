@@ -1,7 +1,7 @@
 """A Trainer without what belongs to one process: its model, its devices, its accelerator.
 
-    detached(trainer)   in the program: picklable while the search runs, as before afterwards
-    attached(trainer)   in a cell: gives it devices and an accelerator of this process
+detached(trainer)   in the program: picklable while the search runs, as before afterwards
+attached(trainer)   in a cell: gives it devices and an accelerator of this process
 """
 
 from __future__ import annotations

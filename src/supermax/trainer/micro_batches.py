@@ -94,7 +94,10 @@ class MicroBatches:
         """Return the composition of the loss, found out with the first batch that shows it."""
         if self._composition is None:
             self._composition = composition_of(
-                lambda batch, count: self._loss(model, batch, count), inputs, size, items is not None
+                lambda batch, count: self._loss(model, batch, count),
+                inputs,
+                size,
+                items is not None,
             )
         if self._composition is Composition.WHOLE:
             raise NotSliceable("the loss of a batch is not the mean of the losses of its examples")

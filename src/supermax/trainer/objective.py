@@ -1,6 +1,6 @@
 """Objective of a search with a Trainer: one training in a cell.
 
-    Trainer ──attached()──▶ hp_space ──▶ newest checkpoint ──▶ train(trial=…) ──▶ model, objective
+Trainer ──attached()──▶ hp_space ──▶ newest checkpoint ──▶ train(trial=…) ──▶ model, objective
 """
 
 from __future__ import annotations
