@@ -258,7 +258,7 @@ trainer = MyTrainer(
         "input_ids": torch.stack([r["input_ids"] for r in rows]),
         "labels": torch.tensor([r["labels"] for r in rows])},
     train_dataset=Rows(16), eval_dataset=Rows(8),
-    compute_metrics=lambda p: {"accuracy": float((p.predictions.argmax(-1) == p.label_ids).mean())},
+    compute_metrics=lambda p: {"mean": float((p.predictions.argmax(-1) == p.label_ids).mean())},
 )
 best = supermax.hyperparameter_search(
     trainer,

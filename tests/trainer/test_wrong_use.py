@@ -62,11 +62,12 @@ def test_names_that_are_no_training_arguments(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_name_in_a_branch_that_comes_later(tmp_path: Path) -> None:
-    """The trial says which name it is; a model_init that takes the trial may read it."""
+@pytest.mark.slow
+def test_a_name_that_only_trials_meet(tmp_path: Path) -> None:
+    """Such as one in a branch of hp_space: trials fail, and say which name it is."""
 
     def space(trial: Any) -> dict[str, Any]:
-        return {"warmup_staps": 1} if trial.params or trial.number else {}
+        return {"warmup_staps": 1} if hasattr(trial, "attempt") else {}
 
     trainer = tiny.trainer(tmp_path)
     with pytest.raises(supermax.SupermaxError, match=r"warmup_staps"):

@@ -61,7 +61,8 @@ def try_space(trainer: Any, hp_space: Callable[[Any], Any]) -> None:
     """Check the names of hp_space before there is a trial to spend: call it once, with a trial of
     no study."""
     if isinstance(hp_space, SpaceArguments):
-        return check_names(trainer, dict.fromkeys(hp_space.space.parameters))
+        check_names(trainer, dict.fromkeys(hp_space.space.parameters))
+        return
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

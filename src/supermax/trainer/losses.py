@@ -35,7 +35,7 @@ Loss = Callable[[Any, Any], float]
 """(batch, num_items_in_batch) → loss."""
 
 
-def composition_of(loss: Loss, batch: Any, size: int, counted: bool) -> Composition | None:
+def composition_of(loss: Loss, batch: Any, size: int, *, counted: bool) -> Composition | None:
     """Return the composition of a loss; None: this batch does not tell. `counted`: the Trainer
     passes num_items_in_batch."""
     rows = _rows(batch, size)

@@ -14,16 +14,18 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from supermax.errors import Infeasible
 from supermax.trainer.losses import Composition, composition_of, weight_of
 from supermax.trainer.sliced_forward import SlicedForward
 from supermax.trainer.slicing import NotSliceable, examples_in, slice_of
 
-_BATCH_NORMS = torch.nn.modules.batchnorm._BatchNorm
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class MicroBatches:
@@ -94,10 +96,7 @@ class MicroBatches:
         """Return the composition of the loss, found out with the first batch that shows it."""
         if self._composition is None:
             self._composition = composition_of(
-                lambda batch, count: self._loss(model, batch, count),
-                inputs,
-                size,
-                items is not None,
+                partial(self._loss, model), inputs, size, counted=items is not None
             )
         if self._composition is Composition.WHOLE:
             raise NotSliceable("the loss of a batch is not the mean of the losses of its examples")

@@ -25,8 +25,9 @@ SAVE_SHARE = 10
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Connects one training to its trial.
 
-    `begin` is called with the arguments before the first step. `every`: a checkpoint precedes each report, however long it takes. `reports_all`: the study has
-    several objectives and a pruner that compares all of them.
+    `begin` is called with the arguments before the first step. `every`: a checkpoint precedes each
+    report, however long it takes. `reports_all`: the study has several objectives, and a pruner
+    that compares all of them.
     """
 
     def __init__(

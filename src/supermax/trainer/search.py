@@ -20,8 +20,8 @@ from supermax.trainer.arguments import check_backend, check_options, check_train
 from supermax.trainer.checkpoints import ModelRetention, model_of
 from supermax.trainer.detaching import detached
 from supermax.trainer.hyperparameters import SpaceArguments, try_space
-from supermax.trainer.options import SearchOptions, passed_on
 from supermax.trainer.objective import TrainerObjective
+from supermax.trainer.options import SearchOptions, passed_on
 from supermax.trainer.plans import SplitPlanner
 from supermax.trainer.studies import open_search
 

@@ -72,7 +72,7 @@ class SlicedForward:
             model.eval()
             try:
                 with torch.no_grad(), torch.random.fork_rng():
-                    self._composition = composition_of(loss, kwargs, size, counted)
+                    self._composition = composition_of(loss, kwargs, size, counted=counted)
             finally:
                 model.train(training)
         if self._composition is Composition.WHOLE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,7 @@ def _open(space: Space | None, storage: Any, directions: list[str], options: Any
     return optuna.create_study(
         storage=make_storage(storage) if storage is not None else None,
         study_name=name or NAME,
-        directions=directions,
+        directions=directions,  # type: ignore[arg-type]
         load_if_exists=options.get("load_if_exists", True),
         **own,
     )
@@ -80,7 +79,7 @@ def _new_folder(output_dir: Path) -> Path:
     number = 1
     while True:
         try:
-            os.makedirs(folder)
+            folder.mkdir(parents=True)
             return folder
         except FileExistsError:
             number += 1
