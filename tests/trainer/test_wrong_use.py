@@ -109,6 +109,13 @@ def test_something_else_than_a_trainer(tmp_path: Path) -> None:
     assert "trainer must be a transformers.Trainer" in error_of("trainer")
 
 
+def test_a_trainer_of_another_library(tmp_path: Path) -> None:
+    class Other:
+        def train(self) -> None: ...
+
+    assert "Other is no subclass of transformers.Trainer" in error_of(Other())
+
+
 def test_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny.trainer(tmp_path)
     monkeypatch.setattr(type(trainer.args), "world_size", 2)

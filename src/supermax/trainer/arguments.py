@@ -53,6 +53,27 @@ def workers_of(options: Mapping[str, Any]) -> int:
     return os.cpu_count() or 1 if jobs == -1 else int(jobs)
 
 
+def is_trainer(trainer: object) -> bool:
+    """Return whether this is a Trainer; False: it is a function, which makes one. Raise UserError
+    for anything else."""
+    from transformers import Trainer
+
+    if isinstance(trainer, Trainer):
+        return True
+    if hasattr(trainer, "train"):
+        raise UserError(
+            f"{type(trainer).__name__} is no subclass of transformers.Trainer, so its training "
+            f"cannot be resumed or split. Call it in an objective of your own for "
+            f"supermax.optimize; docs/howto/trainer.md has one for SetFit."
+        )
+    if callable(trainer):
+        return False
+    raise UserError(
+        f"trainer must be a transformers.Trainer, or a function that returns one, but is "
+        f"{trainer!r:.80}."
+    )
+
+
 def check_trainer(trainer: Any) -> None:
     """Raise UserError for a Trainer whose trials cannot run in processes of their own."""
     if getattr(trainer, "model_init", None) is None:

@@ -16,7 +16,13 @@ from supermax.engine.summary import Summary
 from supermax.errors import RunHalted, SupermaxError, UserError
 from supermax.run import optimize
 from supermax.space import Space, flatten
-from supermax.trainer.arguments import check_backend, check_options, check_trainer, workers_of
+from supermax.trainer.arguments import (
+    check_backend,
+    check_options,
+    check_trainer,
+    is_trainer,
+    workers_of,
+)
 from supermax.trainer.checkpoints import ModelRetention, model_of
 from supermax.trainer.detaching import detached
 from supermax.trainer.hyperparameters import SpaceArguments, try_space
@@ -97,16 +103,11 @@ class _Search:
     ) -> None:
         from transformers.trainer_utils import default_compute_objective, default_hp_space_optuna
 
-        made = hasattr(trainer, "train") and hasattr(trainer, "args")
+        made = is_trainer(trainer)
         self._trainer = trainer if made else None
         self._options = options
         if made:
             check_trainer(trainer)
-        elif not callable(trainer):
-            raise UserError(
-                f"trainer must be a transformers.Trainer, or a function that returns one, but is "
-                f"{trainer!r:.80}."
-            )
         self._space = hp_space if isinstance(hp_space, Space) else None
         suggest = SpaceArguments(self._space) if self._space else hp_space
         pruner = options.get("pruner")
