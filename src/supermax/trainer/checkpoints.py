@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ from supermax.engine.storage.run_folder import StudyFolder
 
 MODEL = "model"
 """Folder in a trial's folder with its trained model."""
+CHECKPOINT = "checkpoint-*"
+"""Folders of the Trainer's checkpoints."""
 _STATE = "trainer_state.json"
 _OPTIMIZER = "optimizer.pt"
 
@@ -24,7 +25,7 @@ _OPTIMIZER = "optimizer.pt"
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of a Trainer below a folder; None: there is none. The
     state is the last file of a checkpoint that the Trainer writes."""
-    found = [(step, path) for path in folder.rglob("checkpoint-*") if (step := _step_of(path))]
+    found = [(step, path) for path in folder.rglob(CHECKPOINT) if (step := _step_of(path))]
     return max(found)[1] if found else None
 
 
@@ -53,21 +54,33 @@ class ModelRetention:
     """Optuna callback: remove checkpoints of ended trials, and models of all but the best."""
 
     run_dir: Path
+    _written: set[int] | None = field(default=None, init=False)
+    """Numbers of trials that may have a model; None: not looked yet."""
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
-        folder = StudyFolder(self.run_dir)
-        shutil.rmtree(folder.trial(trial.number).checkpoint, ignore_errors=True)
-        self.keep_best(study)
+        for path in StudyFolder(self.run_dir).trial(trial.number).checkpoint.rglob(CHECKPOINT):
+            shutil.rmtree(path, ignore_errors=True)
+        if self._written is None:
+            self._written = self._found()
+        self._written.add(trial.number)
+        self._keep_best(study, self._written)
 
-    def keep_best(self, study: Study) -> None:
-        """Remove the models of ended trials that are not the best, or not in the Pareto front."""
+    def finish(self, study: Study) -> None:
+        """Remove what trials have left whose end this run has not seen."""
+        self._keep_best(study, self._found())
+
+    def _found(self) -> set[int]:
+        names = [path.parent.name for path in self.run_dir.glob(f"trials/*/{MODEL}")]
+        return {int(name) for name in names if name.isdigit()}
+
+    def _keep_best(self, study: Study, written: set[int]) -> None:
         trials = study.get_trials(deepcopy=False)
         best = {t.number for t in front(ranked(trials, study.directions), study.directions)}
-        running = {t.number for t in trials if not t.state.is_finished()}
-        for path in self.run_dir.glob(f"trials/*/{MODEL}"):
-            with contextlib.suppress(ValueError):  # not a trial's folder
-                if int(path.parent.name) not in best | running:
-                    shutil.rmtree(path, ignore_errors=True)
+        ended = {n for n in written if n < len(trials) and trials[n].state.is_finished()}
+        for number in ended - best:
+            path = StudyFolder(self.run_dir).trial(number).path / MODEL
+            shutil.rmtree(path, ignore_errors=True)
+            written.discard(number)
 
 
 def model_of(run_dir: Path, trial: FrozenTrial) -> Path | None:

@@ -2,13 +2,18 @@
 
 detached(trainer)   in the program: picklable while the search runs, as before afterwards
 attached(trainer)   in a cell: gives it devices and an accelerator of this process
+Pristine(trainer)   in a cell: copies for several trials
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
 from collections.abc import Iterator
 from typing import Any
+
+import cloudpickle
 
 OF_A_PROCESS = (
     "accelerator",
@@ -49,6 +54,41 @@ def attached(trainer: Any) -> None:
 
     trainer._memory_tracker = TrainerMemoryTracker(trainer.args.skip_memory_metrics)
     trainer.create_accelerator_and_postprocess()
+
+
+class Pristine:
+    """State of a Trainer before its first trial, for a process that runs several. Its data sets
+    are shared: they are large, and trials do not change them."""
+
+    def __init__(self, trainer: Any) -> None:
+        names = ("train_dataset", "eval_dataset")
+        self._shared = [value for name in names if (value := getattr(trainer, name, None))]
+        buffer = io.BytesIO()
+        _Pickler(buffer, self._shared).dump(trainer)
+        self._data = buffer.getvalue()
+
+    def copy(self) -> Any:
+        return _Unpickler(io.BytesIO(self._data), self._shared).load()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickler that writes the places of shared objects in a list."""
+
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._places = {id(value): place for place, value in enumerate(shared)}
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._places.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, shared: list[Any]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, place: int) -> Any:
+        return self._shared[place]
 
 
 @contextlib.contextmanager

@@ -6,18 +6,15 @@ Trainer ──attached()──▶ hp_space ──▶ newest checkpoint ──▶
 from __future__ import annotations
 
 import importlib
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import cloudpickle
 
 from supermax.engine.processes.remote_trial import RemoteTrial
 from supermax.engine.trial.faults import out_of_memory
 from supermax.errors import Infeasible, UserError
 from supermax.trainer.checkpoints import MODEL, last_metrics, newest_checkpoint
-from supermax.trainer.detaching import attached
+from supermax.trainer.detaching import Pristine, attached
 from supermax.trainer.hyperparameters import NO_MODEL_INIT, SpaceArguments, check_names
 from supermax.trainer.plans import Split, note_evaluation_short, split_of
 
@@ -42,12 +39,12 @@ class TrainerObjective:
     """True: each of several objectives is reported."""
     modules: tuple[str, ...] = ()
     """Modules to import before cells are forked."""
-    _pristine: bytes | None = field(default=None, init=False)
+    _pristine: Pristine | None = field(default=None, init=False)
 
     def preload(self) -> None:
         """Import what every training needs, and note the state of the Trainer before the first."""
         if self.reuse and self.trainer is not None:
-            self._pristine = cloudpickle.dumps(self.trainer)
+            self._pristine = Pristine(self.trainer)
         for name in ("transformers.trainer", "accelerate", "safetensors.torch", *self.modules):
             importlib.import_module(name)
 
@@ -73,7 +70,7 @@ class TrainerObjective:
             if getattr(trainer, "model_init", None) is None:
                 raise UserError(NO_MODEL_INIT)
             return trainer
-        trainer = pickle.loads(self._pristine) if self._pristine is not None else self.trainer
+        trainer = self._pristine.copy() if self._pristine is not None else self.trainer
         attached(trainer)
         return trainer
 

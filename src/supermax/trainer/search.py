@@ -141,7 +141,7 @@ class _Search:
                 callbacks=[retention, *callbacks],
                 **passed,
             )
-        retention.keep_best(self._study)
+        retention.finish(self._study)
         best = self._best(summary)
         runs = [self._best_run(trial, summary) for trial in best]
         return runs if len(self._study.directions) > 1 else runs[0]
