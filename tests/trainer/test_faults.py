@@ -82,6 +82,7 @@ def test_a_failing_trial_leaves_the_others_alone(action: Any, kind: str, tmp_pat
     assert best.run_id == "0"
 
 
+@pytest.mark.slow
 def test_a_crash_in_the_third_epoch_repeats_no_epoch(tmp_path: Path) -> None:
     """A real SIGSEGV; the value is that of a trial without it."""
     marks = tmp_path / "marks"
@@ -166,6 +167,7 @@ def without_dropout() -> Any:
     return tiny.BertForSequenceClassification(tiny.config(num_labels=2, **fields))
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_an_evaluation_leaves_the_training_alone(tmp_path: Path) -> None:
     small = tiny.Small(8, evaluated=4)
     trainer = tiny.trainer(tmp_path, model_init=small)

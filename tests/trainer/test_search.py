@@ -76,6 +76,7 @@ def test_the_best_model_is_kept_and_no_other(tmp_path: Path) -> None:
     assert not list(run_dir.rglob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_the_trainer_is_as_before(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path)
     before, model = dict(vars(trainer)), trainer.model
@@ -87,6 +88,7 @@ def test_the_trainer_is_as_before(tmp_path: Path) -> None:
     assert trainer.train().global_step == 4
 
 
+@pytest.mark.slow
 def test_n_trials_is_the_total(tmp_path: Path) -> None:
     for _ in range(2):
         best = search(tiny.trainer(tmp_path), n_trials=2, run_dir=tmp_path)
@@ -95,6 +97,7 @@ def test_n_trials_is_the_total(tmp_path: Path) -> None:
     assert len(best.run_summary["study"].trials) == 3
 
 
+@pytest.mark.slow
 def test_objective_and_space_of_transformers_are_the_defaults(tmp_path: Path) -> None:
     sampler = optuna.samplers.RandomSampler(seed=0)
     best = supermax.hyperparameter_search(
@@ -109,6 +112,7 @@ def test_objective_and_space_of_transformers_are_the_defaults(tmp_path: Path) ->
     assert 0 <= best.objective <= 1  # the accuracy, not the loss
 
 
+@pytest.mark.slow
 def test_values_are_cast_as_by_transformers(tmp_path: Path) -> None:
     """A string for an int field."""
 
@@ -120,6 +124,7 @@ def test_values_are_cast_as_by_transformers(tmp_path: Path) -> None:
     assert list(study.trials[0].intermediate_values) == [2]  # 32 rows in batches of 16
 
 
+@pytest.mark.slow
 def test_several_objectives_return_the_front(tmp_path: Path) -> None:
     def both(metrics: dict[str, float]) -> tuple[float, float]:
         return metrics["eval_loss"], metrics["eval_accuracy"]
@@ -132,6 +137,7 @@ def test_several_objectives_return_the_front(tmp_path: Path) -> None:
     assert all(Path(run.run_summary["checkpoint"]).is_dir() for run in best)
 
 
+@pytest.mark.slow
 def test_search_space_as_data(tmp_path: Path) -> None:
     """Its parameters that are no arguments are for model_init."""
     space = supermax.space.loads("""
@@ -153,6 +159,7 @@ parameters:
     assert best.run_summary["study"].study_name == "tiny"
 
 
+@pytest.mark.slow
 def test_reused_processes_give_the_same_values(tmp_path: Path) -> None:
     """A trial starts from the Trainer as it was given, not as the trial before has left it."""
 
@@ -191,6 +198,7 @@ def test_pruned_trial(tmp_path: Path) -> None:
     assert marks.read_text().split() == ["0"]
 
 
+@pytest.mark.slow
 def test_paused_trials_continue_from_their_checkpoints(tmp_path: Path) -> None:
     """No epoch of a trial is trained twice, although it pauses at rungs."""
     marks = tmp_path / "marks"
