@@ -44,7 +44,7 @@ class TrainerObjective:
     def preload(self) -> None:
         """Import what every training needs, and note the state of the Trainer before the first."""
         if self.reuse and self.trainer is not None:
-            self._pristine = Pristine(self.trainer)
+            self._pristine = Pristine(self.trainer)  # shared by the forked processes
         for name in ("transformers.trainer", "accelerate", "safetensors.torch", *self.modules):
             importlib.import_module(name)
 
@@ -70,6 +70,8 @@ class TrainerObjective:
             if getattr(trainer, "model_init", None) is None:
                 raise UserError(NO_MODEL_INIT)
             return trainer
+        if self.reuse and self._pristine is None:  # the process was not forked
+            self._pristine = Pristine(self.trainer)
         trainer = self._pristine.copy() if self._pristine is not None else self.trainer
         attached(trainer)
         return trainer
