@@ -235,6 +235,15 @@ def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_program_of_the_how_to_with_a_trainer_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "trainer.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (program,) = [block for block in blocks if "import torch" in block]
+    said = run(f"{program}\nprint(type(model).__name__)", tmp_path)
+    assert said.split()[-1] == "BertForSequenceClassification"
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Run cell by cell in a separate process; the last line of a cell is displayed."""
     cells = json.loads((ROOT / "examples" / "search.ipynb").read_text())["cells"]

@@ -57,7 +57,7 @@ IMPORTS = {
         "training.deploy"
     ),
     "supermax": (
-        "_util engine engine.processes engine.promotion engine.run run space studies study"
+        "_util engine engine.processes engine.promotion engine.run run space studies study trainer"
     ),
     "tasks": (
         "_util engine engine.jobs engine.processes engine.promotion engine.storage engine.trial "
@@ -65,6 +65,10 @@ IMPORTS = {
         "training.optim training.steps"
     ),
     "testing": "",
+    "trainer": (
+        "_util engine engine.jobs engine.processes engine.promotion engine.run engine.storage "
+        "engine.trial run space studies"
+    ),
     "training": (
         "_util training.config training.data training.eval training.models training.optim "
         "training.steps"
