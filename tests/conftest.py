@@ -83,6 +83,7 @@ if os.environ.get("SUPERMAX_TEST_WORKER") != _WORKER:  # its cells read this fil
     os.environ.setdefault("ONEDNN_JIT_PROFILE", "0")  # else /tmp/perf-PID.map on ARM
     os.environ["SUPERMAX_MODELS"] = "tiny"  # what `init` writes, whatever is installed here
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run beside each other
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as runs set it for their processes
     os.environ["SUPERMAX_TEST_SESSION"] = str(os.getpid())  # other runs here are not ours
     _start_children_with_default_signals()
 

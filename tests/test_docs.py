@@ -235,6 +235,15 @@ def test_the_objective_of_the_how_to_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_program_of_the_how_to_with_a_trainer_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "trainer.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (program,) = [block for block in blocks if "import torch" in block]
+    said = run(f"{program}\nprint(type(model).__name__)", tmp_path)
+    assert said.split()[-1] == "BertForSequenceClassification"
+
+
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Run cell by cell in a separate process; the last line of a cell is displayed."""
     cells = json.loads((ROOT / "examples" / "search.ipynb").read_text())["cells"]
@@ -254,6 +263,42 @@ def run(program: str, folder: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_each_format_of_the_page_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every `supermax init` of the page, with a stand-in for the Hub, and its program."""
+    pandas = pytest.importorskip("pandas")
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    notes = pandas.read_csv(ROOT / "examples" / "notes.csv")
+    notes.to_csv("notes.csv", index=False)
+    notes.to_parquet("notes.parquet")
+    parts = datasets.Dataset.from_pandas(notes).train_test_split(0.2, seed=0)
+    parts.save_to_disk("saved")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: parts)
+    for place in ("train/pos", "train/neg", "test/pos", "test/neg"):
+        (tmp_path / "reviews" / place).mkdir(parents=True)
+        for i in range(12):
+            (tmp_path / "reviews" / place / f"{i}.txt").write_text(f"{place} was seen {i} times")
+    text = (ROOT / "docs" / "howto" / "data-formats.md").read_text()
+    lines = [line for line in shell_lines(text) if line.startswith("supermax init")]
+    assert len(lines) == 6
+    for line in lines:
+        said = sm(*shlex.split(line)[1:], "--force")
+        assert "criteria" in said
+        (place,) = re.findall(r"Written to (\S+)\.", said)
+        splits = supermax.Study.from_config(place).splits
+        assert min(len(splits.train.classes), len(splits.validation.classes)) > 2
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    facts = run_program(program.replace("study.run()", "study.plan()"))
+    assert sum(len(part.classes) for part in facts["study"].splits.parts) == 240
+
+
+def run_program(program: str) -> dict[str, Any]:
+    facts: dict[str, Any] = {}
+    exec(compile(program, "program", "exec"), facts)
+    return facts
 
 
 def test_tweeteval_becomes_a_table(tmp_path: Path) -> None:

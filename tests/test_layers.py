@@ -41,7 +41,10 @@ IMPORTS = {
     "results": "_util engine engine.jobs engine.sharing engine.storage engine.trial",
     "results.report": "_util engine.storage results search.settings space",
     "results.tracking": "_util engine.run engine.storage results studies",
-    "run": "_util engine engine.jobs engine.processes engine.run space ui.display",
+    "run": (
+        "_util engine engine.jobs engine.processes engine.run results results.tracking space "
+        "ui.display"
+    ),
     "search": (
         "_util agents engine engine.processes engine.promotion engine.run engine.storage "
         "engine.trial memory results results.tracking run search.settings space studies tasks "
@@ -56,7 +59,7 @@ IMPORTS = {
         "training.deploy"
     ),
     "supermax": (
-        "_util engine engine.processes engine.promotion engine.run run space studies study"
+        "_util engine engine.processes engine.promotion engine.run run space studies study trainer"
     ),
     "tasks": (
         "_util agents engine engine.jobs engine.processes engine.promotion engine.storage "
@@ -64,6 +67,10 @@ IMPORTS = {
         "training.models training.optim training.steps"
     ),
     "testing": "",
+    "trainer": (
+        "_util engine engine.jobs engine.processes engine.promotion engine.run engine.storage "
+        "engine.trial run space studies"
+    ),
     "training": (
         "_util agents training.config training.data training.eval training.models training.optim "
         "training.steps"

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from supermax.space.prior_sampler import PriorSampler
     from supermax.studies import open_study
     from supermax.study import Study
+    from supermax.trainer.search import hyperparameter_search
 
 __version__ = "0.1.0"
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "TrialInterrupted",
     "UserError",
     "WhenNoGain",
+    "hyperparameter_search",
     "open_study",
     "optimize",
     "retry",
@@ -79,6 +81,7 @@ _LAZY_IMPORTS = {
     "Trial": "supermax.engine.processes.remote_trial:RemoteTrial",
     "TrialInterrupted": "supermax.engine.processes.remote_trial:TrialInterrupted",
     "WhenNoGain": "supermax.engine.run.no_gain:WhenNoGain",
+    "hyperparameter_search": "supermax.trainer.search:hyperparameter_search",
     "open_study": "supermax.studies:open_study",
     "optimize": "supermax.run:optimize",
     "retry": "supermax.engine.run.requeue:retry",

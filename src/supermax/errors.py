@@ -24,6 +24,10 @@ class EnvironmentFault(SupermaxError):
     """Fault of the machine, its disk or the study's storage that prevents the run."""
 
 
+class StorageFault(EnvironmentFault):
+    """Fault of the study's storage: a database or its file."""
+
+
 class Quarantined(EnvironmentFault):
     """Run ended because trials fail on this machine that succeed on others."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,12 +16,14 @@ from supermax._util.attributes import LEASE
 from supermax.engine.events import Listener
 from supermax.engine.jobs.provision import Planner
 from supermax.engine.processes.ray_cluster import RayExecutor
-from supermax.engine.run.checks import check_pruner
+from supermax.engine.run.checks import check_arguments, check_pruner
 from supermax.engine.run.no_gain import WhenNoGain, when_to_stop
 from supermax.engine.run.options import RunOptions
 from supermax.engine.run.session import run
 from supermax.engine.summary import Summary
 from supermax.errors import SupermaxError, UserError
+from supermax.results.notifying import Notifier, check_targets
+from supermax.results.tracking import check_trackers, tracked_by
 from supermax.space import SpaceSampler, space_of
 from supermax.ui.display import display_for
 from supermax.ui.display.gauges import Gauges
@@ -53,6 +57,8 @@ def optimize(
     reuse_results: bool = False,
     paused_space: int | None = None,
     stop: Literal["when_no_gain"] | WhenNoGain | None = None,
+    track: str | Sequence[str] = (),
+    notify: str | Sequence[str] = (),
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -110,6 +116,11 @@ def optimize(
             value by further trials is below 5 % of the distance from the median to the best
             value. ``supermax.WhenNoGain(noise=0.01)``: below this error of a value. None: run
             until `n_trials`.
+        track: Trackers that the trials are logged to: ``"mlflow"``, ``"tensorboard"``,
+            ``"wandb"``, or one with an address, such as ``"tensorboard:logs"``. A tracker that
+            fails never affects the run.
+        notify: Commands, or URLs of webhooks, that are given an event as JSON when the run ends,
+            halts or finds a better value.
 
     Returns:
         Trials by state, faults by kind, retries, cells used, seconds.
@@ -139,6 +150,9 @@ def optimize(
         stop=when_to_stop(stop),  # type: ignore[arg-type]
     )
     try:
+        tracked_to, notified = _texts("track", track), _texts("notify", notify)
+        check_trackers(tracked_to)
+        check_targets(notified)
         if pruner is not None:
             check_pruner(study, pruner)
             study.pruner = pruner
@@ -146,9 +160,32 @@ def optimize(
             options = reusing_results(study, options)
         elif isinstance(sampler := getattr(study, "sampler", None), SpaceSampler):
             sampler.redraws = 0  # of an earlier call
-        return run_study(study, objective, options)
+        if not tracked_to and not notified:
+            return run_study(study, objective, options)
+        check_arguments(study, objective, options)
+        with (
+            tracked_by(study, tracked_to, run_dir=options.run_dir, tell=_say),
+            Notifier(study, notified, run_dir=options.run_dir, tell=_say) as notifier,
+        ):
+            options = replace(options, listeners=[notifier])
+            summary = run_study(study, objective, options)
+            notifier.ended(summary.stopped_by)
+            return summary
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone
+
+
+def _texts(name: str, given: str | Sequence[str]) -> list[str]:
+    """Return the values of an argument that is a text or several."""
+    found = [given] if isinstance(given, str) else list(given)
+    if not all(str(each).strip() for each in found):
+        raise UserError(f"{name} must be a text or a list of texts, none of them empty.")
+    return found
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the run
+        print(f"[supermax] {text}", file=sys.stderr, flush=True)
 
 
 def reusing_results(study: optuna.Study, options: RunOptions) -> RunOptions:
@@ -176,7 +213,7 @@ def run_study(
             nullcontext(progress) if callable(progress) else display_for(progress, gauges=gauges)
         )
         with StatusFile(gauges) as status, display as listener:
-            return run(study, objective, options, listeners=[listener, status])
+            return run(study, objective, options, listeners=[listener, status, *options.listeners])
     except SupermaxError as error:
         raise error.with_traceback(None) from None  # the message alone
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.results.race import RaceRecord
 from supermax.results.records import StudyRecord, TrialRecord, read_record
+from supermax.search.data import taken_from_memory, with_stored
 from supermax.search.prepare import prepare_search
 from supermax.search.preview import describe_plan
 from supermax.search.refit import refit_study
@@ -26,6 +27,7 @@ from supermax.search.tuned import Tuned
 from supermax.space.migration.versions import find_versions
 from supermax.space.presets import presets
 from supermax.studies import existing, without_password
+from supermax.training.data.inputs.stored import StoredTable
 from supermax.training.data.splits import Splits
 from supermax.training.deploy.refit import Refit
 
@@ -37,8 +39,9 @@ if TYPE_CHECKING:
 class Study:
     """Hyperparameter search of an agent. Nothing runs before run(); running again resumes."""
 
-    def __init__(self, resolved: Resolved) -> None:
-        self._resolved = resolved
+    def __init__(self, resolved: Resolved, data: StoredTable | None = None) -> None:
+        self._resolved = resolved if data is None else with_stored(resolved, data)
+        self._data = data
         self._tuned: Tuned | None = None
 
     @classmethod
@@ -47,17 +50,22 @@ class Study:
     ) -> Study:
         """Make a search from a YAML file as `supermax init` writes it, from a mapping, from
         keywords, or from a file with keywords that override it. Raises UserError with all
-        mistakes."""
+        mistakes.
+
+        `data` may also be a data frame of pandas or polars, or a Dataset or DatasetDict of
+        Hugging Face, alone or as `path` beside `columns` and other settings of the data. It is
+        written once to the folder supermax-data in `outdir`, where later runs and a refit read
+        it."""
         file = Path(config).expanduser() if isinstance(config, (str, Path)) else None
         given: dict[str, Any] = {**(config if isinstance(config, Mapping) else {}), **settings}
         agent = given.pop("agent", None)
-        if isinstance(given.get("data"), Path):
-            given["data"] = str(given["data"])
+        data = taken_from_memory(given)
         values = {
             key: Value(value, f"{key} of from_config", "from_config")
             for key, value, _ in flattened(given)
         }
-        return cls(resolve(agent, file=file, flags=values, presets=presets(), parameters={}))
+        found = resolve(agent, file=file, flags=values, presets=presets(), parameters={})
+        return cls(found, data)
 
     @property
     def settings(self) -> Settings:
@@ -75,7 +83,13 @@ class Study:
 
     @cached_property
     def _search(self) -> Search:
+        self._write_data()
         return prepare_search(self._resolved)
+
+    def _write_data(self) -> None:
+        """Write data that was given in memory."""
+        if self._data is not None:
+            self._data.write(self.settings.stored_data)
 
     @property
     def splits(self) -> Splits:
@@ -140,4 +154,5 @@ class Study:
     ) -> Refit:
         """Train the configuration of the winner of the race, else of the best trial, or of
         `trial`, once for each seed; export the model to the folder."""
+        self._write_data()
         return refit_study(self.record, trial, self.settings, seeds=seeds, folder=folder)[1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -278,9 +280,15 @@ def test_the_winner_of_a_search_is_the_best_mean_over_fresh_seeds(
     tmp_path: Path, short: None
 ) -> None:
     said: list[str] = []
-    search = search_in(tmp_path, trials=2, race=2, busy=said.append)
+    notify = f"cat >> {shlex.quote(str(tmp_path / 'events'))}; echo >> {tmp_path / 'events'}"
+    search = search_in(tmp_path, trials=2, race=2, busy=said.append, notify=[notify])
     tuned = search.run(workers=2, progress=False)
     assert len(tuned.study.trials) == 2
+    events = list(map(json.loads, (tmp_path / "events").read_text().split("\n")[:-1]))
+    ended = [event for event in events if event["event"] == "ended"]
+    assert [event["study"] for event in events] == ["criteria"] * len(events)
+    assert [event["trials"] for event in ended] == [{"COMPLETE": 2}]
+    assert ended[0]["race"]["winner"] == tuned.winner()["trial"]
     assert [line for line in said if "Racing" in line] == [
         "Racing the best 2 of 2 configurations over 2 fresh seeds."
     ]

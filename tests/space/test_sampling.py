@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import warnings
@@ -96,6 +97,23 @@ def test_every_sampler_of_optuna_stays_feasible(name: str) -> None:
     assert all(trial.state.name == "COMPLETE" for trial in study.trials)
     for trial, config in zip(study.trials, configs, strict=True):
         check(MIXED, trial, config)
+
+
+def test_gp_draws_conditional_parameters_by_tpe(caplog: pytest.LogCaptureFixture) -> None:
+    """GPSampler alone draws them uniformly: 0.29 from the best value on average."""
+    unit = {"type": "float", "low": 0, "high": 1}
+    space = Space(
+        parameters={"kind": {"choices": ["a", "b"]}, "x": {"when": "kind == 'a'", **unit}}
+    )
+    study = optuna.create_study(sampler=sampler_for(space, "gp", seed=1))
+    logger = logging.getLogger("optuna")
+    logger.addHandler(caplog.handler)
+    study.optimize(lambda t: abs(space.sample(t).get("x", 2.0) - 0.7), n_trials=28)
+    logger.removeHandler(caplog.handler)
+    late = [trial.value or 0.0 for trial in study.trials[20:] if "x" in trial.params]
+    assert len(late) > 5
+    assert sum(late) / len(late) < 0.15
+    assert "sampled independently" not in caplog.text
 
 
 def test_several_objectives_stay_feasible() -> None:

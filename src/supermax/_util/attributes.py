@@ -47,6 +47,10 @@ def is_untrained(encoder: str) -> bool:
 
 STORAGE = "supermax.db"
 """Default file of the studies."""
+HUB = "hub:"
+"""Start of the name of a dataset on the Hugging Face Hub."""
+STORED_DATA = "supermax-data"
+"""Folder, beside the storage, of data that a program gave in memory."""
 CACHE = "supermax-cache"
 """Default cache folder, beside the storage: data that can be computed again."""
 WEIGHTS = "weights.safetensors"

@@ -1,1 +1,1 @@
-"""Results of a study: records, DataFrames, report and MLflow tracking."""
+"""Results of a study: records, DataFrames, report, tracking and notifications."""

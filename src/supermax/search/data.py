@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.search.settings import DataSettings, Resolved, Settings
 from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
+from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
-from supermax.training.data.redsm5 import is_redsm5, not_redsm5, read_redsm5
-from supermax.training.data.splits import Splits, read_splits, split, with_validation
+from supermax.training.data.inputs.reading import is_in_memory, read_rows
+from supermax.training.data.inputs.stored import StoredTable, stored
+from supermax.training.data.redsm5 import is_redsm5, read_redsm5
+from supermax.training.data.splits import Splits, split, splits_of, with_validation
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.synthetic_ratings import synthetic_ratings
-from supermax.training.data.tables import read_table
+from supermax.training.data.tables import open_table
 
 
 def data_of(settings: Settings) -> Splits:
@@ -24,39 +30,71 @@ def data_of(settings: Settings) -> Splits:
     data, seed, agent = settings.data, settings.data.split_seed, agent_of(settings.agent)
     if data.path is None and settings.preset not in ("demo", "standard"):
         raise UserError(
-            f"No data is named for the agent '{settings.agent}'. Name a CSV or JSONL file or a "
-            f"folder of ReDSM5 with --data or in the settings, or try --data synthetic."
+            f"No data is named for the agent '{settings.agent}'. Name a file or a folder (CSV, "
+            f"JSONL, Parquet, texts by class, ReDSM5) with --data or in the settings, or try "
+            f"--data synthetic."
         )
     if data.path is None or data.path == "synthetic":
         generate = synthetic_ratings if agent.numbers else synthetic
         corpus = generate(
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
-    elif Path(data.path).expanduser().is_dir():
-        folder = Path(data.path).expanduser()
-        if not is_redsm5(folder):
-            raise UserError(not_redsm5(folder))
+    elif is_redsm5(Path(data.path).expanduser()):
         if not agent.redsm5:
             raise UserError(
-                f"ReDSM5 holds nothing that the agent '{agent.name}' learns from. Name a CSV or "
-                f"JSONL file, or another agent."
+                f"ReDSM5 holds nothing that the agent '{agent.name}' learns from. Name other "
+                f"data, or another agent."
             )
-        corpus = read_redsm5(folder, on_bad=data.on_bad, located=agent.spans)
+        corpus = read_redsm5(data.path, on_bad=data.on_bad, located=agent.spans)
     else:
         columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
-        read = read_table if columns.split is None else read_splits
-        found = read(
+        table = open_table(
             data.path,
             columns,
             labels=data.labels,
             on_bad=data.on_bad,
             encoding=data.encoding,
             numeric=agent.numbers,
+            own_splits=True,
         )
-        if isinstance(found, Splits):
-            return with_validation(found, data.validation, seed)
-        corpus = found
+        if table.part_of:
+            return with_validation(splits_of(table), data.validation, seed)
+        corpus = table.corpus
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
+
+
+def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
+    """Take a data frame or a dataset out of settings, where `data` or `data.path` names it, and
+    put the name of its file in its place. Return its rows; None: the data is not in memory.
+
+    Raises UserError for data of another type, and where it cannot be read.
+    """
+    data = given.get("data")
+    whole = data if isinstance(data, Mapping) and not is_in_memory(data) else None
+    source = given.get("data.path", data) if whole is None else whole.get("path")
+    if source is None or isinstance(source, str):
+        return None
+    if isinstance(source, Path):
+        path, table = str(source), None
+    else:
+        bad = BadRows()
+        rows = read_rows(source, bad)
+        bad.settle("stop", len(rows.rows), rows.file)
+        table = stored(rows)
+        path = table.name
+    if "data.path" in given:
+        given["data.path"] = path
+    else:
+        given["data"] = path if whole is None else {**whole, "path": path}
+    return table
+
+
+def with_stored(resolved: Resolved, table: StoredTable) -> Resolved:
+    """Return the settings with the path at which the table will be written."""
+    settings = resolved.settings
+    path = str(settings.stored_data / table.name)
+    data = settings.data.model_copy(update={"path": path})
+    return replace(resolved, settings=settings.model_copy(update={"data": data}))
 
 
 def with_columns(resolved: Resolved) -> Resolved:
@@ -76,7 +114,7 @@ def with_columns(resolved: Resolved) -> Resolved:
 
 def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]:
     """Return the columns as `supermax init` guesses them, and the reason of each by its role."""
-    guessed = guess_file(Path(str(data.path)).expanduser(), data.encoding)
+    guessed = guess_file(str(data.path), data.encoding)
     if guessed.unfit and guessed.role("label") is None and guessed.role("answer") is None:
         column, reason = guessed.unfit[0]
         raise UserError(f"{data.path}: the column '{column}' {reason}.")
@@ -85,9 +123,10 @@ def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]
 
 
 def _is_table(data: DataSettings) -> bool:
-    """Return True if the data is a CSV or JSONL file: neither synthetic nor a folder."""
-    named = data.path is not None and data.path != "synthetic"
-    return named and not Path(str(data.path)).expanduser().is_dir()
+    """Return True if the data has columns: it is neither synthetic nor a folder of ReDSM5."""
+    if data.path is None or data.path == "synthetic":
+        return False
+    return not is_redsm5(Path(data.path).expanduser())
 
 
 def join_splits(splits: Splits) -> Corpus:

@@ -25,7 +25,8 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.memory.budgets import GpuBudget
 from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import share_of_each
-from supermax.results.tracking import tracked
+from supermax.results.notifying import check_targets
+from supermax.results.tracking import check_trackers
 from supermax.search.cluster import Cluster, read_cluster
 from supermax.search.data import data_of, join_splits, with_columns
 from supermax.search.earlier import find_earlier
@@ -41,11 +42,13 @@ from supermax.training.steps.execution import Execution
 def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> Search:
     """Read the data and the space. Raises UserError.
 
-    `tell` is called with messages during the run, such as what a tracker could not send."""
+    `tell` is called with messages during the run, such as that a tracker fails."""
     resolved = with_columns(resolved)
     settings = resolved.settings
     cluster = _cluster_of(settings)
     check_cache(settings.cache_folder)
+    check_trackers(settings.track)
+    check_targets(settings.notify)
     check_storage(settings.storage_address)
     earlier = find_earlier(settings)
     splits = data_of(settings)
@@ -90,6 +93,8 @@ def prepare_search(resolved: Resolved, tell: Callable[[str], None] = print) -> S
             retries=settings.retries,
             devices=devices_of(settings.gpus),
         ),
+        track=settings.track,
+        notify=settings.notify,
         around=partial(run_context, settings, tell),
         tell=lambda _: None,  # the plan has the same notices
         warn=tell,
@@ -117,7 +122,7 @@ def _cluster_of(settings: Settings) -> Cluster | None:
 def run_context(
     settings: Settings, tell: Callable[[str], None], study: optuna.Study, workers: int, gpus: int
 ) -> Iterator[None]:
-    """Run CUDA MPS and the tracker, where the settings ask for them, during the context.
+    """Run CUDA MPS, where the settings ask for it, during the context.
 
     `workers` and `gpus` are the numbers of the run, which may differ from the settings."""
     with ExitStack() as stack:
@@ -130,9 +135,6 @@ def run_context(
             )
         elif settings.mps:
             _start_mps(stack, settings, tell, _gpu_share(settings, study, workers, gpus))
-        if settings.track is not None:
-            uri = None if settings.track == "mlflow" else settings.track
-            stack.enter_context(tracked(study, uri=uri, tell=tell))
         yield
 
 

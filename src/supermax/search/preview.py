@@ -25,7 +25,9 @@ from supermax.engine.storage.servers import NothingStored
 from supermax.memory import planner
 from supermax.memory.devices import named_gpus
 from supermax.memory.sharing import AUTO
+from supermax.results.notifying import check_targets
 from supermax.results.records import TrialRecord, finished, read_record
+from supermax.results.tracking.kinds import shown_tracker
 from supermax.search.earlier import planned
 from supermax.search.race import race_size, race_text
 from supermax.search.search import Search
@@ -254,8 +256,12 @@ def origins(resolved: Resolved, verbose: bool = False) -> list[str]:
 
 
 def _shown(key: str, value: object) -> str:
-    if key in ("storage", "track"):
+    if key == "storage":
         return without_password(str(value))
+    if key == "notify" and isinstance(value, list):
+        return ", ".join(target.shown for target in check_targets(value))
+    if key == "track" and isinstance(value, list):
+        return ", ".join(map(shown_tracker, value))
     if key == "warm_start" and isinstance(value, list):
         return ", ".join(without_password(name) if is_url(name) else name for name in value)
     if key in ("gpu_memory", "keep") and isinstance(value, int):
@@ -290,7 +296,7 @@ def describe_data(search: Search) -> list[str]:
         f"of a refit"
     )
     if splits.drawn:
-        lines.append("the file has no validation rows: they were drawn from train")
+        lines.append("the data has no validation rows: they were drawn from train")
     if splits.joined:
         groups = counted(splits.joined, "group shares", "groups share")
         lines.append(f"{groups} a text with another group, and are kept in one split with it")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,9 @@ from supermax.engine.storage.locations import find_location
 from supermax.engine.summary import Summary
 from supermax.errors import UserError
 from supermax.memory.disk import Allowance, Demand
+from supermax.results.notifying import Notifier
 from supermax.results.race import RaceRecord
+from supermax.results.tracking import tracked_by
 from supermax.run import callback_list, reusing_results, run_study
 from supermax.search.cluster import Cluster
 from supermax.search.earlier import Earlier, begin_with
@@ -145,8 +147,13 @@ class Search:
     options: RunOptions = field(default_factory=lambda: RunOptions(reuse_cells=True))
     """Options of the run. `n_trials` and `planner`, if given, replace `trials` and the planner of
     the search."""
+    track: Sequence[str] = ()
+    """Trackers that the trials of the search and of its race are logged to."""
+    notify: Sequence[str] = ()
+    """Commands and webhooks that are called when the search ends, halts or finds a better
+    value."""
     around: Callable[[Study, int, int], AbstractContextManager[object]] | None = None
-    """Function that returns a context for the duration of the run (a tracker, say), called with
+    """Function that returns a context for the duration of the run (CUDA MPS, say), called with
     the study, the number of parallel trials and the number of devices."""
     tell: Callable[[str], None] = print
     """Called with notices on the data and the space before the first trial."""
@@ -233,6 +240,25 @@ class Search:
         )
         if options.n_trials is None:
             options = replace(options, n_trials=self.trials or size.trials)
+        with (
+            Notifier(study, self.notify, run_dir=options.run_dir, tell=self.warn) as notifier,
+            self._tracked(study, options),
+        ):
+            options = replace(options, listeners=[*options.listeners, notifier])
+            summary, race = self._searched(study, objective, options, planned, splits)
+            notifier.ended(summary.stopped_by)
+        return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits, race)
+
+    def _searched(
+        self,
+        study: Study,
+        objective: AgentObjective,
+        options: RunOptions,
+        planned: bool,
+        splits: Splits,
+    ) -> tuple[Summary, RaceRecord | None]:
+        """Run the trials, then the race if all are finished."""
+        objectives = objective.objectives
         options = replace(options, stop=with_noise(options.stop, study, objectives[0]))
         once_each = reusing_results(study, options)  # a race trains configurations again
         summary = self._optimized(study, objective, once_each, planned)
@@ -243,7 +269,10 @@ class Search:
             trials = min(options.n_trials or 0, summary.finished)
             race, stopped = self._race(study, objective, options, planned, trials)
             summary = replace(summary, stopped_by=stopped or summary.stopped_by)
-        return Tuned(self.agent, study, summary, splits, fit.space, objectives, limits, race)
+        return summary, race
+
+    def _tracked(self, study: Study, options: RunOptions) -> AbstractContextManager[object]:
+        return tracked_by(study, self.track, run_dir=options.run_dir, tell=self.warn)
 
     def _race(
         self,
@@ -262,14 +291,21 @@ class Search:
         if not size:
             return None, None
 
+        stack, tracked = ExitStack(), False
+
         def run(race: Study, replicates: AgentObjective, replications: int) -> Summary:
+            nonlocal tracked
             run_dir = options.run_dir and race_name(str(options.run_dir), self.folds)
             own = replace(options, n_trials=replications, run_dir=run_dir)
+            if not tracked:
+                stack.enter_context(self._tracked(race, own))
+                tracked = True
             return self._optimized(race, replicates, own, planned)
 
         defaults = self.fit.space.defaults()
         splits, folds = self.all_splits, self.folds
-        return Race(study, objective, size, defaults, run, self.busy, splits, folds).finish()
+        with stack:
+            return Race(study, objective, size, defaults, run, self.busy, splits, folds).finish()
 
     def _checked(self, limits: dict[str, Any]) -> tuple[Sequence[str], list[str]]:
         """Return the objectives and their directions. Raises one UserError with all mistakes."""

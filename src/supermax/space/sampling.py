@@ -97,7 +97,12 @@ _SAMPLERS = {
     "prior": lambda seed: PriorSampler(mixture=True, seed=seed),
     "tpe": lambda seed: TPESampler(multivariate=True, seed=seed),
     "random": lambda seed: RandomSampler(seed=seed),
-    "gp": lambda seed: optuna.samplers.GPSampler(seed=seed),
+    "gp": lambda seed: optuna.samplers.GPSampler(
+        seed=seed,
+        # It models no parameters that only some trials have; its default draws them at random.
+        independent_sampler=TPESampler(multivariate=False, seed=seed),
+        warn_independent_sampling=False,
+    ),
     "cmaes": lambda seed: optuna.samplers.CmaEsSampler(seed=seed),
     "qmc": lambda seed: QMCSampler(seed=seed),
     "nsgaii": lambda seed: optuna.samplers.NSGAIISampler(seed=seed),

@@ -13,9 +13,10 @@ _FEW_ROWS = 20  # of a split; below it, differences between trials are mostly no
 
 
 def weaknesses(splits: Splits) -> list[str]:
-    """Return sentences about rows that were left out, and about what makes metrics unreliable."""
+    """Return sentences about data that was left out, and about what makes metrics unreliable."""
     return [
         *_detected(splits.train),
+        *splits.train.remarks,
         *_unlabelled(splits.train),
         *_shared(splits),
         *_undivided(splits),

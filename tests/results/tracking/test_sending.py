@@ -13,10 +13,18 @@ from optuna.trial import TrialState, create_trial
 
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.results.records import TrialRecord
-from supermax.results.tracking.content import KEY, About, MetricPoint, content
+from supermax.results.tracking.backend import (
+    KEY,
+    MetricPoint,
+    Missing,
+    NewRun,
+    RequestRefused,
+    Run,
+    Unreachable,
+)
+from supermax.results.tracking.content import About, content
 from supermax.results.tracking.record import Record, TrackingFolder
 from supermax.results.tracking.sending import Sender
-from supermax.results.tracking.server import Missing, MlflowRun, RequestRefused, Unreachable
 
 ABOUT = About("identity", "study", ["f1"], {})
 
@@ -26,8 +34,9 @@ class Killed(BaseException):
 
 
 class FakeServer:
-    """Fake of MLflow with a database: `create` always makes a new run, an equal metric is stored
-    once, and no step is removed. `trouble` is called before and after each call takes effect."""
+    """Fake of a tracker with a database: `create` always makes a new run, an equal metric is
+    stored once, and no step is removed. `trouble` is called before and after each call takes
+    effect."""
 
     def __init__(self, trouble: Callable[[str], None] = lambda _: None) -> None:
         self.trouble = trouble
@@ -53,29 +62,29 @@ class FakeServer:
     def experiment(self, name: str) -> str:
         return self.experiments.setdefault(name, str(len(self.experiments)))
 
-    def find(self, experiment: str, key: str) -> list[MlflowRun]:
+    def find(self, experiment: str, key: str) -> list[Run]:
         return [
-            MlflowRun(name, run["status"])
+            Run(name, run["status"])
             for name, run in sorted(self.runs.items())
             if run["tags"].get(KEY) == key and not run["deleted"]
         ]
 
-    def create(self, experiment: str, name: str, start: int, tags: dict[str, str]) -> MlflowRun:
+    def create(self, experiment: str, new: NewRun) -> Run:
         made = f"run{len(self.runs):03d}"
         self.runs[made] = {
-            "name": name,
-            "tags": dict(tags),
+            "name": new.name,
+            "tags": {**new.tags, KEY: new.key},
             "status": "RUNNING",
             "params": {},
             "points": set(),
             "files": {},
             "deleted": False,
         }
-        return MlflowRun(made, "RUNNING")
+        return Run(made, "RUNNING")
 
-    def get(self, run: str) -> MlflowRun | None:
+    def get(self, run: str) -> Run | None:
         found = self.runs.get(run)
-        return None if found is None or found["deleted"] else MlflowRun(run, found["status"])
+        return None if found is None or found["deleted"] else Run(run, found["status"])
 
     def delete(self, run: str) -> None:
         self.runs[run]["deleted"] = True
@@ -84,7 +93,7 @@ class FakeServer:
         return {point.step: point.value for point in self.runs[run]["points"] if point.key == key}
 
     def log(
-        self, run: str, params: dict[str, str], points: list[MetricPoint], tags: dict[str, str]
+        self, run: str, params: dict[str, object], points: list[MetricPoint], tags: dict[str, str]
     ) -> None:
         if run not in self.runs:
             raise Missing(run)
@@ -146,7 +155,7 @@ def is_right(server: FakeServer, last: TrialRecord) -> bool:
 
 def session(server: FakeServer, folder: TrackingFolder) -> Sender:
     """Return the sender of a new process."""
-    return Sender(server, folder.record(ABOUT.key), ABOUT)  # type: ignore[arg-type]
+    return Sender(server, folder.record(ABOUT.key), ABOUT)
 
 
 def sent(server: FakeServer, folder: TrackingFolder, life: list[TrialRecord]) -> Record:
@@ -229,13 +238,13 @@ class LateServer(FakeServer):
         self._creations = itertools.count()
         self._asked: tuple[Any, ...] | None = None
 
-    def create(self, *asked: Any) -> MlflowRun:
+    def create(self, *asked: Any) -> Run:
         if next(self._creations) == self._late:
             self._asked = asked
             raise Unreachable("no answer")
         return super().create(*asked)
 
-    def find(self, experiment: str, key: str) -> list[MlflowRun]:
+    def find(self, experiment: str, key: str) -> list[Run]:
         found = super().find(experiment, key)
         if self._asked is not None:
             FakeServer.create(self, *self._asked)

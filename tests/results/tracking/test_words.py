@@ -21,17 +21,19 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 import supermax
+from supermax._util.attributes import RACE
 from supermax.engine.storage.locations import Location
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.errors import EnvironmentFault, UserError
-from supermax.results.records import TrialRecord
+from supermax.results.race import Contestant, RaceRecord
+from supermax.results.records import TrialRecord, read_record
 from supermax.results.tracking import names, tracked
+from supermax.results.tracking.backends.mlflow import SETTINGS
+from supermax.results.tracking.backends.mlflow_address import mlflow_destination as destination
 from supermax.results.tracking.content import About, content, is_superseded
-from supermax.results.tracking.destination import destination
-from supermax.results.tracking.following import due, pause
+from supermax.results.tracking.following import due, pause, study_tags
 from supermax.results.tracking.process import _environment
 from supermax.results.tracking.record import TrackingFolder
-from supermax.results.tracking.server import SETTINGS
 from supermax.results.tracking.source import (
     StudySource,
     ensure_identity,
@@ -136,8 +138,8 @@ def test_content_of_a_trial(tmp_path: Path) -> None:
     losses = [(p.step, p.value) for p in said.points if p.key == "curve/train_loss"]
     assert losses == [(1, 3.0), (2, 2.0)]
     assert list(said.curve) == [0, 2, 3]
-    assert said.params["lr"] == "0.1"
-    assert len(said.params["kind"]) == 500
+    assert said.params["lr"] == 0.1
+    assert said.params["kind"] == "x" * 9000
     assert json.loads(said.files["configuration.json"])["parameters"]["kind"] == "x" * 9000
     assert content(ABOUT, trial(tmp_path, state=TrialState.PRUNED)).status == "KILLED"
     failed = content(ABOUT, trial(tmp_path, state=TrialState.FAIL, value=None))
@@ -255,6 +257,29 @@ def test_mlflow_knows_the_settings() -> None:
     assert "MLFLOW_DISABLE_TELEMETRY" in ours
     assert [name for name in ours if f'"{name}"' not in known] == []
     assert '"DO_NOT_TRACK"' in (package / "telemetry" / "utils.py").read_text()
+
+
+def test_the_run_of_the_study_names_the_best_trial_and_the_winner_of_the_race(
+    study: optuna.Study,
+) -> None:
+    study.add_trials([create_trial(value=value) for value in (0.1, 0.2, 0.3)])
+    tags = study_tags(read_record(study))
+    assert tags["supermax.trials"] == "3 complete"
+    assert (tags["supermax.best.trial"], tags["supermax.best.value"]) == ("0", "0.1")
+    assert "supermax.race.winner" not in tags
+    raced = [Contestant(0, 0.1, (0.4, 0.5), 0.45, 0.1, False)]
+    raced.append(Contestant(1, 0.2, (0.2, 0.4), 0.3, 0.1, False))
+    study.set_user_attr(RACE, RaceRecord((1, 2), tuple(raced), winner=1).data())
+    tags = study_tags(read_record(study))
+    assert tags["supermax.best.trial"] == "0"
+    assert (tags["supermax.race.winner"], tags["supermax.race.mean"]) == ("1", "0.3")
+    assert tags["supermax.race"] == "0.20 in the search, 0.30 ± 0.10 over 2 seeds"
+
+
+def test_the_version_of_a_study_is_sent(tmp_path: Path) -> None:
+    for name, version in (("notes", "1"), ("notes@3", "3"), ("notes@race", "1")):
+        said = content(replace(ABOUT, name=name), trial(tmp_path))
+        assert (said.tags["supermax.study"], said.tags["supermax.version"]) == (name, version)
 
 
 def test_backoff_grows_with_jitter() -> None:

@@ -45,6 +45,28 @@ def settings_file(folder: Path, text: str) -> Path:
     return path
 
 
+def test_trackers_and_targets_of_notifications() -> None:
+    given = {
+        "wandb,tensorboard:logs": ["wandb", "tensorboard:logs"],
+        "mlflow": ["mlflow"],
+        "sqlite:///a,b.db": ["sqlite:///a,b.db"],
+        "http://localhost:5000": ["http://localhost:5000"],
+    }
+    for text, values in given.items():
+        assert resolved(track=text).settings.track == values
+        assert resolved(track=[text]).settings.track == values
+    found = resolved(track=["wandb"], notify="https://me:pw@host/x, y").settings
+    assert found.notify == ["https://me:pw@host/x, y"]
+    assert "notify" not in found.to_store()
+    assert "pw" not in repr(found.to_store())
+    with pytest.raises(UserError, match="must be a word") as raised:
+        resolved(notify=["https://me:pw@host/x", 3])
+    assert "pw" not in str(raised.value)
+    for key in ("track", "notify"):
+        with pytest.raises(UserError, match="empty"):
+            resolved(**{key: ["x", " "]})
+
+
 def test_precedence_is_flags_environment_file_preset(
     tmp_path: Path,
 ) -> None:
@@ -102,6 +124,16 @@ def test_objectives_may_be_joined_by_commas() -> None:
 def test_an_unknown_key_of_set_comes_with_where_keys_are_listed() -> None:
     with pytest.raises(UserError, match=r"--set quux: there is no such key\. `supermax init` "):
         resolve("criteria", flags={"quux": Value(1, "--set quux")}, presets=presets())
+
+
+def test_a_dataset_of_the_hub_is_no_path(tmp_path: Path) -> None:
+    """Neither beside the file, nor when it is stored, nor in a report."""
+    name = "hub:owner/reviews:small@v1"
+    found = resolved(None, settings_file(tmp_path, f"agent: criteria\ndata: {name}\n")).settings
+    assert found.data.path == name
+    stored = found.to_store()
+    assert stored["data"]["path"] == name  # type: ignore[index]
+    assert f'path: "{name}"' in reproducing(stored, "reviews", {})
 
 
 def test_paths_of_a_file_are_relative_to_its_folder(tmp_path: Path) -> None:

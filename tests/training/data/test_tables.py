@@ -169,7 +169,7 @@ BAD_LINES = {
     8: "(id notnumber): the answer's start is not a whole number",
     9: "(id ok): the id occurs twice (first in line 2)",
     10: ": the row and the header have different numbers of fields (2, not 5)",
-    11: ": this is not UTF-8 text",
+    11: f": this is not UTF-8 text (byte {len(SECRET) + 8} of the line, 0xe9)",
     14: ": a quote is out of place in the row that begins here",
     15: ": the id is missing",
 }
@@ -207,7 +207,7 @@ def test_bad_lines_of_jsonl(tmp_path: Path) -> None:
     for line, what in {
         2: "this is not JSON (column ",
         3: "this is not a JSON object",
-        4: "this is not UTF-8 text; 1 more like it (line 6)",
+        4: "this is not UTF-8 text (byte 8 of the line, 0xff); 1 more like it (line 6)",
         5: "the text is a list or an object",
         7: "the text is missing",
     }.items():

@@ -146,13 +146,13 @@ FILES = [
         csv("text,label", *notes(60, lambda i: "yes")),
         ("The column 'label' holds only one class; a search needs two.",),
         TEXT,
-        unfit="only one label",
+        unfit="one-class.csv: all rows have the same label; classes need at least two",
     ),
     File(
         "ragged.csv",
         csv("text,label", *notes(60), *(f"{row},more" for row in notes(2))),
         (
-            "`tune` refuses 2 rows of this file as it is:",
+            "`tune` refuses 2 rows of this data as it is:",
             "ragged.csv, line 62: the row and the header have different numbers of fields",
         ),
         TEXT,
@@ -161,7 +161,7 @@ FILES = [
     File(
         "twice.csv",
         csv("text,label,label", *(f"{row},{'xy'[i % 2]}" for i, row in enumerate(notes(60)))),
-        ("`tune` refuses this file as it is:", "line 1: the column 'label' occurs twice"),
+        ("`tune` refuses this data as it is:", "line 1: the column 'label' occurs twice"),
         TEXT,
         unfit="the column 'label' occurs twice",
     ),

@@ -99,7 +99,9 @@ def test_a_given_encoding_is_used(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="There is no encoding 'cp1252x'"):
             data_of(Study.from_config(wrong, agent="criteria").settings)
         wrong["data"]["encoding"] = "ascii"
-        with pytest.raises(UserError, match=r"is not ascii text. Name its encoding"):
+        with pytest.raises(
+            UserError, match=r"is not ascii text: byte 53 .*0xb3, in line 2.*Name its"
+        ):
             data_of(Study.from_config(wrong, agent="criteria").settings)
 
 
@@ -236,4 +238,4 @@ def test_validation_rows_are_drawn_from_train_where_there_are_none(tmp_path: Pat
     assert (len(days[0]), len(days[1])) == (68, 12)
     assert days[0] | days[1] == set(range(80))
     assert splits.fingerprint == again.fingerprint
-    assert "the file has no validation rows: they were drawn from train" in said
+    assert "the data has no validation rows: they were drawn from train" in said

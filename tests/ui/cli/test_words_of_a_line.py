@@ -227,5 +227,7 @@ def test_a_check_of_the_doctor_that_raises_has_failed(
 def test_a_missing_argument_is_named_with_what_to_give(here: Path) -> None:
     said = sm("study", "migrate", "notes.yaml", code=2)
     assert "Missing argument 'space': a space file, or the name of a shipped space." in said
-    assert "Missing argument 'file': CSV or JSONL file to predict." in sm("predict", "m", code=2)
+    assert "Missing argument 'file': CSV, JSONL or Parquet file, folder, or hub:NAME" in sm(
+        "predict", "m", code=2
+    )
     assert "Missing option '--out'" in sm("predict", "m", "notes.csv", code=2)

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from supermax.engine import events as ev
+from supermax.engine.gain import Gain
 from supermax.ui.display.plain import PlainDisplay
 from tests.ui.display.test_display import HOSTILE, Clock, ended, fault, finish, started
 
@@ -47,6 +48,16 @@ class TestPlain:
         )
         assert lines[-1].startswith("[supermax 3:00] Done. 3 finished trials in the study")
         assert len(lines) == 6
+
+    def test_the_expected_gain_is_in_the_lines_of_trials(self) -> None:
+        display, stream = plain(Clock())
+        display(started())
+        display(finish(0, 0.25))
+        display(ev.GainEstimated(Gain(50, 25, 0.0021, 0.012)))
+        display(finish(1, 0.25))
+        *_, before, after = stream.getvalue().splitlines()
+        assert "gain" not in before
+        assert "; expected gain of the next 25 trials: 0.0021, noise 0.012" in after
 
     def test_every_value_has_the_name_of_its_metric(self) -> None:
         display, stream = plain(Clock())

@@ -54,6 +54,8 @@ class RunOptions:
     """Folder or fsspec URL of the checkpoints of trials; None: in the run folder."""
     callbacks: Sequence[Callback] = ()
     """Functions called with the study and each finished trial."""
+    listeners: Sequence[Listener] = ()
+    """Functions called with each event, beside the display."""
     progress: bool | Listener | None = None
     """None: live view on a terminal, else plain lines. True: as None. False: nothing. A function:
     called with each event instead."""

@@ -22,7 +22,7 @@ from supermax.engine.promotion.ladder import Promotion, lowest_so_far, reports_o
 from supermax.engine.sampling.paused_trials import rungs_of
 
 ENOUGH = 10
-"""Trials that have reached a rung before they are compared there; GPSampler starts with as many."""
+"""Trials that reach a rung before they are compared there. GPSampler starts with as many."""
 
 
 def valued_at_rung(

@@ -29,6 +29,8 @@ class Subject:
     """Start of the error message; the duration and the reason follow it."""
     advice: str
     """Start of the advice; "and call again" follows it."""
+    fault: type[EnvironmentFault] = EnvironmentFault
+    """Error that is raised at the deadline."""
 
 
 class Patience:
@@ -79,7 +81,7 @@ class Wait:
 
     def _time_out(self, why: str) -> NoReturn:
         waited, subject = time.monotonic() - self._started, self._subject
-        raise EnvironmentFault(
+        raise subject.fault(
             f"{subject.failure} for {waited:.0f} s ({why}). {subject.advice} and call again: the "
             f"run resumes."
         ) from TimeoutError(why)

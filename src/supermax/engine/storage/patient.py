@@ -34,11 +34,13 @@ from supermax.engine.storage.history import TrialHistory, reader
 from supermax.engine.storage.leases import FIRST_TOKEN, LeaseLost, Leases
 from supermax.engine.storage.patience import Patience, Subject, Wait
 from supermax.engine.storage.sqlite import SameFile
-from supermax.errors import EnvironmentFault, UserError
+from supermax.errors import StorageFault, UserError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_STORAGE = Subject("the study's storage", "The study's storage has not answered", "Bring it back")
+_STORAGE = Subject(
+    "the study's storage", "The study's storage has not answered", "Bring it back", StorageFault
+)
 _CHECK_INTERVAL = 1.0  # seconds between two checks of the deadline while a server is silent
 _FRESH = 1.0  # seconds; what other programs write to the study is seen that late
 
@@ -105,11 +107,11 @@ class PatientStorage(BaseStorage):
             except (StorageInternalError, SQLAlchemyError) as error:
                 if not rdb.is_transient(error, underway=self._underway):
                     if rdb.is_broken(error):
-                        raise EnvironmentFault(_unusable(rdb.reason(error))) from error
+                        raise StorageFault(_unusable(rdb.reason(error))) from error
                     raise
                 failed = error
             except (OSError, json.JSONDecodeError) as error:  # a journal file
-                raise EnvironmentFault(_unusable(rdb.reason(error))) from error
+                raise StorageFault(_unusable(rdb.reason(error))) from error
             self.check_file()
             wait.pause(rdb.reason(failed))
 
@@ -161,7 +163,7 @@ class PatientStorage(BaseStorage):
     def check_file(self) -> None:
         """Raise EnvironmentFault if the study's file was removed or replaced."""
         if self._file is not None and not self._file.is_there():
-            raise EnvironmentFault(_unusable(f"{self._file.path} was removed or replaced"))
+            raise StorageFault(_unusable(f"{self._file.path} was removed or replaced"))
 
     # The two operations that claim a trial: creation, and WAITING → RUNNING.
 

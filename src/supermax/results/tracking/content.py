@@ -1,4 +1,4 @@
-"""Parameters, metrics, tags and files of a trial's MLflow run, from its record. Pure functions.
+"""Parameters, metrics, tags and files of a trial's run, from its record. Pure functions.
 
 Output, tracebacks and user attributes are left out: they may contain texts of the data. The time
 of a metric is that of the trial, never that of sending: MLflow stores a metric once for the same
@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from supermax._util.text import masked
 from supermax.results.records import FaultRecord, TrialRecord
+from supermax.results.tracking.backend import (
+    CURVE,
+    FAILED,
+    FINISHED,
+    KILLED,
+    PREFIX,
+    RUNNING,
+    MetricPoint,
+)
 from supermax.results.tracking.names import digest, key, stored_text
 
 K = TypeVar("K")
-PREFIX = "supermax."
-KEY = f"{PREFIX}key"
-"""Tag by which a run is found again, whichever process created it."""
-CURVE = "curve/"
-RUNNING, FINISHED, FAILED, KILLED = "RUNNING", "FINISHED", "FAILED", "KILLED"
 _STATUS = {"COMPLETE": FINISHED, "FAIL": FAILED, "PRUNED": KILLED}
 _MOST_MESSAGE = 300
 _MOST_STEP = 2**63
@@ -44,15 +49,6 @@ _LEDGER_FIELDS = (
 )
 
 
-class MetricPoint(NamedTuple):
-    """Value of a metric. `time` is in milliseconds."""
-
-    key: str
-    value: float
-    time: int
-    step: int
-
-
 @dataclass(frozen=True)
 class About:
     """Facts of the study that the runs of its trials contain."""
@@ -67,16 +63,22 @@ class About:
     def key(self) -> str:
         return digest(self.identity)
 
+    @property
+    def version(self) -> str:
+        """Version of the study: N of a name that ends with @N."""
+        found = re.fullmatch(r".+@([1-9]\d*)", self.name, re.DOTALL)
+        return found[1] if found is not None else "1"
+
 
 @dataclass(frozen=True)
 class Content:
-    """Target state of a trial's run in MLflow. Times are in milliseconds."""
+    """Target state of a trial's run. Times are in milliseconds."""
 
     name: str
     start: int
     end: int | None
     status: str
-    params: dict[str, str]
+    params: dict[str, object]
     curve: dict[int, float]
     points: list[MetricPoint]
     tags: dict[str, str]
@@ -110,8 +112,8 @@ def curve_of(trial: TrialRecord) -> dict[int, float]:
 def started(about: About, trial: TrialRecord) -> dict[str, str]:
     """Return the tags that a run is created with."""
     tags = {
-        KEY: trial_key(about, trial),
         f"{PREFIX}study": about.name,
+        f"{PREFIX}version": about.version,
         f"{PREFIX}trial": str(trial.number),
         f"{PREFIX}state": trial.state,
     }
@@ -131,7 +133,7 @@ def content(about: About, trial: TrialRecord) -> Content:
         start=start,
         end=end,
         status=_STATUS.get(trial.state, RUNNING),
-        params={key(name): stored_text(value) for name, value in trial.params.items()},
+        params={key(name): value for name, value in trial.params.items()},
         curve=curve_of(trial),
         points=[] if end is None else [*_points(about, trial, end), *_losses(trial, start)],
         tags={} if not done else {**started(about, trial), **_fault_tags(faults)},
@@ -165,7 +167,7 @@ def _losses(trial: TrialRecord, start: int) -> list[MetricPoint]:
 
 
 def _numbers(found: Mapping[K, object]) -> dict[K, float]:
-    """Return the items that are numbers, including infinities and NaN, which MLflow stores."""
+    """Return the items that are numbers, including infinities and NaN, which trackers store."""
     return {
         name: float(value)
         for name, value in found.items()
@@ -228,8 +230,8 @@ def same_content(one: float, other: float) -> bool:
 
 
 def is_superseded(sent: dict[int, float], now: dict[int, float]) -> bool:
-    """Return whether MLflow has a step that the trial no longer has, because another attempt
-    started before it. MLflow cannot remove steps, so the trial needs another run."""
+    """Return whether the tracker has a step that the trial no longer has, because another attempt
+    started before it. Trackers cannot remove steps, so the trial needs another run."""
     return any(
         step not in now or not same_content(value, now[step]) for step, value in sent.items()
     )

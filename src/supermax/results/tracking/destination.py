@@ -1,43 +1,46 @@
-"""Destination of the runs: an MLflow server, or a database of MLflow that is opened directly."""
+"""Address of a tracker."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from urllib.parse import quote
 
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from supermax._util.text import is_secret, masked_url
-from supermax.engine.storage.locations import Location
-from supermax.errors import UserError
+from supermax._util.text import is_secret
 from supermax.results.tracking.names import digest
-from supermax.studies import without_password
 
-DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-URI = "MLFLOW_TRACKING_URI"
-USER, PASSWORD = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+MLFLOW, TENSORBOARD, WANDB = "mlflow", "tensorboard", "wandb"
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Address of MLflow. `uri` may contain a password and is never shown; `shown` is without."""
+    """Address of a tracker. `uri` may contain a password and is never shown; `shown` is
+    without."""
 
     uri: str = field(repr=False)
     shown: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
-    """User name and password of a server, as environment variables of MLflow: in the address,
-    MLflow would quote them in its messages."""
+    """Variables of the tracker process, such as the user name and password of an MLflow server:
+    in the address, MLflow would quote them in its messages."""
     file: Path | None = None
-    """Database file of MLflow; None unless it is SQLite."""
+    """Database file of MLflow, or folder of another tracker; None: only a server."""
+    kind: str = MLFLOW
 
     @property
     def digest(self) -> str:
         """Name of the record of what was sent, independent of the password."""
-        return digest(self.shown)[:12]
+        return digest(self.shown if self.kind == MLFLOW else f"{self.kind}:{self.shown}")[:12]
+
+    @property
+    def track(self) -> str:
+        """Value of the setting `track` that names it, without a password."""
+        if self.kind == MLFLOW:
+            return self.shown
+        return f"{self.kind}:{self.uri}" if self.uri else self.kind
 
     def mask_secrets(self, message: str) -> str:
         """Return a message with all passwords masked."""
@@ -46,79 +49,10 @@ class Destination:
         return message
 
     def _secrets(self) -> list[str]:
-        found = [self.environment.get(PASSWORD) or ""]
+        found = [value for name, value in self.environment.items() if is_secret(name)]
         with contextlib.suppress(ArgumentError, ValueError):
             url = make_url(self.uri)
             found.append(str(url.password or ""))
             found += [str(value) for name, value in url.query.items() if is_secret(name)]
         spelled = {text for one in found if one for text in (one, quote(one), quote(one, safe=""))}
         return sorted(spelled, key=len, reverse=True)
-
-
-def destination(uri: str | None, home: Location) -> Destination:
-    """Return the destination of an address. Default: MLFLOW_TRACKING_URI, or else a file beside
-    that of the study.
-
-    Raises UserError for a store in which sending again would duplicate runs.
-    """
-    uri = uri or os.environ.get(URI) or str(_default_file(home))
-    if "://" not in uri or uri.startswith("file:"):
-        return _file(uri)
-    scheme = uri.partition("://")[0].lower()
-    if scheme in ("http", "https"):
-        return _server(uri)
-    if scheme.partition("+")[0] == "sqlite":
-        return _sqlite(uri)
-    if scheme.partition("+")[0] in DATABASES or scheme.startswith("databricks"):
-        return Destination(uri, without_password(uri))
-    raise UserError(
-        f"{without_password(uri)} is not an MLflow address. Give a server "
-        f"(http://localhost:5000), a database (sqlite:///mlflow.db), or a file name."
-    )
-
-
-def _default_file(home: Location) -> Path:
-    folder = home.file.parent if home.file is not None else home.run_dir / "tracking"
-    return folder / "mlflow.db"
-
-
-def _file(uri: str) -> Destination:
-    """Return the destination of a file name, or of MLflow's keyword `databricks`."""
-    if uri.startswith("databricks"):
-        return Destination(uri, uri)
-    path = Path(uri.removeprefix("file:").removeprefix("//")).expanduser().absolute()
-    if path.is_dir() or uri.startswith("file:"):
-        raise UserError(
-            f"{path} is a folder, in which MLflow would duplicate runs that are sent again. Give "
-            f"a database file (mlflow.db) or the address of a server."
-        )
-    if "?" in str(path) or "#" in str(path):
-        raise UserError(f"A database file cannot have ? or # in its name: {path}")
-    return _sqlite(f"sqlite:///{path}")
-
-
-def _sqlite(uri: str) -> Destination:
-    database = make_url(uri).database or ""
-    if not database or database.startswith((":memory:", "file:")):
-        raise UserError(f"{uri} is in memory, so nothing would be kept. Give a file name.")
-    path = Path(database).absolute()
-    if not path.parent.is_dir():
-        raise UserError(f"There is no folder {path.parent} for {path.name}.")
-    return Destination(f"sqlite:///{path}", f"sqlite:///{path}", file=path)
-
-
-def _server(uri: str) -> Destination:
-    """Return a server with user name and password apart from the address. A query is dropped."""
-    try:
-        parts = urlsplit(uri)
-        host, _ = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host:
-        raise UserError(
-            f"{masked_url(uri)} is not the address of a server, such as http://localhost:5000."
-        )
-    bare = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-    login = {USER: parts.username, PASSWORD: parts.password}
-    environment = {name: unquote(value) for name, value in login.items() if value}
-    return Destination(bare.rstrip("/"), bare.rstrip("/"), environment)

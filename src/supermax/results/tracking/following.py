@@ -1,6 +1,6 @@
-"""Polling of a study: changed trials are read and sent to MLflow until the run has ended.
+"""Polling of a study: changed trials are read and sent to a tracker until the run has ended.
 
-study ──due──▶ trials ──Sender──▶ MLflow
+study ──due──▶ trials ──Sender──▶ Backend
           ▲                 │
           └── pause, with exponential backoff ──┘
 """
@@ -20,12 +20,19 @@ from supermax._util.text import masked
 from supermax.errors import SupermaxError, UserError
 from supermax.results.records import StudyRecord, TrialRecord
 from supermax.results.tracking import source
-from supermax.results.tracking.content import FINISHED, KILLED, PREFIX, milliseconds
-from supermax.results.tracking.destination import Destination
+from supermax.results.tracking.backend import (
+    FINISHED,
+    KILLED,
+    PREFIX,
+    Backend,
+    Missing,
+    RequestRefused,
+    Unreachable,
+)
+from supermax.results.tracking.content import milliseconds
 from supermax.results.tracking.names import stored_text
 from supermax.results.tracking.record import Record, Standing, TrackingFolder, unsent
 from supermax.results.tracking.sending import Sender
-from supermax.results.tracking.server import Missing, RequestRefused, Server, Unreachable
 from supermax.results.tracking.source import StudySource
 
 POLL_INTERVAL = 2.0  # seconds between two reads of the study
@@ -41,7 +48,10 @@ class Lifeline(Protocol):
         """True once no more trials will come, so that only the rest is to be sent."""
 
     def wait(self, seconds: float) -> None:
-        """Wait at most so long; less if `ending` changes."""
+        """Wait at most so long; less if `ending` changes. A sign of life."""
+
+    def report(self, trouble: str) -> None:
+        """Tell the program about trouble."""
 
 
 def pause(failures: int, chance: float) -> float:
@@ -69,13 +79,11 @@ def due(
 
 
 class Follower:
-    """Reader of a study that sends its trials to MLflow."""
+    """Reader of a study that sends its trials to a tracker."""
 
-    def __init__(
-        self, origin: StudySource, destination: Destination, folder: TrackingFolder
-    ) -> None:
+    def __init__(self, origin: StudySource, backend: Backend, folder: TrackingFolder) -> None:
         self._source = origin
-        self._server = Server(destination)
+        self._server = backend
         self._folder = folder
         self._study: Study | None = None
         self._sender: Sender | None = None
@@ -102,6 +110,10 @@ class Follower:
             except (Unreachable, RequestRefused) as error:
                 failures += 1
                 self.publish_standing(str(error))
+                if failures > 1:  # not for a server that restarts
+                    lifeline.report(str(error).rstrip("."))
+            if self._refused:
+                lifeline.report(str(self.trouble).rstrip("."))
             longest = _LONGEST_PAUSE_ENDING if lifeline.ending else _LONGEST_PAUSE
             lifeline.wait(min(longest, pause(failures, random.random())))
 
@@ -125,7 +137,7 @@ class Follower:
         return True
 
     def due(self) -> list[FrozenTrial]:
-        """Return the trials to be sent that MLflow has not refused."""
+        """Return the trials to be sent that the tracker has not refused."""
         found = due(self._trials, self._require_sender().record, self._failures)
         return [trial for trial in found if trial.number not in self._refused]
 
@@ -164,7 +176,7 @@ class Follower:
             raise Unreachable(f"The study cannot be read: {why}") from None
 
     def left(self) -> int:
-        """Return the number of finished trials that are not in MLflow yet."""
+        """Return the number of finished trials that are not sent yet."""
         if self._sender is None:
             return 0
         return unsent(self._trials, self._sender.record)
@@ -192,7 +204,7 @@ class Follower:
         )
         unfinished = any(not trial.state.is_finished() for trial in self._trials)
         try:
-            self._sender.end_study(_study_tags(record), KILLED if unfinished else FINISHED)
+            self._sender.end_study(study_tags(record), KILLED if unfinished else FINISHED)
         except RequestRefused as error:
             raise Unreachable(str(error)) from None
 
@@ -207,12 +219,17 @@ def _start_of(trials: Sequence[FrozenTrial]) -> int:
     return milliseconds(min(starts, default=time.time()))
 
 
-def _study_tags(record: StudyRecord) -> dict[str, str]:
+def study_tags(record: StudyRecord) -> dict[str, str]:
+    """Return the trials by state, the best trial, and the winner of the race."""
     states = Counter(trial.state.lower() for trial in record.trials)
     tags = {f"{PREFIX}trials": ", ".join(f"{n} {state}" for state, n in states.items())}
     if (best := record.front()) and len(record.directions) == 1:
         tags[f"{PREFIX}best.trial"] = str(best[0].number)
         tags[f"{PREFIX}best.value"] = repr((best[0].values or [0.0])[0])
+    if record.race is not None and (winner := record.race.best) is not None:
+        tags[f"{PREFIX}race.winner"] = str(winner.trial)
+        tags[f"{PREFIX}race.mean"] = repr(winner.mean)
+        tags[f"{PREFIX}race"] = str(winner)
     return {name: stored_text(value) for name, value in tags.items()}
 
 

@@ -1,4 +1,5 @@
-"""Names and values in the form that MLflow accepts. Pure functions.
+"""Names and values in the form that all trackers accept, of which MLflow is the strictest. Pure
+functions.
 
 A name maps to the same key always and on every machine, so that sending again overwrites.
 """

@@ -1,4 +1,4 @@
-"""Handle of the tracker process: started, restarted when it dies, and ended.
+"""Handle of a tracker process: started, restarted when it dies or hangs, and ended.
 
 The tracker cannot affect the run: it only reads, and after its deadline it is killed. The next
 tracker sends what is missing.
@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,18 +22,27 @@ from pathlib import Path
 from optuna.trial import FrozenTrial
 
 from supermax.results.tracking.destination import Destination
+from supermax.results.tracking.kinds import settings_of, title_of
 from supermax.results.tracking.record import Standing, TrackingFolder, unsent
-from supermax.results.tracking.server import SETTINGS
 from supermax.results.tracking.source import StudySource
 
 ENVIRONMENT = "SUPERMAX_TRACKING"
 GIVEN_UP = 3
 """Exit code of a tracker that must not be restarted: it would end the same way again."""
 _PAUSES = (0.5, 2.0, 10.0, 60.0)  # seconds before a restart
+_SILENT = 60.0
+"""Seconds without a sign of life after which the user is told."""
+_HUNG = 600.0
+"""Seconds without a sign of life after which the process is killed and restarted."""
+_DEATHS = 2
+"""Deaths of the process after which the user is told."""
 
 
 class Tracker:
-    """Process that sends the trials of a study to MLflow, from start() to stop()."""
+    """Process that sends the trials of a study to a tracker, from start() to stop().
+
+    `tell` is called with at most one message about trouble, from another thread.
+    """
 
     def __init__(
         self,
@@ -39,11 +51,16 @@ class Tracker:
         *,
         study_key: str,
         trials: Callable[[], Iterable[FrozenTrial]],
+        tell: Callable[[str], None] = print,
     ) -> None:
+        self.destination = destination
         self.folder = TrackingFolder(Path(source.run_dir) / "tracking", destination.digest)
+        self.trouble: str | None = None
+        """First trouble of this run; None: there was none."""
         self._environment = _environment(source, destination)
         self._study_key = study_key
         self._trials = trials
+        self._tell = tell
         self._ending = threading.Event()
         self._over = threading.Event()
         self._guard = threading.Lock()
@@ -52,27 +69,35 @@ class Tracker:
         self._thread = threading.Thread(target=self._run, name="tracker", daemon=True)
 
     def start(self) -> None:
-        self.folder.make()
+        """Start the process. A disk that refuses its files affects the tracking, not the run."""
+        try:
+            self.folder.make()
+        except Exception as error:
+            self._report(str(error).rstrip("."))
+            return
         self._thread.start()
+
+    def announce_ending(self) -> None:
+        """Let the process send the rest and end, without waiting for it."""
+        self._ending.set()
+        with self._guard:
+            self._announce_ending()
 
     def stop(self, patience: float = 10.0) -> int:
         """Wait at most `patience` seconds for the rest to be sent, then end the process. Returns
-        the number of finished trials that are not in MLflow yet."""
-        self._ending.set()
+        the number of finished trials that are not sent yet."""
         try:
-            with self._guard:
-                self._announce_ending()
-            self._thread.join(patience)
+            self.announce_ending()
+            self._join(patience)
         finally:
             with self._guard:
                 self._over.set()
-                if self._process is not None:
-                    self._process.kill()
-            self._thread.join()
+                self._kill()
+            self._join(None)
         return 0 if self._code == 0 else self.unsent()
 
     def unsent(self) -> int:
-        """Return the number of finished trials that are not in MLflow yet."""
+        """Return the number of finished trials that are not sent yet."""
         return unsent(self._trials(), self.folder.record(self._study_key))
 
     @property
@@ -84,18 +109,56 @@ class Tracker:
         with self._guard:
             return self._process.pid if self._process is not None else None
 
+    def _join(self, seconds: float | None) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
     def _run(self) -> None:
         """Start the process, and restart it when it dies. Runs in a thread of its own, because
         the kernel kills a process with the thread that started it (PR_SET_PDEATHSIG)."""
         deaths = 0
         while self._spawn():
             assert self._process is not None
+            self._listen(self._process)
             self._code = self._process.wait()
-            self._close_pipe()
+            self._close_pipes(self._process)
             deaths += 1
-            if self._code in (0, GIVEN_UP) or (self._ending.is_set() and deaths > len(_PAUSES)):
+            if self._over.is_set() or self._code in (0, GIVEN_UP):
+                return
+            if deaths >= _DEATHS:
+                self._report(f"its process died {deaths} times ({_ending_of(self._code)})")
+            if self._ending.is_set() and deaths > len(_PAUSES):
                 return
             self._ending.wait(_PAUSES[min(deaths, len(_PAUSES)) - 1])
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Read the messages of the process until it ends. Kill it if it hangs."""
+        assert process.stdout is not None
+        fd, heard = process.stdout.fileno(), time.monotonic()
+        rest = b""
+        while True:
+            if select.select([fd], [], [], min(1.0, _SILENT))[0]:
+                if not (data := os.read(fd, 65536)):
+                    return
+                heard = time.monotonic()
+                *lines, rest = (rest + data).split(b"\n")
+                for line in filter(None, lines):
+                    self._report(json.loads(line))
+            silent = time.monotonic() - heard
+            if silent > _SILENT:
+                self._report(f"its process has not responded for {silent:.0f} s")
+            if silent > _HUNG:
+                with self._guard:
+                    self._kill()
+
+    def _report(self, trouble: str) -> None:
+        """Tell the user about the first trouble of the run."""
+        if self.trouble is None:
+            self.trouble = trouble
+            self._tell(
+                f"{title_of(self.destination)}: {trouble}. The run is not affected: what is "
+                f"missing is sent when this works again."
+            )
 
     def _spawn(self) -> bool:
         """Return whether a process was started."""
@@ -107,11 +170,12 @@ class Tracker:
                     [sys.executable, "-P", "-m", "supermax.results.tracking", str(os.getpid())],
                     env=self._environment,
                     stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
-            except OSError:  # no processes or memory left: the run continues untracked
+            except OSError as error:  # no processes or memory left: the run continues untracked
+                self._report(f"its process cannot be started ({error.strerror})")
                 return False
             if self._ending.is_set():
                 self._announce_ending()
@@ -123,10 +187,21 @@ class Tracker:
                 self._process.stdin.write(b".")
                 self._process.stdin.flush()
 
-    def _close_pipe(self) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+    def _kill(self) -> None:
+        """Kill the process and those that it has started in its group."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _close_pipes(self, process: subprocess.Popen[bytes]) -> None:
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _ending_of(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _environment(source: StudySource, destination: Destination) -> dict[str, str]:
@@ -137,8 +212,7 @@ def _environment(source: StudySource, destination: Destination) -> dict[str, str
     paths = [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
-        **SETTINGS,
-        **destination.environment,
+        **settings_of(destination),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         ENVIRONMENT: json.dumps({"source": asdict(source), "destination": target}),
     }

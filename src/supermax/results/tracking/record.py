@@ -1,7 +1,7 @@
-"""Record of what was sent to MLflow, as append-only lines in the run folder.
+"""Record of what was sent to a tracker, as append-only lines in the run folder.
 
 A kill at any moment leaves a readable file. The record only saves requests: the contents of
-MLflow are authoritative.
+the tracker are authoritative.
 
 run_dir/tracking/
   <destination>.jsonl    the experiment, the run of the study, and lines for the run of each trial
@@ -62,7 +62,7 @@ class Record:
         self._note({"trial": trial, "done": True})
 
     def reset(self) -> None:
-        """Forget everything: MLflow's database is another one, without the runs sent before."""
+        """Forget everything: the tracker's database is another one, without these runs."""
         self._note({"anew": True})
 
     def _note(self, line: Mapping[str, object]) -> None:
@@ -99,7 +99,7 @@ class Standing:
     sent: int = 0
     """Trials that this process has sent completely."""
     left: int = 0
-    """Finished trials that are not in MLflow yet."""
+    """Finished trials that are not sent yet."""
     trouble: str | None = None
     """Last error or notice; None without one."""
     at: float = 0.0
@@ -127,7 +127,7 @@ class TrackingFolder:
             make_private(self.path)
         except OSError as error:
             raise EnvironmentFault(
-                f"The folder {self.path}, which records what was sent to MLflow, cannot be "
+                f"The folder {self.path}, which records what was sent to trackers, cannot be "
                 f"created ({error.strerror})."
             ) from error
 
@@ -165,5 +165,5 @@ class TrackingFolder:
 
 
 def unsent(trials: Iterable[FrozenTrial], record: Record) -> int:
-    """Return the number of finished trials that are not completely in MLflow yet."""
+    """Return the number of finished trials that are not completely sent yet."""
     return sum(t.state.is_finished() and t.number not in record.done for t in trials)

@@ -1,22 +1,27 @@
-"""Synchronisation of a trial with its MLflow run: found or created, updated and ended, exactly
-once.
+"""Synchronisation of a trial with its run at a tracker: found or created, updated and ended,
+exactly once.
 
 A run is searched by its key before one is created, and sending twice is idempotent (see
-content.py). A trial that starts over gets another run, because MLflow cannot remove steps.
+content.py). A trial that starts over gets another run, because trackers cannot remove steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from supermax.results.records import TrialRecord
-from supermax.results.tracking.content import (
-    KEY,
+from supermax.results.tracking.backend import (
     PREFIX,
+    Backend,
+    MetricPoint,
+    NewRun,
+    RequestRefused,
+    Unreachable,
+)
+from supermax.results.tracking.content import (
     About,
     Content,
-    MetricPoint,
     content,
     curve_key,
     curve_of,
@@ -26,26 +31,24 @@ from supermax.results.tracking.content import (
 )
 from supermax.results.tracking.names import stored_text
 from supermax.results.tracking.record import Record
-from supermax.results.tracking.server import RequestRefused, Server, Unreachable
 
-_PARENT = "mlflow.parentRunId"
 _MOST_FILE_TRIES = 3
 
 
 @dataclass
 class Live:
-    """Run of an unfinished trial, and the part of it that MLflow has."""
+    """Run of an unfinished trial, and the part of it that the tracker has."""
 
     run: str
     ended: bool = False
     curve: dict[int, float] = field(default_factory=dict)
-    params: dict[str, str] = field(default_factory=dict)
+    params: dict[str, object] = field(default_factory=dict)
 
 
 class Sender:
-    """Sender of trials to MLflow, one at a time. After a failure, call it again."""
+    """Sender of trials to a tracker, one at a time. After a failure, call it again."""
 
-    def __init__(self, server: Server, record: Record, about: About) -> None:
+    def __init__(self, server: Backend, record: Record, about: About) -> None:
         self.server = server
         self.record = record
         self.about = about
@@ -71,17 +74,25 @@ class Sender:
         self._is_open = True
 
     def _make_parent(self, experiment: str, start: int) -> str:
-        tags = {KEY: self.about.key, f"{PREFIX}study": stored_text(self.about.name)}
-        tags[f"{PREFIX}objectives"] = stored_text(", ".join(self.about.objectives))
-        return self.server.create(experiment, stored_text(self.about.name, 250), start, tags).id
+        name = stored_text(self.about.name, 250)
+        new = NewRun(self.about.key, name, start, name, self._study_tags, parent=None)
+        return self.server.create(experiment, new).id
+
+    @property
+    def _study_tags(self) -> dict[str, str]:
+        objectives = stored_text(", ".join(self.about.objectives))
+        return {
+            f"{PREFIX}study": stored_text(self.about.name),
+            f"{PREFIX}objectives": objectives,
+        }
 
     def forget_state(self) -> None:
-        """Query MLflow about everything again, because it has lost a run that it had created."""
+        """Query the tracker about everything again, because it has lost a run."""
         self._live.clear()
         self._is_open = False
 
     def is_current(self, trial: TrialRecord) -> bool:
-        """Return whether MLflow has all of a running trial already."""
+        """Return whether the tracker has all of a running trial already."""
         live = self._live.get(trial.number)
         return (
             live is not None
@@ -95,7 +106,7 @@ class Sender:
         try:
             self._send(trial)
         except (Unreachable, RequestRefused):
-            # How much arrived is unknown: MLflow is queried the next time.
+            # How much arrived is unknown: the tracker is queried the next time.
             self._live.pop(trial.number, None)
             raise
 
@@ -126,7 +137,7 @@ class Sender:
             yield MetricPoint(name, value, wanted.start, step)
 
     def _find(self, trial: TrialRecord) -> Live | None:
-        """Return the run of a trial with the curve that MLflow has; None if there is none."""
+        """Return the run of a trial with the curve that the tracker has; None if there is none."""
         known = self.record.runs.get(trial.number)
         run = self.server.get(known) if known is not None else None
         if run is None:
@@ -138,9 +149,16 @@ class Sender:
         return Live(run.id, run.ended, self.server.history(run.id, curve_key(self.about)))
 
     def _create(self, trial: TrialRecord, wanted: Content) -> Live:
-        tags = {**started(self.about, trial), _PARENT: str(self.record.parent)}
+        new = NewRun(
+            trial_key(self.about, trial),
+            wanted.name,
+            wanted.start,
+            stored_text(self.about.name, 250),
+            started(self.about, trial),
+            parent=str(self.record.parent),
+        )
         self.record.note_requested(trial.number)
-        run = self.server.create(self._experiment, wanted.name, wanted.start, tags)
+        run = self.server.create(self._experiment, new)
         self.record.note_created(trial.number, run.id)
         return Live(run.id)
 
@@ -171,13 +189,13 @@ class Sender:
             tries = self._file_tries[number] = self._file_tries.get(number, 0) + 1
             if isinstance(error, Unreachable) and tries < _MOST_FILE_TRIES:
                 raise
-            self.notices[f"MLflow accepted no files: {error}"] = None
+            self.notices[f"The files of the trials were refused: {error}"] = None
 
-    def end_study(self, tags: dict[str, str], status: str) -> None:
+    def end_study(self, tags: Mapping[str, str], status: str) -> None:
         """Update and end the run of the study, once all trials are sent."""
         parent = str(self.record.parent)
         self._delete_duplicates(self.about.key, parent)
-        self.server.log(parent, {}, [], tags)
+        self.server.log(parent, {}, [], {**self._study_tags, **tags})
         self.server.end(parent, status, None)
 
     def resume_study(self) -> None:

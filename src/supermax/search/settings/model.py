@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
 )
 
-from supermax._util.attributes import ALL_GPUS, CACHE, LEASE, STORAGE
+from supermax._util.attributes import ALL_GPUS, CACHE, HUB, LEASE, STORAGE, STORED_DATA
 from supermax._util.text import mistyped_url
 from supermax.agents import TASKS
 from supermax.agents.validation import AgentName
@@ -63,6 +63,23 @@ def _texts(value: object) -> object:
 
 
 Texts = Annotated[list[str], BeforeValidator(_texts)]
+TRACKERS = ("mlflow", "tensorboard", "wandb")
+
+
+def _trackers(value: object) -> object:
+    """Split text at its commas if each part names a tracker; addresses may have commas."""
+    values = [] if value is None else _texts(value)
+    if not isinstance(values, list):
+        return values
+    found: list[object] = []
+    for each in values:
+        parts = [part.strip() for part in each.split(",")] if isinstance(each, str) else []
+        named = [part for part in parts if part.partition(":")[0] in TRACKERS]
+        found += parts if parts and named == parts else [each]
+    return found
+
+
+Trackers = Annotated[list[str], BeforeValidator(_trackers)]
 Compile = Annotated[bool | Literal["auto"], BeforeValidator(_switch)]
 
 
@@ -80,6 +97,10 @@ def _race(value: object) -> object:
 
 
 RaceSize = Annotated[bool | int | Literal["auto"], BeforeValidator(_race)]
+
+
+SYNTHETIC = "synthetic"
+_NOT_STORED = {"notify", "space", "storage", "track", "warm_start"}
 
 
 class _Part(BaseModel):
@@ -112,10 +133,12 @@ class ColumnSettings(_Part):
 
 class DataSettings(_Part):
     path: str | None = Field(
-        None, description="a CSV or JSONL file, a folder of ReDSM5, or 'synthetic'"
+        None,
+        description="a CSV, JSONL or Parquet file; a folder of text files by class, of a saved "
+        "dataset, or of ReDSM5; hub:NAME for a dataset of the Hugging Face Hub; or 'synthetic'",
     )
     columns: ColumnSettings | None = Field(
-        None, description="columns of a CSV or JSONL file, by role"
+        None, description="columns of the data, by role; guessed by default"
     )
     labels: Words | None = Field(None, description="the classes, in their order")
     encoding: str | None = Field(
@@ -225,9 +248,15 @@ class Settings(_Part):
         description="folds of a cross-validation over which they race, instead of fresh seeds",
     )
     keep: Bytes | None = Field(None, description="disk space that kept weights may take")
-    track: str | None = Field(
-        None,
-        description="MLflow tracking: a URI, a file, or 'mlflow' for mlflow.db beside the study",
+    track: Trackers = Field(
+        [],
+        description="trackers: mlflow, tensorboard, wandb; with an address: mlflow:URI, "
+        "tensorboard:FOLDER, wandb:PROJECT",
+    )
+    notify: Texts = Field(
+        [],
+        description="commands or webhooks (URLs) that are called when the search ends, halts or "
+        "finds a better value",
     )
 
     @field_validator("gpus", mode="before")
@@ -247,6 +276,13 @@ class Settings(_Part):
         if value is not None and not value.strip():  # as of a variable that is not set
             raise ValueError("it is empty: leave it out for the default")
         return value
+
+    @field_validator("notify", "track")
+    @classmethod
+    def _not_empty(cls, values: list[str]) -> list[str]:
+        if not all(value.strip() for value in values):
+            raise ValueError("an empty value: leave it out")
+        return values
 
     @field_validator("warm_start")
     @classmethod
@@ -280,17 +316,27 @@ class Settings(_Part):
         return Path(self.cache or Path(self.outdir) / CACHE).expanduser()
 
     @property
+    def stored_data(self) -> Path:
+        """Folder of data that a program gives in memory."""
+        return (Path(self.outdir).expanduser() / STORED_DATA).absolute()
+
+    @property
     def limits(self) -> dict[str, float | None]:
         """Limits of a trial's training that are not searched."""
         return {"epochs": self.epochs, "patience": self.patience, "min_delta": self.min_delta}
 
     def to_store(self) -> dict[str, object]:
         """Return the settings as JSON for the study: without secrets, with absolute paths."""
-        stored = self.model_dump(mode="json", exclude={"storage", "track", "space", "warm_start"})
-        if self.data.path not in (None, "synthetic"):
-            stored["data"]["path"] = str(Path(self.data.path or "").expanduser().absolute())
+        stored = self.model_dump(mode="json", exclude=_NOT_STORED)
+        if self.data.path is not None and not is_name_of_data(self.data.path):
+            stored["data"]["path"] = str(Path(self.data.path).expanduser().absolute())
         stored["cache"] = str(self.cache_folder.absolute())
         return stored
+
+
+def is_name_of_data(path: str) -> bool:
+    """Return True if the data is named otherwise than by a path."""
+    return path == SYNTHETIC or path.startswith(HUB)
 
 
 def keys(kind: type[BaseModel] = Settings, before: str = "") -> dict[str, str]:

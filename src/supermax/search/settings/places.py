@@ -58,7 +58,7 @@ def _in_password(place: str, name: str) -> bool:
     return "/" not in rest or ("@" not in rest and "@" in _VERSION.sub("", name))
 
 
-def beside(text: str, folder: Path) -> str:
+def next_to(text: str, folder: Path) -> str:
     """Return the name of an earlier study with the path of its storage made absolute, if there is
     such a storage in `folder`; otherwise it is the name of a study, and stays."""
     place, study = parted(text, folder)

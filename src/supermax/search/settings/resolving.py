@@ -19,8 +19,8 @@ from supermax._util.text import ended, is_url, listed, mistakes, nearest
 from supermax._util.yaml_lines import read_text, tree
 from supermax.agents import AGENT_NAMES, AGENTS, stored_name
 from supermax.errors import UserError
-from supermax.search.settings.model import Settings, keys
-from supermax.search.settings.places import beside
+from supermax.search.settings.model import Settings, is_name_of_data, keys
+from supermax.search.settings.places import next_to
 
 if TYPE_CHECKING:
     from supermax.space.presets import PresetSize
@@ -152,12 +152,12 @@ def _resolve_paths(layers: dict[str, Value], path: Path) -> None:
             layers[key] = replace(value, value=str(place))
     if (value := layers.get("warm_start")) is not None:
         named = value.value if isinstance(value.value, list) else [value.value]
-        names = [beside(text, path.parent) if isinstance(text, str) else text for text in named]
+        names = [next_to(text, path.parent) if isinstance(text, str) else text for text in named]
         layers["warm_start"] = replace(value, value=names)
 
 
 def _is_path(key: str, text: str) -> bool:
-    return not is_url(text) and not (key == "data.path" and text == "synthetic")
+    return not is_url(text) and not (key == "data.path" and is_name_of_data(text))
 
 
 def _unknown(layers: Mapping[str, Value]) -> list[str]:
@@ -300,11 +300,14 @@ def _message(where: list[str], detail: ErrorDetails, layers: Mapping[str, Value]
         limit = detail["ctx"]["ge" if least else "le"]
         text = f"it must be at {'least' if least else 'most'} {limit}"
     given = layers[key].value if key in layers else detail["input"]
-    shown = "" if detail["type"] == "value_error" else f" ({given!r:.60})"
+    hidden = detail["type"] == "value_error" or key in _SECRET
+    shown = "" if hidden else f" ({given!r:.60})"
     named = "" if source.startswith(("--", f"{key} of ")) else f"{key}: "
     return f"{source}{named}{text[:1].lower()}{text[1:]}{shown}."
 
 
+_SECRET = ("notify", "track")
+"""Settings whose values may contain secrets."""
 _MESSAGES = {
     "bool_parsing": "it must be true or false",
     "bool_type": "it must be true or false",

@@ -11,7 +11,13 @@ from pydantic_core import PydanticUndefined
 
 from supermax._util.attributes import CACHE, STORAGE
 from supermax.agents import agent_of
-from supermax.search.settings.model import DataSettings, Settings, keys
+from supermax.search.settings.model import (
+    SYNTHETIC,
+    DataSettings,
+    Settings,
+    is_name_of_data,
+    keys,
+)
 
 Data = DataSettings.model_fields
 _DATA = ("on_bad", "validation", "test", "split_seed")
@@ -79,6 +85,7 @@ _MACHINE_KEYS = {
     "address",
     "cache",
     "checkpoints",
+    "notify",
     "outdir",
     "run_dir",
     "storage",
@@ -101,13 +108,15 @@ def reproducing(stored: Mapping[str, object], name: str, space: Mapping[str, obj
         mode="json", exclude_defaults=True, exclude=_MACHINE_KEYS | _SPACE_KEYS | {"agent", "name"}
     )
     data = {key: value for key, value in plain.pop("data", {}).items() if key != "path"}
-    path = settings.data.path or "synthetic"
+    path = settings.data.path or SYNTHETIC
+    if not is_name_of_data(path):
+        path = re.split(r"[/\\]", path.rstrip("/\\"))[-1]
     if settings.data.columns is not None:
         data["columns"] = settings.data.columns.model_dump(exclude_none=True)
     parts = {
         "agent": settings.agent,
         "name": name,
-        "data": {"path": re.split(r"[/\\]", path.rstrip("/\\"))[-1], **data},
+        "data": {"path": path, **data},
         **plain,
         "space": space,
     }
@@ -158,5 +167,6 @@ _EXAMPLES = {
     "storage": STORAGE,
     "cache": CACHE,
     "keep": "20GiB",
-    "track": "mlflow",
+    "track": "[tensorboard]",
+    "notify": "[./notify.sh]",
 }

@@ -8,20 +8,20 @@ from typing import Literal, get_args
 from supermax._util.text import counted
 from supermax.errors import UserError
 from supermax.training.data.names import is_name
+from supermax.training.data.places import Place, listed_places
 
 OnBad = Literal["stop", "skip"]
 """Treatment of bad rows: an error, or skip and count them."""
 SHOWN = 20
 """Kinds of mistakes that are listed."""
-_LINES = 3  # further line numbers that are listed for a kind
+_PLACES = 3  # further places that are listed for a kind
 _MANY = 0.1
 """Share of bad rows above which skipping them is not advised."""
 
 
 @dataclass(frozen=True)
 class BadRow:
-    file: str
-    line: int
+    place: Place
     what: str
     """Kind of mistake: rows of the same kind are listed together."""
     detail: str = ""
@@ -34,7 +34,7 @@ class BadRow:
 
     def __str__(self) -> str:
         named = f" (id {self.id})" if is_name(self.id) else ""
-        return f"{self.file}, line {self.line}{named}: {self.what}{self.detail}"
+        return f"{self.place}{named}: {self.what}{self.detail}"
 
 
 @dataclass
@@ -46,7 +46,7 @@ class BadRows:
     @property
     def rows(self) -> int:
         """Number of bad rows; a row may have several mistakes."""
-        return len({(bad.file, bad.line) for bad in self.found})
+        return len({bad.place for bad in self.found})
 
     @property
     def fatal(self) -> bool:
@@ -55,8 +55,7 @@ class BadRows:
 
     def add(
         self,
-        file: str,
-        line: int,
+        place: Place,
         what: str,
         detail: str = "",
         *,
@@ -64,7 +63,7 @@ class BadRows:
         skippable: bool = True,
         advice: str = "",
     ) -> None:
-        self.found.append(BadRow(file, line, what, detail, id, skippable, advice))
+        self.found.append(BadRow(place, what, detail, id, skippable, advice))
 
     def settle(self, on_bad: OnBad, left: int, file: str) -> int:
         """Return the number of skipped rows, where `left` good rows are left.
@@ -88,8 +87,8 @@ class BadRows:
     def listing(self) -> list[str]:
         """Return a line for each kind of mistake, with its first row."""
         kinds: dict[tuple[str, str], list[BadRow]] = {}
-        for bad in sorted(self.found, key=lambda bad: (bad.skippable, bad.file, bad.line)):
-            kinds.setdefault((bad.file, bad.what), []).append(bad)
+        for bad in sorted(self.found, key=lambda bad: (bad.skippable, bad.place)):
+            kinds.setdefault((bad.place.source, bad.what), []).append(bad)
         lines = [f"  - {rows[0]}{_more(rows[1:])}" for rows in list(kinds.values())[:SHOWN]]
         if (hidden := len(kinds) - SHOWN) > 0:
             lines.append(f"  ... and {counted(hidden, 'other kind', 'other kinds')} of mistake")
@@ -115,6 +114,5 @@ def check_on_bad(on_bad: str) -> None:
 def _more(rows: list[BadRow]) -> str:
     if not rows:
         return ""
-    shown = ", ".join(str(bad.line) for bad in rows[:_LINES])
-    rest = ", ..." if len(rows) > _LINES else ""
-    return f"; {len(rows):,} more like it (line{'s' if len(rows) > 1 else ''} {shown}{rest})"
+    places = listed_places([bad.place for bad in rows], _PLACES)
+    return f"; {len(rows):,} more like it ({places})"

@@ -66,6 +66,8 @@ class Corpus:
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
     numbers: tuple[Example, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """Sentences about parts of the source that are not read."""
 
     @property
     def examples(self) -> tuple[Example, ...]:

@@ -1,4 +1,4 @@
-"""Guess of the columns of a table from their names and values.
+"""Guess of the columns of a table from their names, types and values.
 
 Guesses are meant to be reviewed: each comes with its reason, and without any text of the data.
 """
@@ -20,21 +20,24 @@ from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import are_numbers, why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
-from supermax.training.data.files import UTF8
+from supermax.training.data.encodings import UTF8
+from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.names import is_name
-from supermax.training.data.rows import check_header, read_rows
+from supermax.training.data.rows import CSV, Rows, check_header, plain
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
     "label": ("label", "class", "target", "verdict", "status", "category", "y", "outcome"),
     "number": ("score", "rating", "value", "number", "grade", "stars"),
     "question": ("question", "criterion", "query", "asked", "prompt", "symptom"),
-    "answer": ("answer", "evidence", "span", "highlight", "quote"),
-    "answer_start": ("answer_start", "start", "offset"),
+    "answer": (
+        "answer", "answers", "answers.text", "evidence", "span", "spans", "highlight", "quote",
+    ),
+    "answer_start": ("answer_start", "answers.answer_start", "start", "offset"),
     "id": ("id", "row_id", "uid", "key"),
     "group": ("group", "patient", "user", "author", "subject", "post_id", "patient_id", "user_id"),
     "split": ("split", "fold", "part", "partition", "set"),
-}
+}  # fmt: skip
 _MOST_LABELS = 20
 _TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "split")
 
@@ -58,6 +61,10 @@ class Guessed:
     encoding: str = UTF8
     numeric: bool = False
     """The column of the labels holds numbers that are no classes."""
+    form: str = CSV
+    """Format of the source."""
+    separator: str = ","
+    """Character between the fields of CSV."""
     remarks: tuple[str, ...] = ()
     """Sentences about mistakes that a search will refuse, and about columns that it ignores."""
 
@@ -75,28 +82,53 @@ class Guessed:
         return EVIDENCE.name if self.role("label") is None else SHARE.name
 
 
-def guess_file(path: Path, encoding: str | None = None) -> Guessed:
-    """Guess the columns of a file from all of its rows. `encoding` None detects it.
+def guess_file(source: Source, encoding: str | None = None) -> Guessed:
+    """Guess the columns of data in any format from all of its rows. `encoding` None detects it.
 
-    Raises UserError if the file cannot be read, or has no column of texts.
+    Raises UserError if the data cannot be read, or has no column of texts.
     """
     bad = BadRows()
-    table = read_rows(path.expanduser(), bad, encoding)
+    table = read_rows(source, bad, encoding)
     if not table.rows:
         bad.settle("stop", 0, table.file)
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
-    cells = {name: [row.cell(name) for row in table.rows] for name in table.columns if name}
-    found = replace(guess(cells, path.name), encoding=table.encoding)
-    found = replace(found, remarks=tuple(_remarks(found, cells, bad)))
+    cells = {name: _cells(table, name) for name in table.columns if name}
+    found = guess(cells, table.file, _typed(table))
+    found = replace(found, encoding=table.encoding, form=table.form, separator=table.separator)
+    own = Guess("split", table.split or "", "its own splits")
+    columns = (own if guess.column == table.split else guess for guess in found.columns)
+    found = replace(found, columns=tuple(columns))
+    remarks = [*table.remarks, *_remarks(found, cells, bad)]
+    found = replace(found, remarks=tuple(remarks))
     if (label := found.role("label")) is None:
         return found
-    return replace(found, unlabelled=sum(not cell.strip() for cell in cells[label]))
+    names = table.classes.get(label, found.labels)
+    unlabelled = sum(not cell.strip() for cell in cells[label])
+    return replace(found, labels=names[: _MOST_LABELS + 1], unlabelled=unlabelled)
+
+
+def _cells(table: Rows, name: str) -> list[str]:
+    """Return the cells of a column as text. Of answers in a list, the first one is returned."""
+    if not _is_named("answer", name) and not _is_named("answer_start", name):
+        return [row.cell(name) for row in table.rows]
+    values = (row.values.get(name) for row in table.rows)
+    firsts = (next(iter(value), None) if isinstance(value, list) else value for value in values)
+    return [plain(value) or "" for value in firsts]
+
+
+def _typed(table: Rows) -> list[str]:
+    """Return the columns that are typed as classes, each row with one of them."""
+    return [
+        name
+        for name in table.classes
+        if not any(isinstance(row.values.get(name), list) for row in table.rows)
+    ]
 
 
 def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Iterator[str]:
     if bad.found:
-        what = "this file" if bad.fatal else f"{counted(bad.rows, 'row')} of this file"
+        what = "this data" if bad.fatal else f"{counted(bad.rows, 'row')} of this data"
         yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
     if label is not None and len(_kinds(cells[label])) == 1:
@@ -124,7 +156,7 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
 
 
 def chosen_columns(
-    path: Path,
+    path: str | Path,
     encoding: str | None,
     given: Mapping[str, str | None],
     known: Mapping[str, str],
@@ -141,7 +173,7 @@ def chosen_columns(
         guessed = guess_file(path, encoding)
     except UserError:
         if "text" not in chosen:  # short texts are not recognised: use the search's columns
-            in_file = set(read_rows(path.expanduser(), BadRows(), encoding).columns)
+            in_file = set(read_rows(path, BadRows(), encoding).columns)
             wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
             same = {role: known[role] for role in wanted if known.get(role) in in_file}
             chosen = same | chosen
@@ -159,8 +191,9 @@ def chosen_columns(
     return Columns(**{"text": "text", **chosen})
 
 
-def guess(cells: dict[str, list[str]], file: str) -> Guessed:
-    """Guess the columns from the cells of each. Raises UserError without a column of texts."""
+def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> Guessed:
+    """Guess the columns from the cells of each, and from those `typed` as classes. Raises
+    UserError without a column of texts."""
     left = dict(cells)
     found: dict[str, Guess] = {}
 
@@ -186,20 +219,25 @@ def guess(cells: dict[str, list[str]], file: str) -> Guessed:
     unfit = tuple(
         (name, reason)
         for name, own in left.items()
-        if _is_named("label", name) and (reason := why_no_classes(own))
+        if _is_named("label", name) and name not in typed and (reason := why_no_classes(own))
     )
     label = _named("label", left, lambda own: bool(_kinds(own)) and not why_no_classes(own))
+    known = [name for name in typed if name in left and _kinds(left[name])]
+    if label is None:
+        take("label", None, known, "it is typed as classes")
     titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
-    numbers = _numbers(left) if label is None and "answer" not in found else None
+    numbers = _numbers(left) if label is None and not {"label", "answer"} & set(found) else None
     if numbers is not None:
         found["label"] = Guess("label", numbers, "by its name, numbers")
         del left[numbers]
         unfit = tuple((name, reason) for name, reason in unfit if name != numbers)
-    else:
+    elif "label" not in found:
         take("label", label, () if unfit else classes, "few values, each in many rows")
     if "group" not in found:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
+        own_splits = cells[found["split"].column] if "split" in found else []
+        repeated = [name for name in repeated if _are_in_one_split(left[name], own_splits)]
         take("group", None, repeated, "each value is in several rows")
     if "answer" not in found:
         found.pop("answer_start", None)
@@ -281,6 +319,13 @@ def _are_titles(own: Sequence[str], texts: Sequence[str]) -> bool:
     title_of = dict(zip(texts, own, strict=True))
     same = all(title_of[text] == cell for text, cell in zip(texts, own, strict=True))
     return same and all(map(str.strip, own)) and len(set(own)) < len(title_of) < 0.9 * len(own)
+
+
+def _are_in_one_split(own: Sequence[str], splits: Sequence[str]) -> bool:
+    """Return True if no value is in two of the splits, if there are any."""
+    parts = [PART_NAMES[cell.strip().lower()] for cell in splits]
+    split_of = dict(zip(own, parts, strict=False))
+    return all(split_of[cell] == part for cell, part in zip(own, parts, strict=False))
 
 
 def _are_splits(own: Sequence[str]) -> bool:

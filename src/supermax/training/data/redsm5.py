@@ -12,8 +12,10 @@ from pathlib import Path
 from supermax.errors import UserError
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.inputs.reading import read_rows
 from supermax.training.data.names import is_name, nearest_column
-from supermax.training.data.rows import Row, Rows, read_rows, require
+from supermax.training.data.places import Place
+from supermax.training.data.rows import Row, Rows, require
 from supermax.training.data.spans import Span, find_span, merged
 
 POSTS, ANNOTATIONS = "redsm5_posts.csv", "redsm5_annotations.csv"
@@ -87,14 +89,6 @@ def is_redsm5(folder: Path) -> bool:
     return any((folder / name).exists() for name in (POSTS, ANNOTATIONS))
 
 
-def not_redsm5(folder: Path) -> str:
-    """Return the message for a folder that is not ReDSM5."""
-    return (
-        f"{folder} is not a folder of ReDSM5: it has neither {POSTS} nor {ANNOTATIONS}. For a CSV "
-        f"or JSONL file, name the file itself."
-    )
-
-
 def assemble(
     name: str, posts: Mapping[str, str], annotations: Iterable[Annotation], skipped: int = 0
 ) -> Corpus:
@@ -140,24 +134,24 @@ class _Reading:
     located: bool = True
     texts: dict[str, str] = field(default_factory=dict)
     """Texts of the posts by id; empty for a bad post."""
-    line_of: dict[str, int] = field(default_factory=dict)
-    """First line of each annotation, by its id."""
+    place_of: dict[str, Place] = field(default_factory=dict)
+    """First place of each annotation, by its id."""
 
 
 def _posts(table: Rows, bad: BadRows) -> dict[str, str]:
     texts: dict[str, str] = {}
-    line_of: dict[str, int] = {}
+    place_of: dict[str, Place] = {}
     for row in table.rows:
         post, text = row.cell("post_id").strip(), row.cell("text")
         if not post:
-            bad.add(table.file, row.line, "post_id is missing")
-        elif line_of.setdefault(post, row.line) != row.line:
-            first = f" (first in line {line_of[post]})"
-            bad.add(table.file, row.line, "the post occurs twice", first, id=post)
+            bad.add(row.place, "post_id is missing")
+        elif place_of.setdefault(post, row.place) != row.place:
+            first = f" (first in {place_of[post].short})"
+            bad.add(row.place, "the post occurs twice", first, id=post)
         else:
             texts[post] = text if text.strip() else ""
             if not text.strip():
-                bad.add(table.file, row.line, "text is missing", id=post)
+                bad.add(row.place, "text is missing", id=post)
     return texts
 
 
@@ -170,12 +164,12 @@ def _annotation(row: Row, reading: _Reading) -> Annotation | None:
     mistakes = [f"{name} is missing" for name in ANNOTATION_COLUMNS if not row.cell(name).strip()]
     mistakes += _invalid_values(symptom, status)
     name = f"{post}/{sentence}/{symptom}"
-    if post and sentence and symptom and reading.line_of.setdefault(name, row.line) != row.line:
+    if post and sentence and symptom and reading.place_of.setdefault(name, row.place) != row.place:
         mistakes.append("the sentence is annotated twice for its symptom")
     span = _span(post, text, reading, mistakes)
     for what in mistakes:
         advice = _NO_POSITIONS if what == _NOT_THERE else ""
-        reading.bad.add(reading.file, row.line, what, id=name, advice=advice)
+        reading.bad.add(row.place, what, id=name, advice=advice)
     if mistakes:
         return None
     return Annotation(post, sentence, symptom, _STATUS[status], text, span)

@@ -13,7 +13,6 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from supermax._util.text import counted
 from supermax.agents.agent import TARGETS
@@ -21,7 +20,8 @@ from supermax.errors import UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import PARTS, Columns
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.tables import open_table
+from supermax.training.data.inputs.reading import Source
+from supermax.training.data.tables import Table, open_table
 
 _FEWEST = 0.5  # expected examples of a stratum in the smallest split; rarer strata are ignored
 Strata = Counter[tuple[str, ...]]
@@ -152,7 +152,7 @@ def _too_few(corpus: Corpus, groups: int, sets: int, wanted: int) -> str:
 
 
 def read_splits(
-    path: str | Path,
+    path: Source,
     columns: Columns,
     *,
     name: str | None = None,
@@ -161,12 +161,11 @@ def read_splits(
     encoding: str | None = None,
     numeric: bool = False,
 ) -> Splits:
-    """Read a table that comes with its splits, in the column `columns.split`.
+    """Read a table that comes with its splits: in the column `columns.split`, or as those of a
+    folder or a dataset.
 
     No row is moved: `shared_texts` counts texts that are in two splits.
     """
-    if columns.split is None:
-        raise UserError("No column is mapped as split; map one, or use read_table and split.")
     table = open_table(
         path,
         columns,
@@ -174,8 +173,16 @@ def read_splits(
         labels=labels,
         on_bad=on_bad,
         encoding=encoding,
+        own_splits=True,
         numeric=numeric,
     )
+    if not table.part_of:
+        raise UserError("No column is mapped as split; map one, or use read_table and split.")
+    return splits_of(table)
+
+
+def splits_of(table: Table) -> Splits:
+    """Return the splits that the rows of a table came with."""
     train, validation, test = (table.part(wanted) for wanted in PARTS)
     return Splits(train, validation, test)
 

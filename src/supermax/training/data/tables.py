@@ -1,6 +1,6 @@
-"""Reader of any CSV or JSONL file as a corpus, by a mapping of its columns.
+"""Reader of any table as a corpus, by a mapping of its columns.
 
-file ──read_rows()──▶ rows ──_draft()──▶ examples, and a report of every bad row
+source ──read_rows()──▶ rows ──_draft()──▶ examples, and a report of every bad row
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
 from supermax.training.data.classes import is_number, is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
+from supermax.training.data.encodings import NOT_UTF8, UTF8
 from supermax.training.data.examples import Corpus, Example, Unlabelled
-from supermax.training.data.files import UTF8, stem_of
-from supermax.training.data.rows import NOT_UTF8, Row, plain, read_rows, require
+from supermax.training.data.inputs.reading import Source, read_rows
+from supermax.training.data.places import Place
+from supermax.training.data.rows import Row, plain, require, why_not_plain
 from supermax.training.data.spans import Span
 
 
@@ -36,7 +37,7 @@ class Table:
 
 
 def read_table(
-    path: str | Path,
+    path: Source,
     columns: Columns,
     *,
     name: str | None = None,
@@ -47,11 +48,12 @@ def read_table(
 ) -> Corpus:
     """Read a corpus, with classes if a label is mapped, and spans if an answer is mapped.
 
-    If neither is mapped, the rows are in both lists, for prediction. If a label is mapped, rows
-    without one are left out and counted in `Corpus.unlabelled`. Bad rows raise one UserError,
-    which counts them by kind and names a few by file and line; `on_bad="skip"` skips and counts
-    them. `encoding` is that of the file; None detects it. With `numeric`, labels are numbers, for
-    the agent `regression`.
+    `path` is a file, a folder, a name of the Hugging Face Hub, a data frame or a dataset, as
+    `read_rows` takes them. If neither label nor answer is mapped, the rows are in both lists, for
+    prediction. If a label is mapped, rows without one are left out and counted in
+    `Corpus.unlabelled`. Bad rows raise one UserError, which counts them by kind and names a few
+    by their place; `on_bad="skip"` skips and counts them. `encoding` is that of the file; None
+    detects it. With `numeric`, labels are numbers, for the agent `regression`.
     """
     return open_table(
         path,
@@ -65,7 +67,7 @@ def read_table(
 
 
 def open_table(
-    path: str | Path,
+    path: Source,
     columns: Columns,
     *,
     name: str | None = None,
@@ -73,8 +75,10 @@ def open_table(
     on_bad: OnBad = "stop",
     encoding: str | None = None,
     numeric: bool = False,
+    own_splits: bool = False,
 ) -> Table:
-    """Read a corpus like `read_table`, with the split of each row."""
+    """Read a corpus like `read_table`, with the split of each row. `own_splits`: unless a column
+    is mapped as split, the source's own splits are used, if it has any."""
     known = tuple(plain(label) or "" for label in labels or ())
     check_columns(columns, known)
     numeric = numeric and columns.label is not None  # else the rows are to be predicted
@@ -82,8 +86,11 @@ def open_table(
         raise UserError("data.labels lists classes, but this agent learns numbers: leave it out.")
     check_on_bad(on_bad)
     bad = BadRows()
-    table = read_rows(Path(path).expanduser(), bad, encoding)
-    reading = _Reading(columns, columns.mapped(), known, table.file, bad, numeric=numeric)
+    table = read_rows(path, bad, encoding)
+    if own_splits and columns.split is None:
+        columns = replace(columns, split=table.split)
+    names = () if numeric else known or table.classes.get(columns.label or "", ())
+    reading = _Reading(columns, columns.mapped(), names, table.file, bad, numeric=numeric)
     drafts: list[_Draft] = []
     if require(table, columns.mapped().values(), bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
@@ -95,27 +102,34 @@ def open_table(
         if numeric:
             _check_numbers(drafts, columns, table.file)
         else:
-            _check_labels(drafts, columns, known, table.file)
-    names = (
-        ()
-        if numeric
-        else known or tuple(sorted({d.label for d in drafts if d.label}, key=_by_number))
-    )
-    class_of = {label: index for index, label in enumerate(names)}
-    examples = tuple(replace(d.example, label=class_of.get(d.label)) for d in drafts)
-    unknown = columns.label is None and columns.answer is None
-    numbers = tuple(replace(d.example, value=float(d.label)) for d in drafts if numeric)
-    corpus = Corpus(
-        name or stem_of(Path(path)),
-        names,
-        classes=examples if (columns.label is not None or unknown) and not numeric else (),
-        spans=examples if columns.answer is not None or unknown else (),
+            _check_labels(drafts, columns, names, table.file)
+    corpus = replace(
+        _numeric_corpus(drafts) if numeric else _corpus(drafts, columns, names),
+        name=name or table.name,
         skipped=skipped,
         unlabelled=unlabelled,
         detected=table.encoding if encoding is None and table.encoding != UTF8 else "",
-        numbers=numbers,
+        remarks=table.remarks,
     )
-    return Table(corpus, {draft.example.id: draft.part for draft in drafts})
+    return Table(corpus, {draft.example.id: draft.part for draft in drafts if draft.part})
+
+
+def _corpus(drafts: list[_Draft], columns: Columns, known: tuple[str, ...]) -> Corpus:
+    names = known or tuple(sorted({d.label for d in drafts if d.label}, key=_by_number))
+    class_of = {label: index for index, label in enumerate(names)}
+    examples = tuple(replace(d.example, label=class_of.get(d.label)) for d in drafts)
+    unknown = columns.label is None and columns.answer is None
+    return Corpus(
+        "",
+        names,
+        classes=examples if columns.label is not None or unknown else (),
+        spans=examples if columns.answer is not None or unknown else (),
+    )
+
+
+def _numeric_corpus(drafts: list[_Draft]) -> Corpus:
+    numbers = tuple(replace(draft.example, value=float(draft.label)) for draft in drafts)
+    return Corpus("", (), numbers=numbers)
 
 
 @dataclass(frozen=True)
@@ -125,8 +139,8 @@ class _Reading:
     labels: tuple[str, ...]
     file: str
     bad: BadRows
-    line_of: dict[str, int] = field(default_factory=dict)
-    """First line of each id."""
+    place_of: dict[str, Place] = field(default_factory=dict)
+    """First place of each id."""
     part_of: dict[str, str] = field(default_factory=dict)
     """Split of each group."""
     numeric: bool = False
@@ -148,22 +162,21 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     cells = {role: row.cell(column) for role, column in reading.mapped.items()}
     given = cells.get("id", "").strip()
     for what, detail in _mistakes(row, cells, reading):
-        reading.bad.add(reading.file, row.line, what, detail, id=given)
+        reading.bad.add(row.place, what, detail, id=given)
     label = cells.get("label", "").strip()
     if label and reading.labels and label not in reading.labels:
         what = f"the label is none of {_few(reading.labels)}"
-        reading.bad.add(reading.file, row.line, what, id=given, advice=_ALL_LABELS)
+        reading.bad.add(row.place, what, id=given, advice=_ALL_LABELS)
     if label and reading.numeric and not is_number(label):
         what = f"the column {reading.mapped['label']!r} holds no number"
-        reading.bad.add(reading.file, row.line, what, id=given)
+        reading.bad.add(row.place, what, id=given)
     text = cells["text"]
     spans = _spans(row, text, reading, given) if columns.answer is not None else None
     group = cells.get("group", "").strip() or f"text-{_digest(text)}"
     _remember(row, given, cells, reading)
     if len(reading.bad.found) > before:
         return None
-    name = given or f"{reading.file}:{row.line}"
-    example = Example(name, group, text, cells.get("question", ""), None, spans)
+    example = Example(given or row.place.id, group, text, cells.get("question", ""), None, spans)
     part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
     return _Draft(example, label, part)
 
@@ -173,7 +186,7 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
         if role not in cells:
             continue
         if plain(row.values.get(reading.mapped[role])) is None:
-            yield f"the {role} is a list or an object", ""
+            yield f"the {role} is {why_not_plain(row.values[reading.mapped[role]])}", ""
         elif not cells[role].strip():
             if role != "label":  # a row without a label is for prediction
                 yield f"the {role} is missing", ""
@@ -196,14 +209,14 @@ def _remember(row: Row, given: str, cells: dict[str, str], reading: _Reading) ->
 
     A text may be in two splits: `shared_texts` counts these for a notice.
     """
-    if given and reading.line_of.setdefault(given, row.line) != row.line:
-        first = f" (first in line {reading.line_of[given]})"
-        reading.bad.add(reading.file, row.line, "the id occurs twice", first, id=given)
+    if given and (first_place := reading.place_of.setdefault(given, row.place)) != row.place:
+        first = f" (first in {first_place.within(row.place)})"
+        reading.bad.add(row.place, "the id occurs twice", first, id=given)
     part = PART_NAMES.get(cells.get("split", "").strip().lower())
     group = cells.get("group", "").strip()
     if part and group and reading.part_of.setdefault(group, part) != part:
         what = "rows of its group are in another split"
-        reading.bad.add(reading.file, row.line, what, id=given)
+        reading.bad.add(row.place, what, id=given)
 
 
 def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ...]:
@@ -212,7 +225,7 @@ def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ..
     starts = row.values.get(start) if start else None
     spans, mistakes = evidence(text, row.values.get(answer or ""), starts)
     for what in mistakes if text.strip() else ():
-        reading.bad.add(reading.file, row.line, what, id=given)
+        reading.bad.add(row.place, what, id=given)
     return spans
 
 

@@ -16,7 +16,8 @@ from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import is_number
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.examples import Example
-from supermax.training.data.rows import Row, plain, read_rows
+from supermax.training.data.inputs.reading import read_rows
+from supermax.training.data.rows import Row, plain
 from supermax.training.deploy.predictions import Prediction
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
@@ -78,10 +79,10 @@ def read_truths(
     """
     if columns.label is None and columns.answer is None:
         return {}
-    table = read_rows(Path(path).expanduser(), BadRows(), encoding)
+    table = read_rows(path, BadRows(), encoding)
     answered = any(_cell(row, columns.answer) != "" for row in table.rows)
     return {
-        _cell(row, columns.id) or f"{table.file}:{row.line}": Truth(
+        _cell(row, columns.id) or row.place.id: Truth(
             _cell(row, columns.label) or None,
             _answers(row, columns) if answered else None,
             _split(_cell(row, columns.split)),

@@ -20,7 +20,7 @@ from supermax.agents import AGENT_NAMES
 from supermax.engine.storage import journal
 from supermax.space.presets import presets
 from supermax.studies import file_of
-from supermax.training.data.rows import is_table
+from supermax.training.data.inputs.reading import is_table
 
 _BUSY_TIMEOUT = 0.2  # seconds to wait for the lock of a database
 _JOURNAL_LIMIT = 16 << 20  # bytes of a journal that are read

@@ -19,10 +19,13 @@ from supermax.errors import UserError
 from supermax.search.settings.resolving import fitting_preset
 from supermax.search.settings.writing import written
 from supermax.space.presets import preset
-from supermax.training.data.files import UTF8, stem_of
+from supermax.training.data.encodings import UTF8
 from supermax.training.data.guessing import Guessed, guess_file
+from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
+from supermax.training.data.inputs.reading import source_stem
 from supermax.training.data.names import is_class_name
-from supermax.training.data.redsm5 import is_redsm5, not_redsm5
+from supermax.training.data.redsm5 import is_redsm5
+from supermax.training.data.rows import CSV, JSONL, PARQUET
 from supermax.ui.cli.printing import file_stem
 
 MODELS = "SUPERMAX_MODELS"
@@ -31,7 +34,10 @@ MODELS = "SUPERMAX_MODELS"
 def init(
     target: Annotated[
         str,
-        typer.Argument(help="An agent, your own CSV or JSONL file, or a ReDSM5 folder."),
+        typer.Argument(
+            help="An agent; your own CSV, JSONL or Parquet file; a folder of texts by class, of a "
+            "saved dataset or of ReDSM5; or hub:NAME, a dataset of the Hugging Face Hub."
+        ),
     ] = CRITERIA.name,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="YAML file to write. Default: TARGET.yaml.")
@@ -51,7 +57,7 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented YAML file for an agent, a table of your own, or a ReDSM5 folder.
+    """Write a commented YAML file for an agent, or for data of your own.
 
     The role of each column is guessed and printed: check it before you run `supermax tune`.
 
@@ -59,6 +65,8 @@ def init(
     Examples:
       supermax init criteria
       supermax init notes.csv -o mine.yaml
+      supermax init reviews/
+      supermax init hub:stanfordnlp/imdb
     """
     if agent is not None:
         agent_of(agent)  # raises UserError for an unknown one
@@ -68,7 +76,7 @@ def init(
         size = _size(agent or target, names)
         text = written(agent or target, models=names, head=_HEAD, size=size)
         _write(place, text, force=force)
-    elif Path(target).expanduser().is_dir():
+    elif is_redsm5(Path(target).expanduser()):
         folder = Path(target).expanduser()
         place = out or Path(f"{_name(folder.resolve())}.yaml")
         names = _names(models) or encoders_here()
@@ -85,8 +93,8 @@ def init(
 
 
 def settings_path(path: Path) -> Path:
-    """Return the default path of a table's settings."""
-    return Path(f"{stem_of(path)}.yaml")
+    """Return the default path of the settings of data."""
+    return Path(f"{_name(path)}.yaml" if is_hub(path) else f"{source_stem(path)}.yaml")
 
 
 def write_settings(
@@ -137,16 +145,13 @@ def _size(agent: str, models: Sequence[str]) -> dict[str, str | int]:
 
 def _table_path(target: str) -> Path:
     path = Path(target).expanduser()
-    if not path.exists() and not path.suffix:
-        raise UserError(
-            ended(f"There is no agent and no file {target!r}{nearest(target, AGENT_NAMES)}")
-        )
+    if not is_hub(target) and not path.exists() and not path.suffix:
+        missing = ended(f"There is no agent and no file {target!r}{nearest(target, AGENT_NAMES)}")
+        raise UserError(missing + hub_hint(target))
     return path
 
 
 def _for_folder(folder: Path, place: Path, agent: str, models: Sequence[str]) -> str:
-    if not is_redsm5(folder):
-        raise UserError(not_redsm5(folder))
     data = {"path": _relative_to_settings(place, folder)}
     size = _size(agent, models)
     return written(
@@ -168,7 +173,7 @@ def _for_table(
     if encoding is not None or guessed.encoding != UTF8:
         data["encoding"] = encoding or guessed.encoding
         why["data.encoding"] = "--encoding" if encoding else "detected"
-    if guessed.labels and all(map(is_class_name, guessed.labels)):
+    if len(guessed.labels) > 1 and all(map(is_class_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
         why["data.labels"] = "the classes, in their order"
     return written(
@@ -185,12 +190,16 @@ def _for_table(
 def _guess_lines(
     path: Path, place: Path, guessed: Guessed, agent: str, models: Sequence[str]
 ) -> list[str]:
-    lines = [f"{path.name} is read as:"]
+    shown = "" if guessed.form in (CSV, JSONL, PARQUET) else f" ({guessed.form})"
+    lines = [f"{path if is_hub(path) else path.name}{shown} is read as:"]
     lines += [f"  {guess.role:<13}{guess.column}  ({guess.why})" for guess in guessed.columns]
     if guessed.unused:
         lines.append(f"  not used     {', '.join(guessed.unused)}")
     lines += [f"  agent        {agent}"]
     lines += [f"  models       {', '.join(models) or 'tiny'}{_pretraining_note(models)}"]
+    if guessed.form == CSV and guessed.separator != ",":
+        mark = "tab" if guessed.separator == "\t" else guessed.separator
+        lines += [f"  separator    {mark}  (detected)"]
     if guessed.encoding != UTF8:
         lines += [f"  encoding     {guessed.encoding}  (--encoding sets another)"]
     if guessed.unlabelled:
@@ -214,12 +223,14 @@ def _pretraining_note(models: Sequence[str]) -> str:
 
 def _name(path: Path) -> str:
     """Return a study's name from a file's, in characters that need no quotes in a shell."""
-    return file_stem(stem_of(path))[:40].strip("-.") or "notes"
+    return file_stem(source_stem(path))[:40].strip("-.") or "notes"
 
 
 def _relative_to_settings(place: Path, path: Path) -> str:
     """Return the data's path relative to the settings file, or absolute where it is outside of
     its folder."""
+    if is_hub(path):
+        return str(path)
     folder = place.expanduser().absolute().parent
     target = path.expanduser().absolute()
     return str(target.relative_to(folder) if target.is_relative_to(folder) else target)

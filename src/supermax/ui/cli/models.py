@@ -21,6 +21,7 @@ from supermax.results.records import read_record
 from supermax.training.data.columns import Columns
 from supermax.training.data.files import require_readable
 from supermax.training.data.guessing import chosen_columns
+from supermax.training.data.inputs.hf_datasets import is_hub
 from supermax.training.deploy.exported import check_output, read_facts
 from supermax.ui.cli.completing import among
 from supermax.ui.cli.opening import AsJson, Storage, Which, print_json, the_study
@@ -156,7 +157,9 @@ def _print_estimates(result: Refit, labels: Sequence[str]) -> None:
 
 def predict(
     model: Annotated[Path, typer.Argument(help="Folder that `refit` exported.")],
-    file: Annotated[Path, typer.Argument(help="CSV or JSONL file to predict.")],
+    file: Annotated[
+        Path, typer.Argument(help="CSV, JSONL or Parquet file, folder, or hub:NAME to predict.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="A .csv or .jsonl file to write.")],
     text: Annotated[str | None, typer.Option(help="Column of the texts.")] = None,
     question: Annotated[str | None, typer.Option(help="Column of the questions.")] = None,
@@ -199,7 +202,8 @@ def predict(
     if precision not in PRECISIONS:
         near = nearest(precision, PRECISIONS)
         raise UserError(ended(f"--precision is {', '.join(PRECISIONS)}, not {precision!r}{near}"))
-    require_readable(file.expanduser())
+    if not is_hub(file) and not file.expanduser().is_dir():
+        require_readable(file.expanduser())
     facts = read_facts(model.expanduser())
     out = out.expanduser()
     check_output(out, file.expanduser())

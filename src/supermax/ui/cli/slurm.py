@@ -18,10 +18,10 @@ from supermax.engine.storage.locations import file_name
 from supermax.errors import UserError
 from supermax.search.settings import Resolved
 from supermax.search.settings.resolving import Value
-from supermax.training.data.rows import is_table
+from supermax.training.data.inputs.reading import is_table
 from supermax.ui.cli.completing import targets
 from supermax.ui.cli.outcome import VARIABLE
-from supermax.ui.cli.tune import ALL, assigned, check_names, resolved
+from supermax.ui.cli.tune import ALL, assigned, check_names, is_data, resolved
 
 _SERVERS = ("postgresql", "mysql", "mariadb")
 Text = str | None
@@ -115,7 +115,7 @@ def _options(partition: Text, account: Text, more: list[str]) -> tuple[str, ...]
 def _search(target: str, storage: Text, assign: list[str], *, has_database: bool) -> Resolved:
     """Return the settings of the search. Raises UserError. `has_database`: the job runs a database
     of its own, whichever storage this shell names: users paste the line of an earlier job."""
-    if target == ALL or is_table(Path(target)):
+    if target == ALL or is_table(Path(target)) or is_data(target):
         raise UserError(
             f"{target}: name one agent, or a YAML file. `supermax init` writes one for a table."
         )

@@ -1,4 +1,4 @@
-"""`supermax track`: log the trials of a study to MLflow."""
+"""`supermax track`: log the trials of a study to a tracker."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def track(
     uri: Annotated[
         str | None,
         typer.Option(
-            help="MLflow server, database URL or SQLite file. Default: mlflow.db beside the "
-            "study's file.",
+            help="mlflow, tensorboard[:FOLDER], wandb[:PROJECT], or the address of MLflow: a "
+            "server, database URL or SQLite file. Default: mlflow.db beside the study's file.",
             envvar="MLFLOW_TRACKING_URI",
         ),
     ] = None,
@@ -30,7 +30,7 @@ def track(
         float, typer.Option(help="Seconds to wait for a server that does not answer.", min=0)
     ] = 30.0,
 ) -> None:
-    """Log the trials of a study to MLflow that it does not have yet, one run per trial.
+    """Log the trials of a study to a tracker that does not have them yet, one run per trial.
 
     Trials that were sent before are not sent again, so the command is safe to repeat at any time,
     also after it was killed.
@@ -39,6 +39,7 @@ def track(
     Examples:
       supermax track criteria
       supermax track criteria --uri tracking.db
+      supermax track criteria --uri tensorboard:logs
     """
     study = the_study(storage, name)
     standing, shown = send_missing(study, uri, run_dir=run_dir, patience=patience)

@@ -30,14 +30,16 @@ from supermax.engine.processes import supervisor as supervision
 from supermax.errors import UserError
 from supermax.search.earlier import find_earlier
 from supermax.search.settings import Resolved, resolve
-from supermax.search.settings.model import Pruner, Sampler, Settings, Stop
+from supermax.search.settings.model import TRACKERS, Pruner, Sampler, Settings, Stop
 from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
 from supermax.space.presets import presets, unsearched
 from supermax.space.reading import load
 from supermax.studies import check_storage
 from supermax.training.data.guessing import guess_file
-from supermax.training.data.rows import is_table
+from supermax.training.data.inputs.hf_datasets import hub_hint, is_hub
+from supermax.training.data.inputs.reading import is_table
+from supermax.training.data.redsm5 import is_redsm5
 from supermax.training.eval.metrics import check_metric
 from supermax.ui.cli.completing import among, preset_names, studies, targets
 from supermax.ui.cli.early import started_early
@@ -157,7 +159,19 @@ def tune(
         ),
     ] = None,
     track: Annotated[
-        Text, typer.Option(help="Log trials to MLflow: a URI, a file, or mlflow.")
+        list[str] | None,
+        typer.Option(
+            help="Log trials to a tracker: mlflow, tensorboard, wandb, or one with an address, "
+            "such as mlflow:URI; repeat for several.",
+            autocompletion=among(TRACKERS),
+        ),
+    ] = None,
+    notify: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Command or webhook (URL) that is called when the search ends, halts or finds a "
+            "better value; repeat for several."
+        ),
     ] = None,
     assign: Annotated[
         list[str] | None,
@@ -213,10 +227,11 @@ def tune(
         "race": race,
         "folds": folds,
         "warm_start": warm_start or None,
-        "track": track,
+        "track": track or None,
+        "notify": notify or None,
     }
     flags = {k: Value(v, f"--{_flag(k, v)}") for k, v in options.items() if v is not None}
-    if _is_table_file(target):
+    if is_data(target):
         target = str(_settings_of(Path(target).expanduser(), flags.get("models")))
     searches = resolved(target, flags | assigned(assign or []))
     for each in searches:  # before torch is loaded, which takes seconds
@@ -229,8 +244,20 @@ def tune(
         _say("Starting. Loading torch and transformers takes a few seconds.")
     if supervisor and not supervision.is_supervised():
         run = functools.partial(run_all, searches, verbose=verbose)
-        raise typer.Exit(supervision.Supervisor(run if system.LINUX else _exec_again, _say).run())
+        code = supervision.Supervisor(run if system.LINUX else _exec_again, _say).run()
+        if code == supervision.BUG:
+            _notify_of_deaths(searches)
+        raise typer.Exit(code)
     raise typer.Exit(run_all(searches, verbose=verbose))
+
+
+def _notify_of_deaths(searches: list[Resolved]) -> None:
+    """Notify that the process of a search has died too often, in the supervisor."""
+    if targets := list(dict.fromkeys(t for each in searches for t in each.settings.notify)):
+        from supermax.results.notifying import notify_halted
+
+        names = ", ".join(each.settings.study for each in searches)
+        notify_halted(targets, names, "The process of the search has died too often.")
 
 
 def _exec_again() -> int:
@@ -251,8 +278,8 @@ def resolved(
         if "name" in flags:
             given = flags["name"].source
             raise UserError(f"{len(agents)} agents cannot share one study: leave out {given}.")
-    elif _is_table_file(target):
-        agents = [guess_file(Path(target).expanduser()).agent]
+    elif is_data(target):
+        agents = [guess_file(target).agent]
         guessed = {"data.path": target, "models": ",".join(encoders_here()) or None}
         flags = {k: Value(v, "as init has it") for k, v in guessed.items() if v} | flags
     elif target not in AGENT_NAMES:
@@ -278,26 +305,33 @@ def check_names(settings: Settings) -> None:
     space_for(settings)
 
 
-def _is_table_file(target: str) -> bool:
+def is_data(target: str) -> bool:
+    """Return True for a table, a folder of data other than ReDSM5, or a dataset of the Hub."""
+    if target in (*AGENT_NAMES, ALL):
+        return False
     path = Path(target).expanduser()
-    return is_table(path) and _is_file(path)
+    is_folder = _is(path, Path.is_dir) and not is_redsm5(path)
+    return is_hub(target) or is_folder or (is_table(path) and _is(path, Path.is_file))
 
 
-def _is_file(path: Path) -> bool:
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
     try:
-        return path.is_file()
+        return kind(path)
     except OSError:  # the name is too long for a file
         return False
 
 
 def _settings_file(target: str) -> Path:
     path = Path(target).expanduser()
-    if _is_file(path):
+    if _is(path, Path.is_file):
         return path
     if is_table(path):
         raise UserError(f"There is no file {path}.")
     if path.suffix in (".yaml", ".yml", ".json") or os.sep in target:
-        raise UserError(f"There is no file {path}. `supermax init` writes one to start from.")
+        hint = hub_hint(target)
+        raise UserError(
+            f"There is no file {path}. `supermax init` writes one to start from.{hint}"
+        )
     raise UserError(ended(f"There is no agent {target!r}{nearest(target, (*AGENT_NAMES, ALL))}"))
 
 

@@ -155,6 +155,8 @@ def _finished(event: ev.TrialFinished, state: RunState) -> str:
     ]
     if state.best is not None:
         parts.append(f"best {text.best_text(state)}")
+    if state.gain is not None:
+        parts.append(str(state.gain))
     if state.faults:
         parts.append(f"{counted(state.faults.total(), 'fault')} in this run")
     if (eta := state.eta()) is not None and state.finished < (state.target or 0):

@@ -1,8 +1,4 @@
-"""Requests to MLflow, and classification of its errors.
-
-The requests are stateless, and all but `create` are idempotent: after a failure they can be
-repeated.
-"""
+"""MLflow: requests to a server or a database, and classification of its errors."""
 
 from __future__ import annotations
 
@@ -11,22 +7,29 @@ import fcntl
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from supermax._util.text import masked
-from supermax.results.tracking.content import KEY, RUNNING, MetricPoint
+from supermax.results.tracking.backend import (
+    KEY,
+    RUNNING,
+    MetricPoint,
+    Missing,
+    NewRun,
+    RequestRefused,
+    Run,
+    Unreachable,
+)
 from supermax.results.tracking.destination import Destination
-from supermax.results.tracking.names import digest
+from supermax.results.tracking.names import digest, stored_text
 
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 SETTINGS = {
     # Nothing is sent to any other server.
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
     "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
     # Short timeouts and no retries: the caller retries, and sends other trials meanwhile.
     _TIMEOUT: "5",
@@ -38,10 +41,6 @@ SETTINGS = {
     "MLFLOW_LOGGING_LEVEL": "CRITICAL",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "GIT_PYTHON_REFRESH": "quiet",
-    # Each library would open a thread pool; the cores are for the trials.
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
 }
 """Environment variables that are set before MLflow is imported."""
 
@@ -52,30 +51,8 @@ _MOST_NAME = 500
 T = TypeVar("T")
 
 
-class Unreachable(Exception):
-    """MLflow did not answer, or with a temporary error: try again later."""
-
-
-class RequestRefused(Exception):
-    """MLflow rejected the request, and would reject it again."""
-
-
-class Missing(RequestRefused):
-    """MLflow has no such experiment or run."""
-
-
-@dataclass(frozen=True)
-class MlflowRun:
-    id: str
-    status: str
-
-    @property
-    def ended(self) -> bool:
-        return self.status != RUNNING
-
-
-class Server:
-    """Client of MLflow with plain values and three kinds of errors."""
+class Mlflow:
+    """Backend of MLflow. The requests are stateless."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -108,29 +85,32 @@ class Server:
             )
         return str(found.experiment_id)
 
-    def find(self, experiment: str, key: str) -> list[MlflowRun]:
+    def find(self, experiment: str, key: str) -> list[Run]:
         """Return the runs with this key, in an order that is the same for every process."""
         found = self._request(
             lambda: self._client.search_runs([experiment], f"tags.`{KEY}` = '{key}'")
         )
-        runs = [MlflowRun(run.info.run_id, run.info.status) for run in found]
+        runs = [Run(run.info.run_id, run.info.status) for run in found]
         return sorted(runs, key=lambda run: run.id)
 
-    def create(self, experiment: str, name: str, start: int, tags: dict[str, str]) -> MlflowRun:
+    def create(self, experiment: str, new: NewRun) -> Run:
+        tags = {**new.tags, KEY: new.key}
+        if new.parent is not None:
+            tags["mlflow.parentRunId"] = new.parent
         made = self._request(
-            lambda: self._client.create_run(experiment, start_time=start, tags=tags, run_name=name)
+            lambda: self._client.create_run(
+                experiment, start_time=new.start, tags=tags, run_name=new.name
+            )
         )
-        return MlflowRun(made.info.run_id, made.info.status)
+        return Run(made.info.run_id, made.info.status)
 
-    def get(self, run: str) -> MlflowRun | None:
+    def get(self, run: str) -> Run | None:
         """Return a run; None if it does not exist or is deleted."""
         try:
             found = self._request(lambda: self._client.get_run(run))
         except Missing:
             return None
-        return (
-            MlflowRun(run, found.info.status) if found.info.lifecycle_stage == "active" else None
-        )
+        return Run(run, found.info.status) if found.info.lifecycle_stage == "active" else None
 
     def delete(self, run: str) -> None:
         with contextlib.suppress(RequestRefused):  # deleted already
@@ -141,14 +121,18 @@ class Server:
         return {point.step: point.value for point in found}
 
     def log(
-        self, run: str, params: dict[str, str], points: Iterable[MetricPoint], tags: dict[str, str]
+        self,
+        run: str,
+        params: Mapping[str, object],
+        points: Sequence[MetricPoint],
+        tags: Mapping[str, str],
     ) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
         metrics = [Metric(point.key, point.value, point.time, point.step) for point in points]
         batches = itertools.zip_longest(
             _batches(metrics, _MOST_POINTS),
-            _batches([Param(*item) for item in params.items()], _MOST_PARAMS),
+            _batches([Param(k, stored_text(v)) for k, v in params.items()], _MOST_PARAMS),
             _batches([RunTag(*item) for item in tags.items()], _MOST_TAGS),
             fillvalue=(),
         )

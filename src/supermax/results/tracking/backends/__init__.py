@@ -1,0 +1,1 @@
+"""Trackers: MLflow, TensorBoard, Weights & Biases. Each implements `backend.Backend`."""

@@ -1,0 +1,46 @@
+"""Reader of JSONL: one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from supermax.training.data.bad_rows import BadRows
+from supermax.training.data.encodings import NAME_IT, NOT_UTF8, first_wrong_byte
+from supermax.training.data.places import Place
+from supermax.training.data.rows import JSONL, Row, Rows
+
+
+def read_jsonl(file: str, data: bytes, bad: BadRows) -> Rows:
+    columns: dict[str, None] = {}
+    rows = []
+    for number, line in enumerate(data.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        place = Place(file, number)
+        values = _object(place, line, bad)
+        if values is not None:
+            columns.update(dict.fromkeys(values))
+            rows.append(Row(place, values))
+    return Rows(file, tuple(columns), tuple(rows), form=JSONL)
+
+
+def _object(place: Place, line: bytes, bad: BadRows) -> dict[str, object] | None:
+    if (byte := first_wrong_byte(line)) is not None:
+        bad.add(place, NOT_UTF8, byte, advice=NAME_IT)
+        return None
+    try:
+        value = json.loads(line, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        bad.add(place, "this is not JSON", f" (column {error.colno})")
+    except (ValueError, RecursionError):
+        bad.add(place, "this is not JSON")
+    else:
+        if isinstance(value, dict):
+            return value
+        bad.add(place, "this is not a JSON object; each line holds one row")
+    return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
