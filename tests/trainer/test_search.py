@@ -218,7 +218,11 @@ def test_paused_trials_continue_from_their_checkpoints(tmp_path: Path) -> None:
     assert len(marks.read_text().split()) == epochs < 18
 
 
-def test_a_function_makes_the_trainer_in_each_process(tmp_path: Path) -> None:
+def test_a_function_makes_the_trainer_in_each_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the run folder is made: the Trainer is not known here
+
     def make() -> Any:
         trainer = tiny.trainer(tmp_path)
         trainer.lock = __import__("threading").Lock()
