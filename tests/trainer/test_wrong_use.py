@@ -75,11 +75,11 @@ def test_a_name_that_only_trials_meet(tmp_path: Path) -> None:
 
 
 def test_names_for_a_model_init_that_takes_the_trial(tmp_path: Path) -> None:
-    from supermax.trainer.hyperparameters import check_names
+    from supermax.trainer.hyperparameters import check_argument_names
 
     trainer = tiny.trainer(tmp_path)
     trainer.model_init = lambda trial: tiny.classifier()
-    check_names(trainer, {"dropout": 0.1})
+    check_argument_names(trainer, {"dropout": 0.1})
 
 
 def test_a_space_that_returns_no_dict(tmp_path: Path) -> None:

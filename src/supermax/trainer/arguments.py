@@ -25,7 +25,7 @@ def check_backend(backend: object) -> None:
     raise UserError(f"There is no backend {name!r:.80}. Leave it out, or pass 'optuna'.")
 
 
-def check_options(options: Mapping[str, object]) -> None:
+def check_search_options(options: Mapping[str, object]) -> None:
     """Raise UserError that lists options that do not exist."""
     if unknown := [name for name in options if name not in NAMES]:
         raise UserError(

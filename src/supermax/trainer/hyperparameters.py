@@ -28,7 +28,7 @@ class SpaceArguments:
         return flatten(self.space.sample(trial))
 
 
-def check_names(trainer: Any, values: object) -> None:
+def check_argument_names(trainer: Any, values: object) -> None:
     """Raise UserError if hp_space returned no dict, or names that no one reads."""
     if not isinstance(values, Mapping):
         raise UserError(
@@ -61,7 +61,7 @@ def try_space(trainer: Any, hp_space: Callable[[Any], Any]) -> None:
     """Check the names of hp_space before there is a trial to spend: call it once, with a trial of
     no study."""
     if isinstance(hp_space, SpaceArguments):
-        check_names(trainer, dict.fromkeys(hp_space.space.parameters))
+        check_argument_names(trainer, dict.fromkeys(hp_space.space.parameters))
         return
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -70,4 +70,4 @@ def try_space(trainer: Any, hp_space: Callable[[Any], Any]) -> None:
         values = hp_space(optuna.create_study(sampler=sampler).ask())
     finally:
         optuna.logging.set_verbosity(verbosity)
-    check_names(trainer, values)
+    check_argument_names(trainer, values)

@@ -15,8 +15,8 @@ from supermax.engine.trial.faults import out_of_memory
 from supermax.errors import Infeasible, UserError
 from supermax.trainer.checkpoints import MODEL, last_metrics, newest_checkpoint
 from supermax.trainer.detaching import Pristine, attached
-from supermax.trainer.hyperparameters import NO_MODEL_INIT, SpaceArguments, check_names
-from supermax.trainer.plans import Split, note_evaluation_short, split_of
+from supermax.trainer.hyperparameters import NO_MODEL_INIT, SpaceArguments, check_argument_names
+from supermax.trainer.plans import BatchSplit, batch_split_of, note_evaluation_short
 
 _TRIES_TO_LOAD = 8  # as a split: three attempts have run out of memory before the training began
 
@@ -85,7 +85,7 @@ class _Training:
         from supermax.trainer.reporting import TrialCallback
 
         self._objective, self._trainer, self._trial = objective, trainer, trial
-        self._split = split_of(trial.plan, trial.checkpoint_dir)
+        self._split = batch_split_of(trial.plan, trial.checkpoint_dir)
         self._micro = MicroBatches(trainer, self._split.training)
         self._callback = TrialCallback(
             trainer,
@@ -141,7 +141,7 @@ class _Training:
     def _hyperparameters(self, trial: Any) -> Mapping[str, Any]:
         """Call hp_space, and check what it returns."""
         values = self._objective.hp_space(trial)
-        check_names(self._trainer, values)
+        check_argument_names(self._trainer, values)
         return values
 
     def _adapt_arguments(self) -> None:
@@ -173,7 +173,7 @@ class _Training:
             raise Infeasible("A single example does not fit in memory in an evaluation.")
         parts = self._split.evaluation
         args.per_device_eval_batch_size = -(-args.per_device_eval_batch_size // parts)
-        if self._split != Split():
+        if self._split != BatchSplit():
             self._trial.note(micro_batch=self._micro.rows)
 
     def _evaluate(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:

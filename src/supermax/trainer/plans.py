@@ -30,19 +30,19 @@ class SplitPlanner:
 
 
 @dataclass(frozen=True)
-class Split:
+class BatchSplit:
     """Numbers of parts into which batches are split."""
 
     training: int = 1
     evaluation: int = 1
 
 
-def split_of(plan: dict[str, object] | None, folder: Path) -> Split:
+def batch_split_of(plan: dict[str, object] | None, folder: Path) -> BatchSplit:
     """Return the split of an attempt: twice as fine after each time that memory ran out, in the
     phase in which it did."""
     short = int(str((plan or {}).get(SHORT, 0)))
     in_evaluation = min(short, _count(folder))
-    return Split(2 ** (short - in_evaluation), 2**in_evaluation)
+    return BatchSplit(2 ** (short - in_evaluation), 2**in_evaluation)
 
 
 def note_evaluation_short(folder: Path) -> None:

@@ -18,7 +18,7 @@ from supermax.run import optimize
 from supermax.space import Space, flatten
 from supermax.trainer.arguments import (
     check_backend,
-    check_options,
+    check_search_options,
     check_trainer,
     is_trainer,
     workers_of,
@@ -84,7 +84,7 @@ def hyperparameter_search(
     """
     try:
         check_backend(backend)
-        check_options(options)
+        check_search_options(options)
         search = _Search(trainer, hp_space, compute_objective, hp_name, direction, options)
         return search.run(n_trials)
     except SupermaxError as error:

@@ -46,7 +46,7 @@ class SlicedForward:
                 kind = self._kind(model, forward, kwargs, size)
                 some = zip(parts, sizes, strict=True)
                 weights = [weight_of(kind, named, n, kwargs, size) for (_, named), n in some]
-            return joined(outputs, sizes, weights)
+            return joined_outputs(outputs, sizes, weights)
 
         model.forward = in_slices
         try:
@@ -80,7 +80,9 @@ class SlicedForward:
         return self._composition or (Composition.SUM if counted else Composition.EXAMPLES)
 
 
-def joined(outputs: Sequence[Any], sizes: Sequence[int], weights: Sequence[float] = ()) -> Any:
+def joined_outputs(
+    outputs: Sequence[Any], sizes: Sequence[int], weights: Sequence[float] = ()
+) -> Any:
     """Return the outputs of slices as that of the whole batch. `weights`: of their losses. Raise
     NotSliceable for a tensor that does not belong to single examples."""
     first = outputs[0]
@@ -95,10 +97,10 @@ def joined(outputs: Sequence[Any], sizes: Sequence[int], weights: Sequence[float
             if key == "loss" and weights and _loss_of(first) is not None:
                 fields[key] = sum(w * loss for w, loss in zip(weights, column, strict=True) if w)
             else:
-                fields[key] = joined(column, sizes)
+                fields[key] = joined_outputs(column, sizes)
         return type(first)(**fields) if hasattr(first, "to_tuple") else fields
     if isinstance(first, (list, tuple)):
-        return type(first)(joined(column, sizes) for column in zip(*outputs, strict=True))
+        return type(first)(joined_outputs(column, sizes) for column in zip(*outputs, strict=True))
     return first
 
 

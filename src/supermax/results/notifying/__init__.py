@@ -1,6 +1,6 @@
 """Notifications: a command or a webhook is called when a run ends, halts or finds a better value.
 
-run ──event──▶ Notifier ──▶ run_dir/notify.jsonl ──TargetThread──▶ command (stdin), URL (POST JSON)
+run ──event──▶ Notifier ──▶ run_dir/notify.jsonl ──ReceiverThread──▶ command (stdin), URL (POST)
 
 The run never waits for a notification, except for a limited time at its end.
 """
@@ -29,7 +29,7 @@ from supermax.engine import events as ev
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import append_line
 from supermax.errors import Quarantined, RunHalted, StorageFault, UserError
-from supermax.results.notifying.channel import BETTER, ENDED, HALTED, Event, TargetThread
+from supermax.results.notifying.channel import BETTER, ENDED, HALTED, Event, ReceiverThread
 from supermax.results.notifying.targets import check_targets
 from supermax.results.records import read_record
 
@@ -55,7 +55,9 @@ class Notifier:
         self._study = study
         self._run_dir = Path(run_dir) if run_dir is not None else find_location(study).run_dir
         self._outbox = self._run_dir / "notify.jsonl"
-        self._channels = [TargetThread(each, self._outbox, tell) for each in check_targets(notify)]
+        self._channels = [
+            ReceiverThread(each, self._outbox, tell) for each in check_targets(notify)
+        ]
         self._best: float | None = None
         self._sign = 0
         self._closed = False

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from supermax._util.text import masked, one_line
 from supermax.engine.storage.run_folder import append_line, read_lines
-from supermax.results.notifying.targets import TIMEOUT, Target
+from supermax.results.notifying.targets import TIMEOUT, Receiver
 
 ENDED, HALTED, BETTER = "ended", "halted", "better"
 Event = dict[str, object]
@@ -29,10 +29,10 @@ _TICK = 1.0  # seconds between two looks at a value that is held back
 _PAUSES = (1.0, 3.0)  # seconds before another try
 
 
-class TargetThread:
+class ReceiverThread:
     """Queue of events for a target. Nothing that the target does is raised or waited for."""
 
-    def __init__(self, target: Target, outbox: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, target: Receiver, outbox: Path, tell: Callable[[str], None]) -> None:
         self.target = target
         self._outbox = outbox
         self._tell = tell
@@ -124,11 +124,11 @@ class TargetThread:
             )
 
 
-def delivery(event: Event, target: Target) -> dict[str, object]:
+def delivery(event: Event, target: Receiver) -> dict[str, object]:
     return {"delivered": event["id"], "to": target.key}
 
 
-def undelivered(outbox: Path, target: Target) -> list[Event]:
+def undelivered(outbox: Path, target: Receiver) -> list[Event]:
     """Return the ends and halts of earlier runs that a target has not accepted."""
     events: dict[str, Event] = {}
     for line in read_lines(outbox):

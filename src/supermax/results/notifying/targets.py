@@ -24,7 +24,7 @@ TIMEOUT = 10.0
 
 
 @dataclass(frozen=True)
-class Target:
+class Receiver:
     """Command, or URL of a webhook."""
 
     text: str = field(repr=False)
@@ -98,10 +98,10 @@ class Target:
             raise RuntimeError(f"exit code {process.returncode}")
 
 
-def check_targets(notify: Sequence[str]) -> list[Target]:
+def check_targets(notify: Sequence[str]) -> list[Receiver]:
     """Return the targets of the setting `notify`. Raises UserError for one that is neither a
     command nor a URL of HTTP."""
-    targets = [Target(text.strip()) for text in notify]
+    targets = [Receiver(text.strip()) for text in notify]
     if not all(map(_is_valid, targets)):
         raise UserError(
             "notify: one value is neither a command nor a URL with http:// or https:// (not shown "
@@ -110,7 +110,7 @@ def check_targets(notify: Sequence[str]) -> list[Target]:
     return targets
 
 
-def _is_valid(target: Target) -> bool:
+def _is_valid(target: Receiver) -> bool:
     try:
         if target.is_url:
             parts = urlsplit(target.text)

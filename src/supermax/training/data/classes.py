@@ -48,7 +48,7 @@ def why_no_classes(cells: Iterable[str]) -> str:
 def are_numbers(cells: Iterable[str]) -> bool:
     """Return True for numbers that are no classes. A few other cells are taken for mistakes."""
     filled = [cell.strip() for cell in cells if cell.strip()]
-    numbers = [cell for cell in filled if is_number(cell)]
+    numbers = [cell for cell in filled if is_number_text(cell)]
     most = len(numbers) >= _MOSTLY * len(filled) and len(set(numbers)) > MOST_NUMBERS
     return most and bool(why_no_classes(numbers))
 
@@ -67,7 +67,7 @@ def _several(filled: list[str], kinds: set[str], mark: str) -> int:
     return sum(cell in split for cell in filled) if shared and alone else 0
 
 
-def is_number(label: str) -> bool:
+def is_number_text(label: str) -> bool:
     """Return True for a finite number, as Python writes it."""
     try:
         return math.isfinite(float(label))

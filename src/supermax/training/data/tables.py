@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from supermax.errors import UserError
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows, OnBad, check_on_bad
-from supermax.training.data.classes import is_number, is_numeric_label, why_no_classes
+from supermax.training.data.classes import is_number_text, is_numeric_label, why_no_classes
 from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_columns
 from supermax.training.data.encodings import NOT_UTF8, UTF8
 from supermax.training.data.examples import Corpus, Example, Unlabelled
@@ -167,7 +167,7 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     if label and reading.labels and label not in reading.labels:
         what = f"the label is none of {_few(reading.labels)}"
         reading.bad.add(row.place, what, id=given, advice=_ALL_LABELS)
-    if label and reading.numeric and not is_number(label):
+    if label and reading.numeric and not is_number_text(label):
         what = f"the column {reading.mapped['label']!r} holds no number"
         reading.bad.add(row.place, what, id=given)
     text = cells["text"]

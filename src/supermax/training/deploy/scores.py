@@ -13,7 +13,7 @@ import numpy as np
 
 from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.classes import is_number
+from supermax.training.data.classes import is_number_text
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.examples import Example
 from supermax.training.data.inputs.reading import read_rows
@@ -153,7 +153,7 @@ def _score(
     pairs = [
         (float(truth.label), p.value)
         for p, truth in zip(predictions, known, strict=True)
-        if p.value is not None and truth.label is not None and is_number(truth.label)
+        if p.value is not None and truth.label is not None and is_number_text(truth.label)
     ]
     return Scores(
         classes,
