@@ -80,30 +80,15 @@ class Trainer:
     _read: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, trial: Any, task: str, values: Config, seed: int) -> float:
-        from record import Curve, _watch, read_task
+        from record import prepared_training, read_task
 
-        from supermax.space import nest
-        from supermax.tasks.objective import local_execution
-        from supermax.training.config import read_config
         from supermax.training.loop import train
-        from supermax.training.prepare import prepare
-        from supermax.training.steps.execution import Execution
 
         if task not in self._read:
             self._read[task] = read_task(self.data / f"tweeteval-{task}.csv.gz")
+        values = {**values, "encoder.name": str(self.encoder)}
         data = self._read[task]
-        config = nest({**values, "encoder.name": str(self.encoder)})
-        config["train"] |= {"epochs": EPOCHS, "seed": seed}
-        config["text"] = {"max_length": 128}
-        prepared = prepare(
-            read_config({"agent": "criteria", **config}),
-            data.train,
-            data.held_out,
-            cache=self.cache,
-            execution=local_execution(Execution(device="auto", precision="auto", compiled=False)),
-        )
-        curve = Curve({e.id: e.label or 0 for e in data.held_out.classes}, [], [])
-        _watch(prepared, curve)
+        prepared, curve = prepared_training(data, values, EPOCHS, seed, self.cache)
         epochs = [Epoch(*each) for each in trial.user_attrs.get("epochs", [])]
         train(prepared, _reporter(trial, curve, epochs), trial.checkpoint_dir)
         return max(score_of(epoch.validation) for epoch in epochs)

@@ -52,7 +52,7 @@ class Search:
     key: Key
     seconds: float
     params: list[Config]
-    """Of each trial."""
+    """Configuration of each trial."""
     epochs: list[list[Epoch]]
 
 

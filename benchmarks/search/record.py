@@ -26,9 +26,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -164,24 +165,33 @@ class Recorder:
     def __call__(self, trial: RemoteTrial) -> float:
         item = self.todo[trial.number]
         data, values = self.data[item.task], configurations()[item.configuration]
-        config = nest({**values, "encoder.name": self.encoders[item.encoder]})
-        config["train"] |= {"epochs": item.epochs, "seed": item.seed}
-        config["text"] = {"max_length": 128}
-        prepared = prepare(
-            read_config({"agent": "criteria", **config}),
-            data.train,
-            data.held_out,
-            cache=self.cache,
-            execution=local_execution(Execution(device="auto", precision="auto", compiled=False)),
-        )
-        curve = Curve({e.id: e.label or 0 for e in data.held_out.classes}, [], [])
-        _watch(prepared, curve)
+        values = {**values, "encoder.name": self.encoders[item.encoder]}
+        prepared, curve = prepared_training(data, values, item.epochs, item.seed, self.cache)
         started = time.monotonic()
         train(prepared, RecordedReporter(trial))
         seconds = round(time.monotonic() - started, 3)
         line = Line(item, curve.validation[: item.epochs], curve.test[: item.epochs], seconds)
         trial.set_user_attr("line", asdict(line))
         return float(np.nan_to_num(curve.validation).max())
+
+
+def prepared_training(
+    data: TaskData, values: Mapping[str, Any], epochs: int, seed: int, cache: Path
+) -> tuple[Prepared, Curve]:
+    """Prepare the training of a configuration. Its evaluations are added to the curve."""
+    config = nest(values)
+    config["train"] |= {"epochs": epochs, "seed": seed}
+    config["text"] = {"max_length": 128}
+    prepared = prepare(
+        read_config({"agent": "criteria", **config}),
+        data.train,
+        data.held_out,
+        cache=cache,
+        execution=local_execution(Execution(device="auto", precision="auto", compiled=False)),
+    )
+    curve = Curve({e.id: e.label or 0 for e in data.held_out.classes}, [], [])
+    _watch(prepared, curve)
+    return prepared, curve
 
 
 def _watch(prepared: Prepared, curve: Curve) -> None:

@@ -1,4 +1,4 @@
-"""How threads of OpenMP wait for each other."""
+"""Environment in which waiting threads of OpenMP sleep."""
 
 from __future__ import annotations
 
