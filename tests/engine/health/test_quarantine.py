@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -189,11 +190,15 @@ def test_a_trial_that_is_taken_over_during_a_probe_is_not_launched_again(
     monkeypatch.setattr("supermax._util.system.count_gpus", lambda: None)
     take = "UPDATE supermax_leases SET run = 'other', token = token + 1"
 
+    over = threading.Event()
+    probing = []
+
     def probe(*_: object) -> Probe:
         """Probe until the run has renewed its leases, or has ended, after another one has taken
         its trial."""
+        probing.append(threading.current_thread())
         execute(proxy, take)
-        leases_are_renewed(proxy)
+        leases_are_renewed(proxy, unless=over.is_set)
         return Probe((0,))
 
     def objective(trial: Any) -> float:
@@ -215,6 +220,9 @@ def test_a_trial_that_is_taken_over_during_a_probe_is_not_launched_again(
         supermax.optimize(
             study, objective, 1, devices=["0"], lease=1.0, run_dir=tmp_path, progress=listen
         )
+    over.set()
+    for thread in probing:  # its connections would outlive the test
+        thread.join()
     assert len(launches) == 1
     assert len(notices) == 1
     assert "taken over by another run" in notices[0]

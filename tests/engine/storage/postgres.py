@@ -20,9 +20,12 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+import sqlalchemy
 from sqlalchemy.engine import make_url
+from sqlalchemy.pool import Pool
 
 from tests.conftest import eventually
 
@@ -129,7 +132,8 @@ class Proxy:
 
     `judge` gets every message of a client and returns how to lose the connection at it, or None.
     While `frozen` is set nothing is forwarded and nothing is closed; `stuck` is set once a message
-    was held back.
+    was held back. `close` also closes the connections that this process has opened meanwhile: one
+    that a thread held when its pool was disposed of would fail a later test.
     """
 
     def __init__(self, path: str) -> None:
@@ -140,6 +144,8 @@ class Proxy:
         self.frozen = threading.Event()
         self.stuck = threading.Event()
         self.losses: list[Loss] = []
+        self._opened: list[Any] = []  # connections of psycopg or PyMySQL
+        sqlalchemy.event.listen(Pool, "connect", self._note)
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -151,6 +157,14 @@ class Proxy:
 
     def close(self) -> None:
         self._listener.close()
+        sqlalchemy.event.remove(Pool, "connect", self._note)
+        for connection in self._opened:
+            with contextlib.suppress(Exception):  # closed, or lost
+                connection.close()
+
+    def _note(self, connection: Any, _: object) -> None:
+        if getattr(getattr(connection, "info", connection), "port", None) == self.port:
+            self._opened.append(connection)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed

@@ -10,13 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 import sqlalchemy
 import sqlalchemy.exc
-from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.engine import make_url
 
@@ -54,23 +52,6 @@ def empty(port: int) -> Iterator[str]:
     yield f"postgresql+psycopg://postgres@127.0.0.1:{port}/{name}"
     with administration(port) as admin:
         admin.execute(sqlalchemy.text(f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-@pytest.fixture(autouse=True)
-def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the connections of the commands, which end with their process otherwise."""
-    opened: list[RDBStorage] = []
-
-    class Opened(RDBStorage):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            opened.append(self)
-            super().__init__(*args, **options)
-
-    monkeypatch.setattr(servers, "RDBStorage", Opened)
-    yield
-    for storage in opened:
-        if hasattr(storage, "engine"):
-            storage.engine.dispose()
 
 
 @contextlib.contextmanager
