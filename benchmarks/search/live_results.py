@@ -6,6 +6,7 @@ mean over seeds (tweeteval.py). The best value of a single training would be luc
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import defaultdict
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from tables import Table
 from trainings import EPOCHS, RECORDING
 from tweeteval import read
 
@@ -129,10 +131,15 @@ def raced(found: Mapping[tuple[int, int], Training]) -> int:
     return 0 if winner is None else winner
 
 
+@functools.cache
+def _table(name: str) -> Table:
+    return read(RECORDING, name)  # fits a surrogate
+
+
 def incumbent_regret(found: Search, share: float) -> float:
     """Return the regret of the incumbent, as the recorded trainings predict it for the mean over
     seeds."""
-    table = read(RECORDING, f"{found.key.task}-whole")
+    table = _table(f"{found.key.task}-whole")
     best = best_of(found, round(share * BUDGET))[0]
     return table.regret(float(table.curve(best.params).min()))
 
