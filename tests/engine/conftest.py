@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.executors import EXECUTOR, cluster, elsewhere
+from tests.engine.storage.leasing import database_url, open_run  # noqa: F401 (fixtures)
 from tests.engine.storage.postgres import Proxy, Server, given_or_started
 
 pytest.register_assert_rewrite("tests.engine.sharing.shared_runs")

@@ -18,7 +18,7 @@ from supermax.space.presets import unsearched
 from supermax.tasks.objective import configured
 from supermax.tasks.preflight import DECODING, has_fixed_decoding
 from supermax.training.config import DecodeConfig, chooses_decoding
-from tests.search.test_search import search_in
+from tests.search.searches import search_in
 
 SAMPLED = {"encoder": {"name": "tiny"}}
 

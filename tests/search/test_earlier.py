@@ -28,7 +28,7 @@ from supermax.search.earlier import TOP, Earlier, begin_with, find_earlier, plan
 from supermax.search.settings import Settings
 from supermax.space import Space, enqueue_defaults, sampler_for
 from supermax.studies import make_storage, open_locked
-from tests.search.test_search import search_in
+from tests.search.searches import search_in
 from tests.space.versions import BASE, changed
 from tests.users import as_somebody, common_folder, needs_root
 

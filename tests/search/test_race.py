@@ -41,7 +41,7 @@ from supermax.training.data.splits import cross_validation, split
 from supermax.training.loop import train
 from supermax.training.prepare import prepare
 from tests.conftest import eventually
-from tests.search.test_search import LIMITS, search_in, small
+from tests.search.searches import LIMITS, search_in, small
 from tests.training.corpora import Quiet, corpus
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -12,7 +12,7 @@ from supermax.engine.ranking import copied_from
 from supermax.results.records import read_record
 from supermax.space import narrowed
 from supermax.ui.cli.inspect import show
-from tests.search.test_search import search_in
+from tests.search.searches import search_in
 
 
 @pytest.mark.usefixtures("quick", "preloaded")

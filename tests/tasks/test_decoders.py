@@ -17,7 +17,7 @@ from supermax.tasks.shapes import why_unusable
 from supermax.tasks.space_fitting import fitted
 from supermax.training.models.sources import find
 from supermax.training.models.tokenizers import tokenizer_for
-from tests.search.test_search import search_in
+from tests.search.searches import search_in
 
 
 @pytest.fixture

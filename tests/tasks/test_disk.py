@@ -30,7 +30,7 @@ from supermax.tasks.specs import spec_of
 from supermax.tasks.weight_retention import on_same_disk, room, within_disk
 from supermax.training.loop import train
 from supermax.training.steps.execution import Execution
-from tests.search.test_search import search_in, small
+from tests.search.searches import search_in, small
 from tests.training.corpora import Quiet, config, ready
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")

@@ -24,7 +24,7 @@ from supermax.tasks import weight_retention
 from supermax.tasks.objective import AgentObjective
 from supermax.tasks.weight_retention import BAR, WeightRetention, worth_keeping
 from supermax.training.steps.execution import Execution
-from tests.search.test_search import search_in, small
+from tests.search.searches import search_in, small
 from tests.training.corpora import corpus
 
 pytestmark = pytest.mark.usefixtures("quick")

@@ -24,15 +24,13 @@ from tests.engine.sharing.shared_runs import (
     finished,
     running,
 )
-from tests.engine.storage.postgres import Proxy
-from tests.engine.storage.test_leases import (
+from tests.engine.storage.leasing import (
     Opener,
     backend,
     leases,
-    opened,  # noqa: F401
     study_id,
-    url,  # noqa: F401
 )
+from tests.engine.storage.postgres import Proxy
 
 NEAR, FAR = {"HOST": "near"}, {"HOST": "far"}
 
@@ -52,16 +50,16 @@ ACTIONS: dict[str, Callable[[PatientStorage, int], object]] = {
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 def test_an_earlier_process_of_a_run_writes_nothing_more(
-    opened: Opener,  # noqa: F811
+    open_run: Opener,
     action: Callable[[PatientStorage, int], object],
 ) -> None:
-    gone = opened("gone", seconds=-1.0)
+    gone = open_run("gone", seconds=-1.0)
     gone.create_new_trial(study_id(gone))
-    before = opened("one")
+    before = open_run("one")
     before.create_new_trial(study_id(before))
     template = optuna.trial.create_trial(state=TrialState.WAITING)
     queued = before.inner.create_new_trial(study_id(before), template)
-    again = opened("one")
+    again = open_run("one")
 
     def found() -> list[object]:
         trials = [vars(trial) for trial in again.inner.get_all_trials(study_id(again))]
@@ -78,23 +76,23 @@ def test_an_earlier_process_of_a_run_writes_nothing_more(
     action(again, queued)
 
 
-def test_a_trial_of_a_later_process_is_not_offered(opened: Opener) -> None:  # noqa: F811
-    before = opened("one")
+def test_a_trial_of_a_later_process_is_not_offered(open_run: Opener) -> None:
+    before = open_run("one")
     trial = before.create_new_trial(study_id(before))
-    again = opened("one")
+    again = open_run("one")
     with pytest.raises(Exception, match=f"trial id {trial} is lost"):
         leases(before).offer(trial)
     assert leases(again).tokens == {trial: 2}
 
 
 def test_a_folder_is_free_once_the_lease_of_the_other_machine_has_expired(
-    opened: Opener,  # noqa: F811
+    open_run: Opener,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    opened("one")
+    open_run("one")
     monkeypatch.setattr("platform.node", lambda: "far")
-    other = opened("other")
+    other = open_run("other")
     notices: list[str] = []
 
     def notify(text: str) -> None:
@@ -115,13 +113,13 @@ def test_a_folder_is_free_once_the_lease_of_the_other_machine_has_expired(
 
 
 def test_a_folder_that_another_machine_uses_is_refused(
-    opened: Opener,  # noqa: F811
+    open_run: Opener,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    one = opened("one")
+    one = open_run("one")
     monkeypatch.setattr("platform.node", lambda: "far")
-    other = opened("other")
+    other = open_run("other")
     other.patience.notify = lambda _: leases(one).renew() and None
     leases(other).run = "one"
     with pytest.raises(UserError, match=r"is used by process \d+ on .*folder of its own"):
@@ -130,10 +128,10 @@ def test_a_folder_that_another_machine_uses_is_refused(
 
 
 def test_a_version_with_other_rules_is_refused_before_it_is_registered(
-    opened: Opener,  # noqa: F811
+    open_run: Opener,
     tmp_path: Path,
 ) -> None:
-    one, other = opened("one"), opened("other")
+    one, other = open_run("one"), open_run("other")
     newer = f"UPDATE supermax_runs SET protocol = {PROTOCOL + 1} WHERE run = 'one'"
     with backend(one).engine.begin() as connection:
         connection.execute(sqlalchemy.text(newer))
@@ -143,13 +141,13 @@ def test_a_version_with_other_rules_is_refused_before_it_is_registered(
     assert {row.run for row in read_runs(backend(one), study_id(one))} == {"one", "other"}
 
 
-def test_tables_of_an_earlier_version_get_the_column(opened: Opener) -> None:  # noqa: F811
-    one = opened("one")
+def test_tables_of_an_earlier_version_get_the_column(open_run: Opener) -> None:
+    one = open_run("one")
     with backend(one).engine.begin() as connection:
         connection.execute(sqlalchemy.text("ALTER TABLE supermax_runs DROP COLUMN epoch"))
     assert len(read_runs(backend(one), study_id(one))) == 1  # `supermax status` reads them
     create_tables(backend(one))
-    assert leases(opened("one")).renew() == set()
+    assert leases(open_run("one")).renew() == set()
 
 
 @pytest.mark.slow

@@ -2,113 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import optuna
 import pytest
 import sqlalchemy
 from optuna.distributions import FloatDistribution
-from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy.engine import make_url
 
 import supermax
 from supermax._util.attributes import CLAIM
-from supermax.engine.jobs.job import Job
 from supermax.engine.sharing.shared_run import SharedRun, check_versions
 from supermax.engine.storage.lease_tables import (
     ENDED,
-    QUARANTINED,
-    create_tables,
     read_owners,
     read_runs,
 )
 from supermax.engine.storage.leases import (
     Elsewhere,
     LeaseLost,
-    Leases,
     RunSuperseded,
     TargetReached,
 )
-from supermax.engine.storage.patience import Patience
 from supermax.engine.storage.patient import PatientStorage
 from supermax.engine.storage.run_folder import TrialFolder
 from supermax.engine.storage.run_history import read_history
-from supermax.engine.trial.faults import Evidence, classify
-from supermax.errors import Quarantined, UserError
+from supermax.errors import UserError
 from supermax.results.machines import owners_of
 from supermax.results.records import TrialRecord
 from supermax.studies import make_storage
 from tests.engine.programs import short_trial
-from tests.engine.storage.postgres import Proxy
-
-RUNNING, WAITING, COMPLETE = TrialState.RUNNING, TrialState.WAITING, TrialState.COMPLETE
-LONG = 600.0
-
-
-@pytest.fixture
-def url(proxy: Proxy) -> str:
-    return proxy.url
-
-
-Opener = Callable[..., PatientStorage]
+from tests.engine.storage.leasing import (
+    COMPLETE,
+    RUNNING,
+    WAITING,
+    Opener,
+    backend,
+    leases,
+    study_id,
+)
 
 
-@pytest.fixture
-def opened(url: str, tmp_path: Path) -> Iterator[Opener]:
-    """Function that opens the study as a run of the given name does."""
-    with_checks = []
-
-    def open_(run: str, seconds: float = LONG, target: int | None = None) -> PatientStorage:
-        study = optuna.create_study(storage=url, study_name=tmp_path.name, load_if_exists=True)
-        inner = study._storage
-        backend = inner._backend  # type: ignore[attr-defined]
-        storage = PatientStorage(inner, study, file=None, patience=Patience(lambda _: None))
-        storage.claim = run
-        create_tables(backend)
-        leases = Leases(backend, study._study_id, run, seconds, target)
-        leases.register(tmp_path / run, 1, "0.1")
-        storage.leases = leases
-        checks = leases.enforced()
-        checks.__enter__()
-        with_checks.append((checks, backend))
-        return storage
-
-    yield open_
-    for checks, backend in with_checks:
-        checks.__exit__(None, None, None)
-        backend.engine.dispose()
-    if with_checks:  # through a connection whose transactions may take their time
-        storage = RDBStorage(url)
-        with contextlib.suppress(KeyError):  # the test has deleted it
-            optuna.delete_study(study_name=tmp_path.name, storage=storage)
-        storage.engine.dispose()
-
-
-def study_id(storage: PatientStorage) -> int:
-    return storage._study_id
-
-
-def leases(storage: PatientStorage) -> Leases:
-    assert storage.leases is not None
-    return storage.leases
-
-
-def backend(storage: PatientStorage) -> RDBStorage:
-    found = storage._server
-    assert found is not None
-    return found
-
-
-def test_a_new_trial_is_leased_until_it_is_finished(opened: Opener) -> None:
-    one = opened("one")
+def test_a_new_trial_is_leased_until_it_is_finished(open_run: Opener) -> None:
+    one = open_run("one")
     trial = one.create_new_trial(study_id(one))
     assert read_owners(backend(one), study_id(one)) == {0: "one"}
     assert one.set_trial_state_values(trial, COMPLETE, [1.0])
@@ -128,9 +68,9 @@ WRITES: dict[str, Callable[[PatientStorage, int], object]] = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_a_run_that_lost_a_trial_cannot_write_to_it(
-    opened: Opener, write: Callable[[PatientStorage, int], object]
+    open_run: Opener, write: Callable[[PatientStorage, int], object]
 ) -> None:
-    slow, other = opened("slow", seconds=-1.0), opened("other")
+    slow, other = open_run("slow", seconds=-1.0), open_run("other")
     trial = slow.create_new_trial(study_id(slow))
     slow.set_trial_intermediate_value(trial, 0, 1.0)
     (lost,) = leases(other).expired()
@@ -147,8 +87,8 @@ def test_a_run_that_lost_a_trial_cannot_write_to_it(
     assert leases(slow).renew() == set()
 
 
-def test_only_the_run_that_finished_a_trial_reports_it(opened: Opener) -> None:
-    slow, other = opened("slow", seconds=-1.0), opened("other")
+def test_only_the_run_that_finished_a_trial_reports_it(open_run: Opener) -> None:
+    slow, other = open_run("slow", seconds=-1.0), open_run("other")
     trial = slow.create_new_trial(study_id(slow))
     (lost,) = leases(other).expired()
     assert leases(other).take_over(lost)
@@ -165,8 +105,8 @@ def finish_alike(storage: PatientStorage, trial: int) -> None:
     storage.set_trial_state_values(trial, COMPLETE, [1.0])
 
 
-def test_a_trial_of_a_living_run_is_not_taken_over(opened: Opener) -> None:
-    one, other = opened("one"), opened("other")
+def test_a_trial_of_a_living_run_is_not_taken_over(open_run: Opener) -> None:
+    one, other = open_run("one"), open_run("other")
     trial = one.create_new_trial(study_id(one))
     assert leases(other).expired() == []
     assert leases(other).count_elsewhere() == Elsewhere(trials=1, workers=1)
@@ -188,10 +128,10 @@ def run_together(threads: list[threading.Thread]) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_only_one_run_takes_a_trial_over(opened: Opener) -> None:
-    gone = opened("gone", seconds=-1.0)
+def test_only_one_run_takes_a_trial_over(open_run: Opener) -> None:
+    gone = open_run("gone", seconds=-1.0)
     trials = [gone.create_new_trial(study_id(gone)) for _ in range(12)]
-    others = [opened(f"other-{n}") for n in range(4)]
+    others = [open_run(f"other-{n}") for n in range(4)]
     taken: list[list[int]] = [[] for _ in others]
 
     def take(place: int) -> None:
@@ -205,8 +145,8 @@ def test_only_one_run_takes_a_trial_over(opened: Opener) -> None:
     assert [sorted(leases(other).tokens) for other in others] == [sorted(t) for t in taken]
 
 
-def test_all_runs_together_start_no_trial_too_many(opened: Opener) -> None:
-    runs = [opened(f"run-{n}", target=10) for n in range(4)]
+def test_all_runs_together_start_no_trial_too_many(open_run: Opener) -> None:
+    runs = [open_run(f"run-{n}", target=10) for n in range(4)]
     queue = runs[0]
     for _ in range(3):
         template = optuna.trial.create_trial(state=WAITING)
@@ -233,9 +173,9 @@ def test_all_runs_together_start_no_trial_too_many(opened: Opener) -> None:
     assert len(queue.inner.get_all_trials(study_id(queue))) == 10
 
 
-def test_trials_are_counted_only_near_the_target(opened: Opener) -> None:
+def test_trials_are_counted_only_near_the_target(open_run: Opener) -> None:
     """All runs wait while one creates a trial: counting would take longer in a long study."""
-    run = opened("one", target=3)
+    run = open_run("one", target=3)
     backend = run.inner._backend  # type: ignore[attr-defined]
     statements: list[str] = []
     sqlalchemy.event.listen(
@@ -258,26 +198,26 @@ def test_trials_are_counted_only_near_the_target(opened: Opener) -> None:
     assert [t.number for t in run.inner.get_all_trials(study_id(run))] == list(range(5))
 
 
-def test_a_trial_of_another_program_does_not_count(opened: Opener) -> None:
-    one = opened("one", target=1)
+def test_a_trial_of_another_program_does_not_count(open_run: Opener) -> None:
+    one = open_run("one", target=1)
     one.inner.create_new_trial(study_id(one))  # by Optuna itself, RUNNING for ever
     one.create_new_trial(study_id(one))
     with pytest.raises(TargetReached):
         one.create_new_trial(study_id(one))
 
 
-def test_a_run_that_starts_again_excludes_its_earlier_process(opened: Opener) -> None:
-    before = opened("one")
+def test_a_run_that_starts_again_excludes_its_earlier_process(open_run: Opener) -> None:
+    before = open_run("one")
     trial = before.create_new_trial(study_id(before))
-    again = opened("one")
+    again = open_run("one")
     assert leases(again).tokens == {trial: 2}
     with pytest.raises(RunSuperseded):
         before.set_trial_user_attr(trial, "late", 1)
     again.set_trial_user_attr(trial, "mine", 1)
 
 
-def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> None:
-    one, other = opened("one"), opened("other", seconds=-1.0)
+def test_runs_are_listed_with_their_state(open_run: Opener, tmp_path: Path) -> None:
+    one, other = open_run("one"), open_run("other", seconds=-1.0)
     one.create_new_trial(study_id(one))
     leases(one).renew()
     leases(other).end(release=True)
@@ -288,8 +228,8 @@ def test_runs_are_listed_with_their_state(opened: Opener, tmp_path: Path) -> Non
     assert rows["other"].state == ENDED
 
 
-def test_the_history_tells_who_finished_and_who_lost_a_trial(opened: Opener) -> None:
-    gone, also, one = opened("gone", -1.0), opened("also gone", -1.0), opened("one")
+def test_the_history_tells_who_finished_and_who_lost_a_trial(open_run: Opener) -> None:
+    gone, also, one = open_run("gone", -1.0), open_run("also gone", -1.0), open_run("one")
     trial = gone.create_new_trial(study_id(gone))
     own = one.create_new_trial(study_id(one))
     for run in (also, one):
@@ -304,16 +244,16 @@ def test_the_history_tells_who_finished_and_who_lost_a_trial(opened: Opener) -> 
     assert owners_of(record) == ["gone", "also gone", "one"]
 
 
-def test_deleting_the_study_deletes_its_leases(opened: Opener) -> None:
-    one = opened("one")
+def test_deleting_the_study_deletes_its_leases(open_run: Opener) -> None:
+    one = open_run("one")
     one.create_new_trial(study_id(one))
     one.inner.delete_study(study_id(one))
     assert read_owners(backend(one), study_id(one)) == {}
     assert read_runs(backend(one), study_id(one)) == []
 
 
-def test_versions_with_other_rules_do_not_share_a_study(opened: Opener) -> None:
-    one = opened("one")
+def test_versions_with_other_rules_do_not_share_a_study(open_run: Opener) -> None:
+    one = open_run("one")
     (row,) = read_runs(backend(one), study_id(one))
     check_versions([row])
     other = type(row)(**{**vars(row), "protocol": row.protocol + 1, "host": "far"})
@@ -322,9 +262,9 @@ def test_versions_with_other_rules_do_not_share_a_study(opened: Opener) -> None:
     check_versions([type(row)(**{**vars(other), "expires_at": row.now - 1})])
 
 
-def test_nothing_is_taken_over_right_after_an_outage(opened: Opener) -> None:
+def test_nothing_is_taken_over_right_after_an_outage(open_run: Opener) -> None:
     """All leases have expired then, and all runs are alive."""
-    gone, one = opened("gone", seconds=-1.0), opened("one", seconds=40.0)
+    gone, one = open_run("gone", seconds=-1.0), open_run("one", seconds=40.0)
     gone.create_new_trial(study_id(gone))
     now = [0.0]
     shared = SharedRun(one, leases(one), clock=lambda: now[0])
@@ -350,9 +290,9 @@ def test_nothing_is_taken_over_right_after_an_outage(opened: Opener) -> None:
 
 
 def test_a_trial_that_another_program_finished_is_neither_counted_nor_taken(
-    opened: Opener,
+    open_run: Opener,
 ) -> None:
-    gone, one = opened("gone", seconds=-1.0), opened("one", target=2)
+    gone, one = open_run("gone", seconds=-1.0), open_run("one", target=2)
     trial = gone.create_new_trial(study_id(gone))
     (lost,) = leases(one).expired()
     one.inner.set_trial_state_values(trial, TrialState.FAIL)  # study.tell of Optuna
@@ -364,8 +304,8 @@ def test_a_trial_that_another_program_finished_is_neither_counted_nor_taken(
         one.create_new_trial(study_id(one))
 
 
-def test_a_takeover_whose_reply_was_lost_succeeds_when_repeated(opened: Opener) -> None:
-    gone, one = opened("gone", seconds=-1.0), opened("one")
+def test_a_takeover_whose_reply_was_lost_succeeds_when_repeated(open_run: Opener) -> None:
+    gone, one = open_run("gone", seconds=-1.0), open_run("one")
     trial = gone.create_new_trial(study_id(gone))
     (lost,) = leases(one).expired()
     assert leases(one).take_over(lost)
@@ -374,8 +314,8 @@ def test_a_takeover_whose_reply_was_lost_succeeds_when_repeated(opened: Opener) 
     assert leases(one).tokens == {trial: 2}
 
 
-def test_a_trial_without_a_lease_is_adopted_once(opened: Opener) -> None:
-    one, other = opened("one"), opened("other")
+def test_a_trial_without_a_lease_is_adopted_once(open_run: Opener) -> None:
+    one, other = open_run("one"), open_run("other")
     trial = one.inner.create_new_trial(study_id(one))  # as an earlier version does
     assert leases(one).adopt(trial)
     assert not leases(other).adopt(trial)
@@ -385,119 +325,24 @@ def test_a_trial_without_a_lease_is_adopted_once(opened: Opener) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_uses_one_connection(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    observer = sqlalchemy.create_engine(url)
+    observer = sqlalchemy.create_engine(database_url)
     counts: list[int] = []
     connections = {
         "postgresql": "pg_stat_activity WHERE datname = current_database()",
         "mysql": "information_schema.processlist WHERE db = database()",
-    }[make_url(url).get_backend_name()]
+    }[make_url(database_url).get_backend_name()]
     query = sqlalchemy.text(f"SELECT count(*) FROM {connections}")
 
     def count(*_: object) -> None:
         with observer.connect() as connection:
             counts.append(connection.execute(query).scalar_one() - 1)  # without this one
 
-    storage = make_storage(url)
+    storage = make_storage(database_url)
     study = optuna.create_study(storage=storage, study_name="one")
     supermax.optimize(study, short_trial, 4, workers=2, progress=False, callbacks=[count])
     assert counts == [1, 1, 1, 1]
     study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
     observer.dispose()
-
-
-def test_an_offered_trial_is_taken_by_another_run_at_once(opened: Opener) -> None:
-    one, other = opened("one"), opened("other", target=1)
-    trial = one.create_new_trial(study_id(one))
-    leases(one).offer(trial)
-    with pytest.raises(LeaseLost):
-        one.set_trial_user_attr(trial, "late", 1)
-    assert leases(one).renew() == set()
-    assert leases(one).expired() == []  # while another run is alive
-    assert leases(one).count_elsewhere().trials == 1
-    with pytest.raises(TargetReached):  # it still counts
-        other.create_new_trial(study_id(other))
-    assert read_owners(backend(one), study_id(one), offered=False) == {}
-    (lost,) = leases(other).expired()
-    assert (lost.trial_id, lost.offered, lost.takeovers) == (trial, True, 0)
-    assert leases(other).take_over(lost)
-    assert leases(other).take_over(lost)  # the first reply was lost
-    assert leases(other).second_hand == {trial}
-    assert leases(one).expired() == []
-    assert leases(other).register(Path("run"), 1, "0.1")  # it starts again
-    assert leases(other).second_hand == {trial}
-    assert other.set_trial_state_values(trial, COMPLETE, [1.0])
-
-
-def test_an_offered_trial_is_taken_back_if_no_other_run_is_left(opened: Opener) -> None:
-    one, other = opened("one"), opened("other")
-    trial = one.create_new_trial(study_id(one))
-    assert leases(one).has_others()
-    leases(one).offer(trial)
-    with pytest.raises(LeaseLost):
-        leases(one).offer(trial)
-    leases(other).end(release=False)
-    assert not leases(one).has_others()
-    (lost,) = leases(one).expired()
-    assert leases(one).take_over(lost)
-    one.set_trial_user_attr(trial, "mine", 1)
-    assert leases(one).second_hand == {trial}
-
-
-def test_a_trial_is_offered_to_other_machines_first(
-    opened: Opener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("platform.node", lambda: "bad")
-    one, neighbour = opened("one"), opened("neighbour")
-    leases(one).offer(one.create_new_trial(study_id(one)))
-    assert len(leases(neighbour).expired()) == 1
-    monkeypatch.setattr("platform.node", lambda: "good")
-    far = opened("far")
-    assert len(leases(far).expired()) == 1
-    monkeypatch.setattr("platform.node", lambda: "bad")
-    assert leases(neighbour).expired() == []
-
-
-def failed_in(storage: PatientStorage, trial_id: int) -> Job:
-    number = storage.get_trial_number_from_id(trial_id)
-    trial = SimpleNamespace(_trial_id=trial_id, number=number)
-    fault = classify(Evidence(signum=signal.SIGSEGV))
-    return cast(Job, SimpleNamespace(trial=trial, number=number, faults=[fault]))
-
-
-@pytest.mark.parametrize("elsewhere", [COMPLETE, TrialState.FAIL])
-def test_a_run_is_quarantined_by_trials_that_succeed_elsewhere(
-    opened: Opener, elsewhere: TrialState
-) -> None:
-    bad, good = opened("bad"), opened("good")
-    values = [1.0] if elsewhere is COMPLETE else None
-    now = itertools.count(step=10.0)
-    run = SharedRun(bad, leases(bad), clock=lambda: next(now))
-    for count in (1, 2, 3):
-        run.judge()
-        assert run.allowed_workers(4) == 4
-        job = failed_in(bad, bad.create_new_trial(study_id(bad)))
-        assert run.may_offer(job)
-        run.offer(job)
-        (lost,) = leases(good).expired()
-        assert leases(good).take_over(lost)
-        again = SharedRun(good, leases(good))
-        assert not again.may_offer(failed_in(good, lost.trial_id)), "a trial is offered once"
-        if count < 3:
-            good.set_trial_state_values(lost.trial_id, elsewhere, values)
-    run.judge()
-    assert run.allowed_workers(4) == (1 if elsewhere is COMPLETE else 4)
-    good.set_trial_state_values(lost.trial_id, elsewhere, values)
-    if elsewhere is TrialState.FAIL:
-        run.judge()
-        return
-    with pytest.raises(Quarantined, match=r"trials 0, 1, 2 failed here \(signal SIGSEGV\) and"):
-        run.judge()
-    run.succeeded_here()
-    run.judge()
-    run.note("GPU 1 is out of service")
-    run.end(release=True, quarantined="why")
-    (row,) = [row for row in read_runs(backend(bad), study_id(bad)) if row.run == "bad"]
-    assert (row.state, row.note, row.alive) == (QUARANTINED, "why", False)
