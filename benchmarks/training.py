@@ -25,7 +25,7 @@ from pathlib import Path
 from common import Line, at_least, main, unlimited
 from speed_tasks import Task, config_of
 
-from supermax._util.threads import waiting_asleep
+from supermax._util.threads import brief_spinning
 from supermax.training.data.examples import Corpus
 from supermax.training.data.synthetic import synthetic
 from supermax.training.loop import train_without_validation
@@ -105,7 +105,7 @@ def measured(contender: str, name: str, pairs: int, folder: str) -> dict[str, fl
     """Run one contender in a separate process and return its figures. Ours has the environment of
     a cell."""
     command = [sys.executable, __file__, "--contender", contender, name, str(pairs), folder]
-    env = os.environ | (waiting_asleep(os.environ) if contender == "ours" else {})
+    env = os.environ | (brief_spinning(os.environ) if contender == "ours" else {})
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
         raise SystemExit(done.stderr)

@@ -24,10 +24,10 @@ def main() -> None:
         _set_handler(signum, _exit_now)
     _drop_working_directory(_working_directory())
     from supermax._util.importing import cache_bytecode, drop_damaged
-    from supermax._util.threads import waiting_asleep
+    from supermax._util.threads import brief_spinning
 
     cache_bytecode()
-    os.environ.update(waiting_asleep(os.environ))
+    os.environ.update(brief_spinning(os.environ))
     try:
         from supermax.ui.cli import main as run
 

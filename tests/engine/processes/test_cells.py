@@ -96,13 +96,15 @@ def test_cells_have_their_own_group_oom_score_and_threads(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")  # as set for all tests
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
 
     def objective(trial: Any) -> float:
         trial.set_user_attr("group", os.getpgid(0) == os.getpid())
         trial.set_user_attr("oom", Path("/proc/self/oom_score_adj").read_text().strip())
         trial.set_user_attr("threads", os.environ["OMP_NUM_THREADS"])
         trial.set_user_attr("waiting", os.environ["OMP_WAIT_POLICY"])
+        trial.set_user_attr("spinning", os.environ["GOMP_SPINCOUNT"])
         return 0.0
 
     supermax.optimize(study, objective, n_trials=1, workers=2, progress=False)
@@ -111,6 +113,7 @@ def test_cells_have_their_own_group_oom_score_and_threads(
     assert attrs["oom"] == "1000"
     assert attrs["threads"] == thread_limits(2, {})["OMP_NUM_THREADS"]
     assert attrs["waiting"] == "passive"
+    assert attrs["spinning"] == "1000"
 
 
 def test_thread_limits_divide_the_cores_unless_set_by_the_user() -> None:
@@ -121,13 +124,13 @@ def test_thread_limits_divide_the_cores_unless_set_by_the_user() -> None:
 
 def test_single_cell_has_no_thread_limits() -> None:
     """Limits would be inherited by joblib's workers, which divide the cores themselves."""
-    assert thread_limits(1, {}) == {"OMP_WAIT_POLICY": "passive"}
+    assert thread_limits(1, {}) == {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
 def test_threads_wait_as_the_user_has_set(name: str) -> None:
     assert thread_limits(1, {name: "1"}) == {}
-    assert "OMP_WAIT_POLICY" not in thread_limits(2, {name: "1"})
+    assert not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(thread_limits(2, {name: "1"}))
 
 
 def worker_environments(trial: Any) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from supermax._util.scratch import scratch_folder
-from supermax._util.threads import waiting_asleep
+from supermax._util.threads import brief_spinning
 from supermax.engine.processes import prestart
 from supermax.engine.processes.link import HOST, Hello, Link
 from supermax.engine.processes.prestart import SEND_TIMEOUT, TAG
@@ -216,4 +216,4 @@ def _environment(assignment: Assignment) -> dict[str, str]:
     carried = {k: v for k, v in assignment.env.items() if not k.startswith(_OF_THE_NODE)}
     limits = prestart.thread_variables(assignment.threads)
     own = {**carried, **os.environ}
-    return {**own, **waiting_asleep(own), **limits, TAG: assignment.tag}
+    return {**own, **brief_spinning(own), **limits, TAG: assignment.tag}

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from supermax._util import system
-from supermax._util.threads import waiting_asleep
+from supermax._util.threads import brief_spinning
 from supermax.engine.processes.fork_server import command
 from supermax.engine.processes.protocol import Channel, ConnectionLost, Preload
 
@@ -38,7 +38,8 @@ _THREADS = (
     "RAYON_NUM_THREADS",
     "LOKY_MAX_CPU_COUNT",  # joblib's n_jobs=-1 means this many
 )
-_READ_EARLY = (*_THREADS, "OMP_WAIT_POLICY", "MIMALLOC_")  # set by runs, read by imports
+_READ_EARLY = (*_THREADS, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MIMALLOC_")
+"""Variables that runs set and imports read."""
 
 
 @dataclass
@@ -137,13 +138,13 @@ def take(env: Mapping[str, str]) -> ForkServerProcess | None:
 
 def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that divide the cores among the cells and have waiting threads
-    sleep, without those that the user has set.
+    sleep soon, without those that the user has set.
 
     A single cell gets no limits: joblib's processes would inherit them, and each would start as
     many threads as there are cores.
     """
     limits = {} if workers == 1 else thread_variables(max(1, system.cores() // workers))
-    limits |= waiting_asleep(environment)
+    limits |= brief_spinning(environment)
     return {name: value for name, value in limits.items() if name not in environment}
 
 
