@@ -1,0 +1,123 @@
+"""Fault suite: its plan, its evidence, and what it counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FAULTS = Path(__file__).parents[2] / "benchmarks" / "faults"
+sys.path.append(str(FAULTS))
+
+import work  # noqa: E402
+
+
+def plan_of(folder: Path, faults: list[str], seconds: float = 0.0) -> Path:
+    plan = {"faults": faults, "seconds": seconds, "seed": 0}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return folder
+
+
+def faults_of(folder: Path, **options: Any) -> list[str]:
+    work.write_plan(folder, **{"trials": 40, "seed": 0, "share": 0.5, "seconds": 0.0, **options})
+    found: list[str] = json.loads((folder / "plan.json").read_text())["faults"]
+    return found
+
+
+def test_plan_has_each_fault_equally_often_and_follows_the_seed(tmp_path: Path) -> None:
+    faults = faults_of(tmp_path)
+    kinds = (*work.TRANSIENT, *work.HARMLESS, *work.PERSISTENT)
+    assert [faults.count(kind) for kind in kinds] == [2] * 10
+    assert faults.count("clean") == 20
+    assert faults == faults_of(tmp_path)
+    assert faults != faults_of(tmp_path, seed=1)
+
+
+def test_a_transient_fault_happens_in_the_first_attempt_only(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path, ["clean", "os._exit"])
+    reported: list[int] = []
+    program = (
+        f"import sys; sys.path.append({str(FAULTS)!r}); import work, pathlib\n"
+        "work.run_trial(pathlib.Path(sys.argv[1]), 'second', lambda value, step: None)"
+    )
+    work.run_trial(folder, "first", lambda value, step: reported.append(step))
+    assert subprocess.run([sys.executable, "-c", program, folder], check=False).returncode == 1
+    assert subprocess.run([sys.executable, "-c", program, folder], check=False).returncode == 0
+    ended = [json.loads(line) for line in (folder / "ended.jsonl").read_text().splitlines()]
+    assert [(line["index"], line["value"]) for line in ended] == [
+        (0, work.value_of(0)),
+        (1, work.value_of(1)),
+    ]
+    assert reported == list(range(work.STEPS))
+
+
+def test_memory_is_exhausted_within_a_limit_that_is_lifted_again(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path, ["out of memory"])
+    with pytest.raises(MemoryError):
+        work.run_trial(folder, "0", lambda value, step: None)
+    assert work.run_trial(folder, "0", lambda value, step: None) == work.value_of(0)
+    assert bytearray(256 << 20)
+
+
+def test_trials_that_start_at_once_get_different_numbers(tmp_path: Path) -> None:
+    folder = plan_of(tmp_path, ["clean"] * 20)
+
+    def run(identity: int) -> float:
+        return work.run_trial(folder, str(identity), lambda value, step: None)
+
+    with ThreadPoolExecutor(8) as pool:
+        values = list(pool.map(run, range(20)))
+    assert sorted(values) == sorted(work.value_of(i) for i in range(20))
+
+
+DRIVER = """
+import json, os, pathlib, subprocess, sys
+sys.path.append({faults!r})
+import work
+folder, part = pathlib.Path(sys.argv[1]), sys.argv[3]
+store = folder / "store.json"
+if part == "report":
+    print(json.dumps(dict(values=json.loads(store.read_text()), running=1)))
+    sys.exit()
+values = json.loads(store.read_text()) if store.exists() else {{}}
+for i in range(6):
+    if str(i) not in values:
+        values[str(i)] = work.run_trial(folder, str(i), lambda value, step: None)
+        if i != 3:
+            store.write_text(json.dumps(values))
+values.pop("3")
+values["4"] = 0.5
+work.run_trial(folder, "5", lambda value, step: None)
+store.write_text(json.dumps(values))
+subprocess.Popen(["sleep", "60"], start_new_session=True)
+"""
+
+
+def test_losses_repetitions_wrong_values_orphans_and_restarts_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver loses one result, spoils one, repeats one, leaves a process, and dies once."""
+    program = tmp_path / "driver.py"
+    program.write_text(DRIVER.format(faults=str(FAULTS)))
+    script = (
+        f"import sys; sys.path.insert(0, {str(FAULTS)!r}); import run, pathlib\n"
+        f"run.CONTENDERS['bad'] = run.Contender({str(program)!r})\n"
+        "run.CONTENDERS['supermax'] = run.CONTENDERS['bad']\n"
+        "run.AFTERWARDS = 0.2\n"
+        "run.write_plan = lambda folder, *a: (folder / 'plan.json').write_text(\n"
+        '    \'{"faults": ["clean", "os._exit", "clean", "clean", "clean", "clean"],\'\n'
+        "    '\"seconds\": 0.01}')\n"
+        f"run.main(['--trials', '6', '--into', {str(tmp_path / 'out.jsonl')!r}])"
+    )
+    # Own names: its processes are ended by the suite, by their environment.
+    subprocess.run([sys.executable, "-c", script], check=True, env=dict(os.environ))
+    lines = (tmp_path / "out.jsonl").read_text().splitlines()
+    outcome = json.loads(lines[0])
+    counted = ("finished", "lost", "wrong", "repeated", "running", "orphans", "steps")
+    assert [outcome[name] for name in counted] == [5, 1, 1, 1, 1, 1, 1]
