@@ -178,7 +178,7 @@ class Harness:
             contender=name, faults=faults, trials=options.trials, workers=self.workers,
             seed=options.seed, expected=len(expected), finished=len(expected & values.keys()),
             lost=sum(i not in values for i in ended if i in expected),
-            wrong=sum(value != value_of(i) for i, value in values.items()),
+            wrong=sum(values[i] != value_of(i) for i in expected & values.keys()),
             repeated=sum(count > 1 for count in ended.values()),
             replaced=sum(i >= len(plan) for i in index.values()),
             running=stored["running"], orphans=orphans, steps=self.steps, gave_up=self.gave_up,
