@@ -14,6 +14,7 @@ from supermax.search.refit import refit_note
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
 from supermax.training.data.synthetic_ratings import synthetic_ratings
+from supermax.training.data.synthetic_requests import synthetic_requests
 from supermax.training.deploy.refit import Refit, RefitRun
 from supermax.training.eval.baseline import baseline
 
@@ -22,6 +23,7 @@ from supermax.training.eval.baseline import baseline
     ("agent", "corpus", "metric"),
     [
         ("regression", synthetic_ratings(60), "rmse"),
+        ("multilabel", synthetic_requests(60), "macro_f1"),
     ],
 )
 def test_baselines_are_fitted_without_the_test_split(
