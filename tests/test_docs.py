@@ -19,6 +19,7 @@ import click
 import pytest
 
 import supermax
+from supermax.agents.agent import CLASSES, LABEL_SETS
 from supermax.engine.processes.supervisor import (
     BUG,
     ENVIRONMENT,
@@ -281,15 +282,19 @@ def test_each_format_of_the_page_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "reviews" / place).mkdir(parents=True)
         for i in range(12):
             (tmp_path / "reviews" / place / f"{i}.txt").write_text(f"{place} was seen {i} times")
+    topics = [["praise"], [], ["praise", "quality"], ["quality"]] * 15
+    rows = [{"text": f"A long text {i}", "topics": own} for i, own in enumerate(topics)]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = (ROOT / "docs" / "howto" / "data-formats.md").read_text()
     lines = [line for line in shell_lines(text) if line.startswith("supermax init")]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         said = sm(*shlex.split(line)[1:], "--force")
-        assert "criteria" in said
+        target = CLASSES if "requests" not in line else LABEL_SETS
+        assert ("criteria" if target == CLASSES else "multilabel") in said
         (place,) = re.findall(r"Written to (\S+)\.", said)
         splits = supermax.Study.from_config(place).splits
-        assert min(len(splits.train.classes), len(splits.validation.classes)) > 2
+        assert min(len(splits.train.of(target)), len(splits.validation.of(target))) > 2
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     facts = run_program(program.replace("study.run()", "study.plan()"))
     assert sum(len(part.classes) for part in facts["study"].splits.parts) == 240

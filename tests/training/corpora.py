@@ -48,6 +48,16 @@ def numeric(n: int, seed: int = 0) -> Corpus:
     return Corpus("toy", (), numbers=numbers)
 
 
+def labelled(n: int, seed: int = 0) -> Corpus:
+    """Return a corpus of sets of labels that depend on the texts."""
+    words = ("we", "rained", "sad", "meal")
+    sets = tuple(
+        replace(e, label=None, labels=tuple(i for i, w in enumerate(words) if w in e.text.split()))
+        for e in corpus(n, seed).classes
+    )
+    return Corpus("toy", words, label_sets=sets)
+
+
 def config(agent: str = "criteria", **parts: Any) -> Config:
     data: dict[str, Any] = {
         "agent": agent,
@@ -65,7 +75,7 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
 
 
 def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
-    made = numeric if wanted.agent == "regression" else corpus
+    made = {"regression": numeric, "multilabel": labelled}.get(wanted.agent, corpus)
     return prepare(
         wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )

@@ -10,11 +10,12 @@ from supermax.agents.agent import Agent
 from supermax.agents.criteria import CRITERIA
 from supermax.agents.evidence import EVIDENCE
 from supermax.agents.joint import JOINT
+from supermax.agents.multilabel import MULTILABEL
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
 from supermax.errors import UserError
 
-_ALL = (CRITERIA, EVIDENCE, SHARE, JOINT, REGRESSION)
+_ALL = (CRITERIA, EVIDENCE, SHARE, JOINT, REGRESSION, MULTILABEL)
 _BY_NAME = {name: agent for agent in _ALL for name in (agent.name, *agent.aliases)}
 AGENTS = tuple(agent.name for agent in _ALL)
 """Names under which agents are stored."""

@@ -45,7 +45,14 @@ NUMBERS = Target(
     "a number",
     field="value",
 )
-TARGETS = (CLASSES, SPANS, NUMBERS)
+LABEL_SETS = Target(
+    "label_sets",
+    "sets of labels (map their column as label, or the columns of 0 and 1: data.columns.labels)",
+    "sets of labels (map their column as label with several=True, or columns of 0 and 1)",
+    "its labels",
+    field="labels",
+)
+TARGETS = (CLASSES, SPANS, NUMBERS, LABEL_SETS)
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,11 @@ class Agent:
     def numbers(self) -> bool:
         """True: it has a head for a number."""
         return NUMBERS in self.targets
+
+    @property
+    def label_sets(self) -> bool:
+        """True: it has a head with an output for each label, of which a text has any number."""
+        return LABEL_SETS in self.targets
 
     @property
     def truncates(self) -> bool:

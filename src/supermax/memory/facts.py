@@ -64,7 +64,8 @@ class Spec:
     token_width: int = 0
     """Features that heads and fusion compute for every token."""
     data: int = 0
-    """Tokens of the data set, which is on the device where steps are captured as CUDA graphs."""
+    """Tokens of the data set, and values of its sets of labels, which are on the device where
+    steps are captured as CUDA graphs."""
     captured: bool = False
     """Steps are captured as CUDA graphs, unless activation checkpointing is on. A graph keeps its
     memory pool between replays."""

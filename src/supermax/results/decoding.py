@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from supermax._util.text import one_line
 from supermax.results.records import TrialRecord
 
 _PARAMETERS = {
@@ -11,10 +12,29 @@ _PARAMETERS = {
 }
 
 
+_MOST = 8  # labels whose thresholds are shown
+
+
+def _thresholds(thresholds: list[float], trial: TrialRecord) -> str:
+    named = [
+        f"{one_line(name, 40)} {value:.2g}"
+        for name, value in zip(trial.labels, thresholds, strict=False)
+    ]
+    more = len(named) - _MOST
+    return "thresholds " + ", ".join([*named[:_MOST], *([f"and {more} more"] if more > 0 else [])])
+
+
+def decoded(trial: TrialRecord) -> str:
+    """Return the noun of what a trial decodes."""
+    return "Labels" if "thresholds" in trial.result.get("decoding", {}) else "Spans"
+
+
 def decoding_text(trial: TrialRecord) -> str | None:
-    """Return the settings that decoded the spans of the best epoch and are no parameters of the
-    trial; None: there are none."""
+    """Return the settings that decoded the spans or the labels of the best epoch and are no
+    parameters of the trial; None: there are none."""
     found = trial.result.get("decoding", {})
+    if thresholds := found.get("thresholds"):
+        return None if "labels.threshold" in trial.params else _thresholds(thresholds, trial)
     shown = []
     for key in ("n_best", "max_answer", "threshold", "policy"):
         value = found.get(key)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from supermax.agents import agent_of
+from supermax.agents.agent import LABEL_SETS, NUMBERS, Agent
 from supermax.errors import UserError
 from supermax.search.settings import DataSettings, Resolved, Settings
 from supermax.search.settings.model import ColumnSettings
@@ -22,6 +23,7 @@ from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
 from supermax.training.data.synthetic import synthetic
 from supermax.training.data.synthetic_ratings import synthetic_ratings
+from supermax.training.data.synthetic_requests import synthetic_requests
 from supermax.training.data.tables import open_table
 
 
@@ -35,7 +37,8 @@ def data_of(settings: Settings) -> Splits:
             f"--data synthetic."
         )
     if data.path is None or data.path == "synthetic":
-        generate = synthetic_ratings if agent.numbers else synthetic
+        others = {NUMBERS: synthetic_ratings, LABEL_SETS: synthetic_requests}
+        generate = others.get(agent.targets[0], synthetic)
         corpus = generate(
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
@@ -47,7 +50,7 @@ def data_of(settings: Settings) -> Splits:
             )
         corpus = read_redsm5(data.path, on_bad=data.on_bad, located=agent.spans)
     else:
-        columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
+        columns = columns_of(data.columns or guessed_columns(data)[0], agent)
         table = open_table(
             data.path,
             columns,
@@ -61,6 +64,13 @@ def data_of(settings: Settings) -> Splits:
             return with_validation(splits_of(table), data.validation, seed)
         corpus = table.corpus
     return split(corpus, validation=data.validation, test=data.test, seed=seed)
+
+
+def columns_of(settings: ColumnSettings, agent: Agent) -> Columns:
+    """Return the mapping of columns for an agent."""
+    given = settings.model_dump()
+    labels = None if settings.labels is None else tuple(settings.labels)
+    return Columns(**{**given, "labels": labels, "several": agent.label_sets})
 
 
 def taken_from_memory(given: dict[str, Any]) -> StoredTable | None:
@@ -115,11 +125,11 @@ def with_columns(resolved: Resolved) -> Resolved:
 def guessed_columns(data: DataSettings) -> tuple[ColumnSettings, dict[str, str]]:
     """Return the columns as `supermax init` guesses them, and the reason of each by its role."""
     guessed = guess_file(str(data.path), data.encoding)
-    if guessed.unfit and guessed.role("label") is None and guessed.role("answer") is None:
+    if guessed.unfit and not {"label", "labels", "answer"} & set(guessed.mapped):
         column, reason = guessed.unfit[0]
         raise UserError(f"{data.path}: the column '{column}' {reason}.")
-    columns = ColumnSettings(**{guess.role: guess.column for guess in guessed.columns})
-    return columns, {guess.role: guess.why for guess in guessed.columns}
+    columns = ColumnSettings.model_validate(guessed.mapped)
+    return columns, {role: guessed.reasons[role] for role in guessed.mapped}
 
 
 def _is_table(data: DataSettings) -> bool:

@@ -44,6 +44,7 @@ from supermax.tasks.objective import configured
 from supermax.tasks.space_fitting import Fitted
 from supermax.tasks.specs import spec_of
 from supermax.tasks.truncation import truncation, truncation_notices
+from supermax.training.data.examples import Corpus
 
 REFUSED = "supermax:infeasible"
 """Constraint violated by a trial that does not fit into memory in any split."""
@@ -269,6 +270,20 @@ def _shown(key: str, value: object) -> str:
     return str(value) if not isinstance(value, Mapping) else ", ".join(map(str, value))
 
 
+def _described_sets(corpus: Corpus) -> str:
+    """Return the numbers of texts with each label, and of those without any."""
+    sets = [example.labels or () for example in corpus.label_sets]
+    counts = Counter(label for own in sets for label in own)
+    names = shown_labels(corpus)[:_MAX_CLASSES]
+    shares = [f"{name} {counts[i]} ({counts[i] / len(sets):.0%})" for i, name in enumerate(names)]
+    if more := len(corpus.label_names) - len(names):
+        shares.append(f"and {counted(more, 'more label', 'more labels')}")
+    return (
+        f"{len(sets):,} texts with {sum(counts.values()) / len(sets):.2g} labels on average, "
+        f"{sum(not own for own in sets):,} without any: {', '.join(shares)}"
+    )
+
+
 def describe_data(search: Search) -> list[str]:
     """Return the sizes of the data and its splits. Quotes none of its text."""
     corpus, splits, agent = search.corpus, search.all_splits, agent_of(search.agent)
@@ -287,6 +302,8 @@ def describe_data(search: Search) -> list[str]:
             f"{len(values):,} texts with a number, from {min(values):g} to {max(values):g}, mean "
             f"{fmean(values):.4g}"
         )
+    if corpus.label_sets and agent.label_sets:
+        lines.append(_described_sets(corpus))
     if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")

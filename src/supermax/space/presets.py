@@ -27,11 +27,12 @@ def unsearched(agent: str) -> dict[str, dict[str, Any]]:
     """Return the parameters of an agent that no space of the package searches, with all of their
     values."""
     data = yaml.safe_load((CATALOG / "_unsearched.yaml").read_text(encoding="utf-8"))
-    of_spans = ("no_answer.", "decode.")
+    spans, label_sets = agent_of(agent).spans, agent_of(agent).label_sets
+    others = (*(() if spans else ("no_answer.", "decode.")), *(() if label_sets else ("labels.",)))
     return {
         name: parameter
         for name, parameter in data["parameters"].items()
-        if agent_of(agent).spans or not name.startswith(of_spans)
+        if not name.startswith(others)
     }
 
 

@@ -80,10 +80,11 @@ def _rare(splits: Splits) -> list[str]:
     notices = []
     names = splits.train.label_names
     for split_name, part in zip(PARTS, splits.parts, strict=True):
-        rows = part.classes or part.numbers
+        rows = part.classes or part.numbers or part.label_sets
         if not rows:
             continue
         counts = Counter(example.label for example in part.classes)
+        counts.update(label for example in part.label_sets for label in example.labels or ())
         missing = [name for i, name in enumerate(names) if not counts[i]]
         if missing:
             notices.append(f"The {split_name} split has no row of {', '.join(missing)}.")

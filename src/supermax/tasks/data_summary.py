@@ -27,7 +27,9 @@ class SplitSizes(TypedDict, total=False):
     rows: int
     groups: int
     classes: list[int]
-    """Rows of each class."""
+    """Rows of each class, or with each label."""
+    unlabelled: int
+    """Rows that have none of the labels."""
     spans: dict[str, int]
     """Rows `with` and `without` an answer."""
     numbers: dict[str, float]
@@ -38,8 +40,9 @@ def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, o
     """Return sizes of the splits, rows by class, text lengths and truncation, ready for JSON."""
     parts = [corpus.used_by(agent) for corpus in splits.parts]
     texts = {e.text for part in parts for e in part.examples}
+    named = agent_of(agent).classes or agent_of(agent).label_sets
     return {
-        "labels": shown_labels(splits.train) if agent_of(agent).classes else [],
+        "labels": shown_labels(splits.train) if named else [],
         "splits": dict(zip(PARTS, map(_sizes, parts), strict=True)),
         "texts": len(texts),
         "words": _quantiles([len(text.split()) for text in texts]),
@@ -61,6 +64,10 @@ def _sizes(part: Corpus) -> SplitSizes:
     if part.classes:
         labels = Counter(e.label for e in part.classes)
         sizes["classes"] = [labels[i] for i, _ in enumerate(part.label_names[:MOST_CLASSES])]
+    if part.label_sets:
+        labels = Counter(label for e in part.label_sets for label in e.labels or ())
+        sizes["classes"] = [labels[i] for i, _ in enumerate(part.label_names[:MOST_CLASSES])]
+        sizes["unlabelled"] = sum(not e.labels for e in part.label_sets)
     if part.spans:
         answered = sum(bool(e.spans) for e in part.spans)
         sizes["spans"] = {"with": answered, "without": len(part.spans) - answered}

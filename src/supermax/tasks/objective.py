@@ -19,6 +19,7 @@ from optuna.trial import BaseTrial
 from safetensors.torch import save_file
 
 from supermax._util.attributes import HALF_WRITTEN, RESULT, WEIGHTS
+from supermax.agents import agent_of
 from supermax.engine.processes.remote_trial import RemoteTrial, TrialInterrupted
 from supermax.engine.promotion.ladder import Promotion
 from supermax.errors import UserError
@@ -166,12 +167,19 @@ class AgentObjective:
             prepared.execution,
             classes=len(self.train.label_names) or 2,
             tokens=int(prepared.train.lengths.max()),
-            data=sum(
+            data=self.label_values
+            + sum(
                 len(view.ids)
                 for data in (prepared.train, prepared.validation)
                 for view in data.views
             ),
         )
+
+    @property
+    def label_values(self) -> int:
+        """Numbers of 0 and 1 that the sets of labels of the data take in memory."""
+        rows = len(self.train.label_sets) + len(self.validation.label_sets)
+        return rows * len(self.train.label_names) if agent_of(self.agent).label_sets else 0
 
 
 @dataclass

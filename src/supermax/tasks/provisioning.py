@@ -154,7 +154,7 @@ class MemoryPlanner:
             self.objective.execution,
             classes=len(self.objective.train.label_names) or 2,
             tokens=max(each.longest for each in lengths),
-            data=sum(each.total for each in lengths),
+            data=self.objective.label_values + sum(each.total for each in lengths),
         )
 
     def _text_lengths(self, source: Source) -> Lengths:

@@ -65,7 +65,7 @@ def _head_parameters(config: Config, sources: Sequence[Source], classes: int) ->
         if len(sizes) == 2:
             parts.append(Fusion(config.fusion, sizes[1], sizes[0]))
             size = config.fusion.width
-        if agent.classes:
+        if agent.classes or agent.label_sets:
             parts.append(head(config.head, size, classes))
         if agent.numbers:
             parts.append(head(config.head, size, 1))

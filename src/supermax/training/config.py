@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -86,10 +86,10 @@ class HeadConfig(_Part):
 
 
 class LossConfig(_Part):
-    name: Literal["cross_entropy", "label_smoothing", "focal", "mse", "huber", "mae"] = (
+    name: Literal["cross_entropy", "label_smoothing", "focal", "mse", "huber", "mae", "bce"] = (
         "cross_entropy"
     )
-    """The default of the agent regression is mse."""
+    """The default of the agent regression is mse, that of multilabel is bce."""
     smoothing: float = Field(0.1, ge=0, lt=1)
     gamma: float = Field(2.0, ge=0)
     delta: float = Field(1.0, gt=0)
@@ -113,6 +113,15 @@ class DecodeConfig(_Part):
     evaluation."""
     max_answer: int | None = Field(None, ge=1)
     """Tokens of the longest answer that is considered; None: chosen in each evaluation."""
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class LabelsConfig(_Part):
+    threshold: Probability | tuple[Probability, ...] | None = None
+    """Probability above which a label is predicted, one for all labels or one for each; None: one
+    for each label, chosen in each evaluation."""
 
 
 FORMER_DECODING: dict[str, dict[str, Any]] = {
@@ -141,6 +150,7 @@ class Config(_Part):
     loss: LossConfig = LossConfig()
     no_answer: NoAnswerConfig = NoAnswerConfig()
     decode: DecodeConfig = DecodeConfig()
+    labels: LabelsConfig = LabelsConfig()
     fusion: FusionConfig = FusionConfig()
 
     @model_validator(mode="before")
@@ -177,16 +187,43 @@ class Decoding:
     """Threshold of the policy "calibrated"; None with other policies."""
 
 
+@dataclass(frozen=True)
+class LabelDecoding:
+    """Settings that turn the probabilities of labels into sets of labels."""
+
+    thresholds: tuple[float, ...]
+    """Probability of each label above which it is predicted."""
+
+    @property
+    def threshold(self) -> None:
+        """There is no threshold of spans."""
+        return None
+
+
+AnyDecoding = Decoding | LabelDecoding
+
+
+def stored_decoding(stored: Mapping[str, Any]) -> AnyDecoding:
+    """Return the decoding settings of which `asdict` made a mapping."""
+    if "thresholds" in stored:
+        return LabelDecoding(tuple(stored["thresholds"]))
+    return Decoding(**stored)
+
+
 def chooses_decoding(config: Config) -> bool:
-    """Return True if an evaluation chooses settings: the agent finds spans, and not all settings
-    are given."""
+    """Return True if an evaluation chooses settings: the agent finds spans or sets of labels, and
+    not all settings are given."""
+    if agent_of(config.agent).label_sets:
+        return config.labels.threshold is None
     decode, policy = config.decode, config.no_answer.policy
     is_open = None in (decode.n_best, decode.max_answer, policy) or policy == "calibrated"
     return agent_of(config.agent).spans and is_open
 
 
-def with_decoding(config: Config, decoding: Decoding) -> Config:
+def with_decoding(config: Config, decoding: AnyDecoding) -> Config:
     """Return the configuration with these settings, which nothing has to choose any more."""
+    if isinstance(decoding, LabelDecoding):
+        return config.model_copy(update={"labels": LabelsConfig(threshold=decoding.thresholds)})
     decode = DecodeConfig(n_best=decoding.n_best, max_answer=decoding.max_answer)
     no_answer = config.no_answer.model_copy(update={"policy": decoding.policy})
     return config.model_copy(update={"decode": decode, "no_answer": no_answer})

@@ -8,11 +8,15 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from supermax.agents import agent_of
 from supermax.training.config import Config
+from supermax.training.data.offsets import Array
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import Tokens
 from supermax.training.models.assembly import Model
@@ -52,7 +56,7 @@ def probe_memory(
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     step = _build_step(config, execution)
-    data = _random_data(step.model, size * micros, length)
+    data = _random_data(step, size * micros, length)
     executor = make_executor(step, data, (0,) * len(data.views))
     step.model.train()
     executor.begin(EpochUpdates([np.arange(size * micros)] * updates, [1.0] * updates), 0)
@@ -89,7 +93,7 @@ def _build_step(config: Config, execution: Execution) -> TrainingStep:
     return make_step(model.to(execution.device), None, config, execution)
 
 
-def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
+def _random_data(step: TrainingStep, count: int, length: int) -> TokenizedSplit:
     """Return random sequences of `length` tokens, the last one shorter.
 
     The padding makes the batch need an attention mask, as the batches of a trial do.
@@ -99,8 +103,11 @@ def _random_data(model: Model, count: int, length: int) -> TokenizedSplit:
     begin = np.concatenate([[0], np.cumsum(lengths)])
     ones, random = np.ones(count, dtype=np.int64), np.random.Generator(np.random.PCG64(0))
     views = []
-    for encoder in model.encoders:
+    label: Array | NDArray[np.floating[Any]] = ones
+    if agent_of(step.config.agent).label_sets:
+        label = np.ones((count, 2), dtype=np.float32)
+    for encoder in step.model.encoders:
         ids = random.integers(5, encoder.model.config.vocab_size, begin[-1])
         no_offsets = np.full((len(ids), 2), -1)
-        views.append(Tokens(ids, begin, lengths, ones - 1, ones, ones, ones, no_offsets))
+        views.append(Tokens(ids, begin, lengths, ones - 1, label, ones, ones, no_offsets))
     return TokenizedSplit((), tuple(views), np.arange(count))

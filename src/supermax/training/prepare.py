@@ -20,17 +20,18 @@ from supermax.agents.agent import TARGETS, Target
 from supermax.errors import Infeasible, UserError
 from supermax.training.config import Config
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.label_sets import indicators
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
-from supermax.training.eval.metrics import check_metric, span_objective
+from supermax.training.eval.metrics import check_metric, decoding_objective
 from supermax.training.models.assembly import Model, Scaling
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
 from supermax.training.optim.fused_adamw import cache_kernels_in
-from supermax.training.optim.losses import class_weights
+from supermax.training.optim.losses import class_weights, positive_weights
 from supermax.training.optim.optimizers import make_optimizer, parameter_groups
 from supermax.training.optim.schedules import make_schedule
 from supermax.training.steps.compilation import COMPILER
@@ -71,7 +72,7 @@ class Prepared:
         Decoding settings that the configuration leaves open are chosen for the objective.
         """
         outputs = self.executor.run_inference(self.validation, self.config.train.epochs)
-        choose_for = span_objective(self.objective)
+        choose_for = decoding_objective(self.objective, self.config.agent)
         unit = self.model.unit
         return evaluation_of(outputs, self.config, self.validation, choose_for, unit=unit)
 
@@ -239,6 +240,9 @@ def tokenize(
     examples = examples_for(config.agent, corpus)
     key = f"{config.agent} {corpus.fingerprint}"
     last = _tokens(examples, tokenizers[-1], sources[-1], config, cache, key)
+    if agent_of(config.agent).label_sets:
+        label = indicators(examples, len(corpus.label_names))[last.example]
+        last = replace(last, label=label)
     views: tuple[Tokens, ...] = (last,)
     if len(sources) == 2:
         same_windows = tuple(_windows(examples, last))
@@ -315,8 +319,13 @@ def _windows(examples: tuple[Example, ...], tokens: Tokens) -> list[Example]:
 def _class_weights(
     config: Config, data: TokenizedSplit, classes: int, device: str
 ) -> Tensor | None:
-    """Return the loss's class weights; None without labels, or if the classes weigh the same."""
+    """Return the loss's weights of classes, or of the positive examples of labels; None without
+    them, or if all weigh the same."""
     labels = data.views[-1].label[data.chosen]
+    if labels.ndim > 1:
+        positives = [int(count) for count in labels.sum(0)]
+        found = positive_weights(positives, len(labels), config.loss)
+        return None if found is None else found.to(device)
     if labels.dtype.kind == "f":
         return None
     counts = np.bincount(labels[labels != NONE], minlength=classes)

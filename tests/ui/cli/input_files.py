@@ -47,7 +47,7 @@ class File:
     data: str | bytes
     said: tuple[str, ...] = ()
     """Output of `init`."""
-    roles: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, str] | dict[str, str | list[str]] = field(default_factory=dict)
     """Columns by role; empty: `init` refuses the file."""
     labels: tuple[str, ...] = ()
     rows: int = 0
@@ -266,9 +266,35 @@ FILES = [
     File(
         "multilabel.csv",
         csv("text,label", *SEVERAL),
-        ("The column 'label' holds several labels (with '|' between them) in 30 rows",),
-        {"text": "text"},
-        unfit="learns from labels",
+        ("several labels in a row", "|  (between labels, detected)", "agent        multilabel"),
+        TEXT | {"label_separator": "|"},
+        ("anger", "joy"),
+        90,
+    ),
+    File(
+        "lists.jsonl",
+        "".join(
+            json.dumps({"note": f"{SECRET} number {i}", "topics": ["b", "a", "c"][: i % 4]}) + "\n"
+            for i in range(60)
+        ),
+        ("several labels in a row", "agent        multilabel"),
+        {"text": "note", "label": "topics"},
+        ("a", "b", "c"),
+        60,
+    ),
+    File(
+        "zeros-and-ones.csv",
+        csv(
+            "comment,rude,threat,spam",
+            *(
+                f"{row.rsplit(',', 1)[0]},{i % 2},{int(i % 3 == 0)},{int(i % 5 == 0)}"
+                for i, row in enumerate(notes(60))
+            ),
+        ),
+        ("labels       rude, threat, spam  (columns of 0 and 1)", "agent        multilabel"),
+        {"text": "comment", "labels": ["rude", "threat", "spam"]},
+        ("rude", "threat", "spam"),
+        60,
     ),
     File(
         "empty-column.csv",

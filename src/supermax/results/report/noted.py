@@ -60,6 +60,8 @@ class DataNote:
     cuts: list[CutNote]
     may_cut: bool
     """True if texts can be truncated; those of span examples are split into windows instead."""
+    sets: bool = False
+    """True: a text has any number of the classes."""
     numbers: list[tuple[str, list[float | None]]] = field(default_factory=list)
     """Statistic of the numbers to predict, in each split."""
 
@@ -114,6 +116,8 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         (name, [_at(_list(splits[part].get("classes")), i) for part in PARTS])
         for i, name in enumerate(names)
     ]
+    sets = any("unlabelled" in split for split in splits.values())
+    classes += [("no label", [_whole(splits[part].get("unlabelled")) for part in PARTS])] * sets
     spans = [
         (title, [_whole(_dict(splits[part].get("spans")).get(key)) for part in PARTS])
         for key, title in (("with", "with an answer"), ("without", "without an answer"))
@@ -139,6 +143,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         cuts=[_cut(_dict(cut)) for cut in _list(kept.get("cut"))],
         may_cut=kept.get("cuts") is True,
         numbers=of_numbers,
+        sets=sets,
     )
 
 

@@ -123,7 +123,12 @@ def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     spans = facts.data is not None and bool(facts.data.spans)
     numbers = facts.data is not None and bool(facts.data.numbers)
     classes = facts.data is None or bool(facts.data.classes)
-    parts = ["majority class"] * classes + ["no answer"] * spans + ["mean"] * numbers
+    every = facts.data is not None and facts.data.sets
+    parts = (
+        ["every label" if every else "majority class"] * classes
+        + ["no answer"] * spans
+        + ["mean"] * numbers
+    )
     tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
     tfidf = "TF-IDF with ridge regression" if numbers else tfidf
     values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))

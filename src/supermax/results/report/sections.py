@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from supermax._util.text import counted, took
-from supermax.results.decoding import decoding_text
+from supermax.results.decoding import decoded, decoding_text
 from supermax.results.race import Contestant
 from supermax.results.records import FaultRecord, TrialRecord
 from supermax.results.report.choosing import value_of
@@ -232,7 +232,7 @@ def best_configuration(facts: ReportFacts) -> Html:
         if trial.result.get(key) is not None
     ]
     if (decoding := decoding_text(trial)) is not None:
-        rows.append(("spans decoded with", decoding))
+        rows.append((f"{decoded(trial).lower()} decoded with", decoding))
     rows.append(("took", took(trial.seconds)))
     measured = "Measured on the validation split" if facts.metric else "Measured"
     right = tag("div", tag("h3", measured), pairs(rows), json_block(facts.config))

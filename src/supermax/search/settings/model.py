@@ -123,12 +123,22 @@ class ColumnSettings(_Part):
 
     text: str = Field(description="the text that the encoder reads")
     question: str | None = Field(None, description="the question about the text")
-    label: str | None = Field(None, description="the class; empty for rows to predict")
+    label: str | None = Field(
+        None, description="the class, number or labels; empty for rows to predict"
+    )
     answer: str | None = Field(None, description="the span of the text to extract")
     answer_start: str | None = Field(None, description="its first character, counted from 0")
     id: str | None = Field(None, description="identifier of a row")
     group: str | None = Field(None, description="rows with the same value stay in one split")
     split: str | None = Field(None, description="train, validation or test")
+    labels: Words | None = Field(
+        None, description="multilabel: columns of 0 and 1, whose names are the labels"
+    )
+    label_separator: str | None = Field(
+        None,
+        min_length=1,
+        description="multilabel: text between the labels of a cell; detected by default",
+    )
 
 
 class DataSettings(_Part):
@@ -140,7 +150,7 @@ class DataSettings(_Part):
     columns: ColumnSettings | None = Field(
         None, description="columns of the data, by role; guessed by default"
     )
-    labels: Words | None = Field(None, description="the classes, in their order")
+    labels: Words | None = Field(None, description="the classes or labels, in their order")
     encoding: str | None = Field(
         None, description="encoding of the file, such as cp1252; detected by default"
     )

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from supermax.training.data.answers import is_whole
+from supermax.training.data.label_sets import SEPARATORS
 
 MOST_NUMBERS = 20
 """Distinct numbers above which a column holds measurements and not classes.
@@ -14,7 +15,6 @@ MOST_NUMBERS = 20
 Whole numbers that each occur often are an exception: ratings and codes."""
 _OFTEN = 10  # mean rows for each distinct number
 _MOSTLY = 0.95  # share of numbers in a column of numbers
-_SEPARATORS = "|;,"
 
 
 def why_no_classes(cells: Iterable[str]) -> str:
@@ -29,13 +29,13 @@ def why_no_classes(cells: Iterable[str]) -> str:
             f"learns numbers. Otherwise turn them into classes (such as low, middle, high), map "
             f"another column as label, or list the classes in data.labels"
         )
-    for mark in "" if numbers else _SEPARATORS:
+    for mark in () if numbers else SEPARATORS:
         if several := _several(filled, kinds, mark):
             return (
-                f"holds several labels (with {mark!r} between them) in {several:,} rows: Supermax "
-                f"learns one class a row. Write a row for each text and label, with the label in "
-                f"a column that is mapped as question and yes or no as label; or list the classes "
-                f"in data.labels if each of these is one"
+                f"holds several labels (with {mark!r} between them) in {several:,} rows. The "
+                f"agent multilabel learns several labels of a row. Otherwise write a row for each "
+                f"text and label, with the label in a column that is mapped as question and yes "
+                f"or no as label; or list the classes in data.labels if each of these is one"
             )
     if len(kinds) > max(MOST_NUMBERS, len(filled) // 2):
         return (
@@ -43,6 +43,15 @@ def why_no_classes(cells: Iterable[str]) -> str:
             f"classes. Map another column as label, or list the classes in data.labels"
         )
     return ""
+
+
+def separator_of(cells: Iterable[str]) -> str:
+    """Return the character between the labels of these cells; "" if they are single labels."""
+    filled = [cell.strip() for cell in cells if cell.strip()]
+    kinds = set(filled)
+    found = {mark: _several(filled, kinds, mark) for mark in SEPARATORS}
+    best = max(SEPARATORS, key=found.__getitem__)
+    return best if found[best] else ""
 
 
 def are_numbers(cells: Iterable[str]) -> bool:

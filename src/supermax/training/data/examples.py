@@ -1,4 +1,4 @@
-"""Examples and corpora: a question and a text, with a class, spans of the text, or a number."""
+"""Examples and corpora: texts, also with a question, with a class, spans, a number or labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, NUMBERS, SPANS, Target
+from supermax.agents.agent import CLASSES, LABEL_SETS, NUMBERS, SPANS, Target
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Example:
     """
     value: float | None = None
     """Number to predict; None: the example is not for numbers."""
+    labels: tuple[int, ...] | None = None
+    """Its labels as ascending indices of the corpus's label names; (): it has none of them; None:
+    the example is not for sets of labels."""
 
     def has(self, target: Target) -> bool:
         """Return True if the example is labelled for a target."""
@@ -53,7 +56,7 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples for classes, for spans, for both, or for numbers."""
+    """Examples for classes, for spans, for both, for numbers, or for sets of labels."""
 
     name: str
     label_names: tuple[str, ...]
@@ -66,12 +69,13 @@ class Corpus:
     detected: str = ""
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
     numbers: tuple[Example, ...] = ()
+    label_sets: tuple[Example, ...] = ()
     remarks: tuple[str, ...] = ()
     """Sentences about parts of the source that are not read."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        return self.classes + self.spans + self.numbers
+        return self.classes + self.spans + self.numbers + self.label_sets
 
     def count(self, agent: str) -> int:
         """Return the number of examples that an agent uses."""
@@ -79,7 +83,8 @@ class Corpus:
 
     def of(self, target: Target) -> tuple[Example, ...]:
         """Return the examples for a target."""
-        return {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}[target]
+        kinds = {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}
+        return {**kinds, LABEL_SETS: self.label_sets}[target]
 
     def used_by(self, agent: str) -> Corpus:
         """Return the corpus without the examples that an agent does not use."""
@@ -93,7 +98,8 @@ class Corpus:
         for e in self.examples:
             facts = (e.group, e.text, e.question, e.label, e.spans)
             number = () if e.value is None else (e.value,)
-            digest.update(repr((*facts, *number)).encode())
+            labels = () if e.labels is None else (e.labels,)
+            digest.update(repr((*facts, *number, *labels)).encode())
         return digest.hexdigest()[:16]
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
@@ -105,5 +111,5 @@ class Corpus:
 
     def _with(self, examples: Callable[[Target], tuple[Example, ...]]) -> Corpus:
         """Return the corpus with the examples that the function returns for each target."""
-        classes, spans, numbers = map(examples, (CLASSES, SPANS, NUMBERS))
-        return replace(self, classes=classes, spans=spans, numbers=numbers)
+        classes, spans, numbers, label_sets = map(examples, (CLASSES, SPANS, NUMBERS, LABEL_SETS))
+        return replace(self, classes=classes, spans=spans, numbers=numbers, label_sets=label_sets)

@@ -5,29 +5,33 @@ Guesses are meant to be reviewed: each comes with its reason, and without any te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from supermax._util.text import counted
 from supermax.agents.criteria import CRITERIA
 from supermax.agents.evidence import EVIDENCE
+from supermax.agents.multilabel import MULTILABEL
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
-from supermax.training.data.classes import are_numbers, why_no_classes
+from supermax.training.data.classes import are_numbers, separator_of, why_no_classes
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.encodings import UTF8
 from supermax.training.data.inputs.reading import Source, read_rows
+from supermax.training.data.label_sets import parts_of
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, Rows, check_header, plain
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
     "label": ("label", "class", "target", "verdict", "status", "category", "y", "outcome"),
+    "labels": ("labels", "tags", "classes", "categories", "topics", "emotions", "genres"),
     "number": ("score", "rating", "value", "number", "grade", "stars"),
     "question": ("question", "criterion", "query", "asked", "prompt", "symptom"),
     "answer": (
@@ -39,6 +43,7 @@ _NAMES = {
     "split": ("split", "fold", "part", "partition", "set"),
 }  # fmt: skip
 _MOST_LABELS = 20
+_FEWEST_COLUMNS = 3  # columns of 0 and 1 that are taken for labels
 _TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "split")
 
 
@@ -61,6 +66,12 @@ class Guessed:
     encoding: str = UTF8
     numeric: bool = False
     """The column of the labels holds numbers that are no classes."""
+    several: bool = False
+    """The column of the labels holds sets of labels."""
+    binary: tuple[str, ...] = ()
+    """Columns of 0 and 1, one for each label."""
+    label_separator: str = ""
+    """Text between the labels of a cell; empty: they are lists, or single labels."""
     form: str = CSV
     """Format of the source."""
     separator: str = ","
@@ -73,8 +84,26 @@ class Guessed:
         return next((guess.column for guess in self.columns if guess.role == name), None)
 
     @property
+    def mapped(self) -> dict[str, str | list[str]]:
+        """Columns by role, as settings have them."""
+        roles: dict[str, str | list[str]] = {guess.role: guess.column for guess in self.columns}
+        if self.binary:
+            roles["labels"] = list(self.binary)
+        if self.label_separator:
+            roles["label_separator"] = self.label_separator
+        return roles
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Reason of each column or setting of `mapped`, by role."""
+        others = {"labels": "columns of 0 and 1", "label_separator": "detected"}
+        return {**others, **{guess.role: guess.why for guess in self.columns}}
+
+    @property
     def agent(self) -> str:
         """Agent that fits the columns."""
+        if self.several or self.binary:
+            return MULTILABEL.name
         if self.numeric:
             return REGRESSION.name
         if self.role("answer") is None:
@@ -94,7 +123,7 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
     cells = {name: _cells(table, name) for name in table.columns if name}
-    found = guess(cells, table.file, _typed(table))
+    found = guess(cells, table.file, _typed(table), _lists(table))
     found = replace(found, encoding=table.encoding, form=table.form, separator=table.separator)
     own = Guess("split", table.split or "", "its own splits")
     columns = (own if guess.column == table.split else guess for guess in found.columns)
@@ -105,6 +134,11 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
         return found
     names = table.classes.get(label, found.labels)
     unlabelled = sum(not cell.strip() for cell in cells[label])
+    if found.several:
+        values = [row.values.get(label) for row in table.rows]
+        unlabelled = sum(value is None for value in values)
+        parts = {part for each in values for part in parts_of(each, found.label_separator) or ()}
+        names = names or tuple(sorted(parts) if len(parts) <= _MOST_LABELS else ())
     return replace(found, labels=names[: _MOST_LABELS + 1], unlabelled=unlabelled)
 
 
@@ -126,12 +160,40 @@ def _typed(table: Rows) -> list[str]:
     ]
 
 
+def _lists(table: Rows) -> list[str]:
+    """Return the columns whose cells are lists of few names, and no list for each other."""
+    lists = {
+        name: [row.values.get(name) for row in table.rows]
+        for name in table.columns
+        if any(isinstance(row.values.get(name), list) for row in table.rows)
+    }
+    lengths = {
+        name: [len(cell) if isinstance(cell, list) else None for cell in cells]
+        for name, cells in lists.items()
+    }
+    return [
+        name
+        for name, cells in lists.items()
+        if _are_sets(cells) and list(lengths.values()).count(lengths[name]) == 1
+    ]
+
+
+def _are_sets(cells: Sequence[object]) -> bool:
+    """Return True if nearly all cells are lists of different names, and the names are few."""
+    filled = [cell for cell in cells if cell is not None]
+    found = [parts_of(cell, "") for cell in filled if isinstance(cell, list)]
+    good = [parts for parts in found if parts is not None and len(set(parts)) == len(parts)]
+    names = {part for parts in good for part in parts}
+    few = 2 <= len(names) <= max(_MOST_LABELS, len(filled) // 2)
+    return few and len(good) >= 0.9 * len(filled)
+
+
 def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Iterator[str]:
     if bad.found:
         what = "this data" if bad.fatal else f"{counted(bad.rows, 'row')} of this data"
         yield "\n".join([f"`tune` refuses {what} as it is:", *bad.listing()])
     label, split = found.role("label"), found.role("split")
-    if label is not None and len(_kinds(cells[label])) == 1:
+    if label is not None and not found.several and len(_kinds(cells[label])) == 1:
         yield f"The column '{label}' holds only one class; a search needs two."
     if split is not None:
         parts = {PART_NAMES[cell.strip().lower()] for cell in cells[split]}
@@ -159,7 +221,7 @@ def chosen_columns(
     path: str | Path,
     encoding: str | None,
     given: Mapping[str, str | None],
-    known: Mapping[str, str],
+    known: Mapping[str, Any],
     *,
     asks: bool,
 ) -> Columns:
@@ -168,19 +230,20 @@ def chosen_columns(
     Each role takes the given column, else that of the search if the file has it, else a guess. No
     column has two roles. `asks`: the model takes questions.
     """
-    chosen = {role: column for role, column in given.items() if column is not None}
+    chosen: dict[str, Any] = {role: own for role, own in given.items() if own is not None}
     try:
         guessed = guess_file(path, encoding)
     except UserError:
-        if "text" not in chosen:  # short texts are not recognised: use the search's columns
-            in_file = set(read_rows(path, BadRows(), encoding).columns)
-            wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
-            same = {role: known[role] for role in wanted if known.get(role) in in_file}
-            chosen = same | chosen
-        if "text" not in chosen:
+        if "text" in chosen:
+            return Columns(**chosen)  # mistakes in the file are reported when it is read
+        # Short texts are not recognised: use the search's columns.
+        in_file = set(read_rows(path, BadRows(), encoding).columns)
+        wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
+        same = {role: known[role] for role in wanted if known.get(role) in in_file}
+        if "text" not in same:
             raise
-        return Columns(**chosen)  # mistakes in the file are reported when it is read
-    in_file = {guess.column for guess in guessed.columns} | set(guessed.unused)
+        return _with_sets(same | chosen, known, in_file, given.get("label"))
+    in_file = {guess.column for guess in guessed.columns} | {*guessed.unused, *guessed.binary}
     for column_of in (known.get, guessed.role):
         for role in _TO_PREDICT if asks else _TO_PREDICT[1:]:
             column = column_of(role)
@@ -188,12 +251,33 @@ def chosen_columns(
                 chosen[role] = column
     if "answer" not in chosen:
         chosen.pop("answer_start", None)
-    return Columns(**{"text": "text", **chosen})
+    return _with_sets({"text": "text", **chosen}, known, in_file, given.get("label"))
 
 
-def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> Guessed:
-    """Guess the columns from the cells of each, and from those `typed` as classes. Raises
-    UserError without a column of texts."""
+def _with_sets(
+    chosen: dict[str, Any],
+    known: Mapping[str, Any],
+    in_file: Collection[str],
+    label: str | None = None,
+) -> Columns:
+    """Return the columns with those of 0 and 1 that the search read labels from, if the file has
+    them all and no column is given as `label`; with the same label, with its separator."""
+    labels = tuple(known.get("labels") or ())
+    if labels and label is None and set(in_file).issuperset(labels):
+        chosen = {role: own for role, own in chosen.items() if role != "label"}
+        return Columns(**chosen, labels=labels)
+    same = chosen.get("label") == known.get("label")
+    return Columns(**chosen, label_separator=known.get("label_separator") if same else None)
+
+
+def guess(
+    cells: dict[str, list[str]],
+    file: str,
+    typed: Sequence[str] = (),
+    lists: Sequence[str] = (),
+) -> Guessed:
+    """Guess the columns from the cells of each, from those `typed` as classes, and from `lists` of
+    labels. Raises UserError without a column of texts."""
     left = dict(cells)
     found: dict[str, Guess] = {}
 
@@ -227,11 +311,17 @@ def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> 
         take("label", None, known, "it is typed as classes")
     titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
-    numbers = _numbers(left) if label is None and not {"label", "answer"} & set(found) else None
-    if numbers is not None:
-        found["label"] = Guess("label", numbers, "by its name, numbers")
-        del left[numbers]
-        unfit = tuple((name, reason) for name, reason in unfit if name != numbers)
+    is_open = label is None and not {"label", "answer"} & set(found)
+    several, separator = (_sets(left, lists, not classes) if is_open else None) or (None, "")
+    numbers = _numbers(left) if is_open and several is None else None
+    binary = _binary(left) if is_open and several is numbers is None and not unfit else ()
+    if (own := several or numbers) is not None:
+        why = "by its name, numbers" if several is None else "several labels in a row"
+        found["label"] = Guess("label", own, why)
+        del left[own]
+        unfit = tuple((name, reason) for name, reason in unfit if name != own)
+    elif binary:
+        left = {name: left[name] for name in left if name not in binary}
     elif "label" not in found:
         take("label", label, () if unfit else classes, "few values, each in many rows")
     if "group" not in found:
@@ -243,8 +333,36 @@ def guess(cells: dict[str, list[str]], file: str, typed: Sequence[str] = ()) -> 
         found.pop("answer_start", None)
     labels = _kinds(cells[found["label"].column]) if "label" in found else set()
     listed = tuple(sorted(labels)) if len(labels) <= _MOST_LABELS else ()
-    numeric = numbers is not None
-    return Guessed(tuple(found.values()), tuple(left), listed, unfit=unfit, numeric=numeric)
+    return Guessed(
+        tuple(found.values()),
+        tuple(left),
+        () if several is not None else listed,
+        unfit=unfit,
+        numeric=numbers is not None,
+        several=several is not None,
+        binary=binary,
+        label_separator=separator,
+    )
+
+
+def _sets(
+    left: dict[str, list[str]], lists: Sequence[str], others: bool
+) -> tuple[str, str] | None:
+    """Return the column of sets of labels with the text between two of them: one that is named
+    like labels, or else any other, if `others` are allowed."""
+    named = [name for name in left if _is_named("label", name) or _is_named("labels", name)]
+    for name in [*named, *(name for name in left if others and name not in named)]:
+        if name in lists:
+            return name, ""
+        if separator := separator_of(left[name]):
+            return name, separator
+    return None
+
+
+def _binary(left: dict[str, list[str]]) -> tuple[str, ...]:
+    """Return the columns of 0 and 1, if they are so many that each stands for a label."""
+    found = tuple(name for name, own in left.items() if _kinds(own) == {"0", "1"})
+    return found if len(found) >= _FEWEST_COLUMNS else ()
 
 
 def _numbers(left: dict[str, list[str]]) -> str | None:

@@ -226,6 +226,9 @@ def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Stra
 
 def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:
     """Return the stratum, and coarser ones for data in which every row has its own question."""
+    if example.labels is not None:
+        labels = [(kind, "label", str(label)) for label in example.labels]
+        return [(kind,), *labels, (kind, "set", str(example.labels))]
     spans = "-" if example.spans is None else str(bool(example.spans))
     return [(kind,), (kind, str(example.label), spans), (kind, "stratum", example.stratum)]
 

@@ -19,6 +19,7 @@ from supermax.training.data.columns import PART_NAMES, PARTS, Columns, check_col
 from supermax.training.data.encodings import NOT_UTF8, UTF8
 from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.inputs.reading import Source, read_rows
+from supermax.training.data.label_sets import LabelReader, check_label_sets, reader_of
 from supermax.training.data.places import Place
 from supermax.training.data.rows import Row, plain, require, why_not_plain
 from supermax.training.data.spans import Span
@@ -53,7 +54,8 @@ def read_table(
     prediction. If a label is mapped, rows without one are left out and counted in
     `Corpus.unlabelled`. Bad rows raise one UserError, which counts them by kind and names a few
     by their place; `on_bad="skip"` skips and counts them. `encoding` is that of the file; None
-    detects it. With `numeric`, labels are numbers, for the agent `regression`.
+    detects it. With `numeric`, labels are numbers, for the agent `regression`. With
+    `columns.several`, they are sets, for the agent `multilabel`.
     """
     return open_table(
         path,
@@ -90,21 +92,32 @@ def open_table(
     if own_splits and columns.split is None:
         columns = replace(columns, split=table.split)
     names = () if numeric else known or table.classes.get(columns.label or "", ())
-    reading = _Reading(columns, columns.mapped(), names, table.file, bad, numeric=numeric)
+    sets = reader_of(table.rows, columns, names)
+    names = columns.labels or names
+    mapped = columns.mapped()
+    reading = _Reading(columns, mapped, names, table.file, bad, numeric=numeric, sets=sets)
     drafts: list[_Draft] = []
-    if require(table, columns.mapped().values(), bad):
+    if require(table, columns.used, bad):
         drafts = [draft for row in table.rows if (draft := _draft(row, reading)) is not None]
     skipped = bad.settle(on_bad, len(drafts), table.file)
     unlabelled: tuple[Unlabelled, ...] = ()
-    if columns.label is not None:
+    if columns.labelled:
         unlabelled = _unlabelled(drafts, table.file)
-        drafts = [draft for draft in drafts if draft.label]
-        if numeric:
+        drafts = [draft for draft in drafts if draft.is_labelled]
+        if sets is not None:
+            names = names or _names_of(drafts)
+            found = [draft.labels or () for draft in drafts]
+            check_label_sets(found, names, f"{table.file}: {sets.where}", listed=bool(known))
+        elif numeric:
             _check_numbers(drafts, columns, table.file)
         else:
             _check_labels(drafts, columns, names, table.file)
     corpus = replace(
-        _numeric_corpus(drafts) if numeric else _corpus(drafts, columns, names),
+        _numeric_corpus(drafts)
+        if numeric
+        else _corpus(drafts, columns, names)
+        if sets is None
+        else _corpus_of_sets(drafts, names),
         name=name or table.name,
         skipped=skipped,
         unlabelled=unlabelled,
@@ -132,6 +145,20 @@ def _numeric_corpus(drafts: list[_Draft]) -> Corpus:
     return Corpus("", (), numbers=numbers)
 
 
+def _corpus_of_sets(drafts: list[_Draft], names: tuple[str, ...]) -> Corpus:
+    index = {name: position for position, name in enumerate(names)}
+    examples = tuple(
+        replace(draft.example, labels=tuple(sorted(index[name] for name in draft.labels or ())))
+        for draft in drafts
+    )
+    return Corpus("", names, label_sets=examples)
+
+
+def _names_of(drafts: list[_Draft]) -> tuple[str, ...]:
+    found = {name for draft in drafts for name in draft.labels or ()}
+    return tuple(sorted(found, key=_by_number))
+
+
 @dataclass(frozen=True)
 class _Reading:
     columns: Columns
@@ -145,6 +172,8 @@ class _Reading:
     """Split of each group."""
     numeric: bool = False
     """Labels are numbers."""
+    sets: LabelReader | None = None
+    """Reader of sets of labels; None: a row has one label or none."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +183,12 @@ class _Draft:
     example: Example
     label: str
     part: str
+    labels: tuple[str, ...] | None = None
+    """Set of labels; None: the row has none, or one label."""
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.label) or self.labels is not None
 
 
 def _draft(row: Row, reading: _Reading) -> _Draft | None:
@@ -163,7 +198,8 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
     given = cells.get("id", "").strip()
     for what, detail in _mistakes(row, cells, reading):
         reading.bad.add(row.place, what, detail, id=given)
-    label = cells.get("label", "").strip()
+    label = "" if reading.sets is not None else cells.get("label", "").strip()
+    labels = _labels(row, reading, given)
     if label and reading.labels and label not in reading.labels:
         what = f"the label is none of {_few(reading.labels)}"
         reading.bad.add(row.place, what, id=given, advice=_ALL_LABELS)
@@ -178,12 +214,22 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
         return None
     example = Example(given or row.place.id, group, text, cells.get("question", ""), None, spans)
     part = PART_NAMES[cells["split"].strip().lower()] if "split" in cells else ""
-    return _Draft(example, label, part)
+    return _Draft(example, label, part, labels)
+
+
+def _labels(row: Row, reading: _Reading, given: str) -> tuple[str, ...] | None:
+    """Return the set of labels of a row; mistakes in it are reported."""
+    if reading.sets is None:
+        return None
+    labels, mistakes = reading.sets.read(row.values)
+    for what in mistakes:
+        reading.bad.add(row.place, what, id=given)
+    return labels
 
 
 def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tuple[str, str]]:
     for role in ("text", "question", "label", "id", "group"):
-        if role not in cells:
+        if role not in cells or (role == "label" and reading.sets is not None):
             continue
         if plain(row.values.get(reading.mapped[role])) is None:
             yield f"the {role} is {why_not_plain(row.values[reading.mapped[role]])}", ""
@@ -230,7 +276,7 @@ def _spans(row: Row, text: str, reading: _Reading, given: str) -> tuple[Span, ..
 
 
 def _unlabelled(drafts: list[_Draft], file: str) -> tuple[Unlabelled, ...]:
-    counts = Counter(draft.part for draft in drafts if not draft.label)
+    counts = Counter(draft.part for draft in drafts if not draft.is_labelled)
     return tuple(Unlabelled(file, rows, part) for part, rows in sorted(counts.items()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,8 @@ from supermax.training.data.offsets import Array
 from supermax.training.data.tokens import Tokens
 
 
-def as_targets(labels: Array | NDArray[np.float64]) -> Tensor:
-    """Return labels of sequences as a tensor: classes as integers, numbers as fp32."""
+def as_targets(labels: Array | NDArray[np.floating[Any]]) -> Tensor:
+    """Return labels of sequences as a tensor: classes as integers, others as fp32."""
     is_numeric = labels.dtype.kind == "f"
     return torch.from_numpy(np.asarray(labels).astype(np.float32 if is_numeric else np.int64))
 

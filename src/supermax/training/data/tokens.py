@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,9 +46,9 @@ class Tokens:
     """Position of the second segment in each sequence; the sequence's length if there is none."""
     example: Array
     """Index of the example of each sequence."""
-    label: Array | NDArray[np.float64]
+    label: Array | NDArray[np.floating[Any]]
     """Class of each sequence; NONE if its example is not for classes. Floats if the examples are
-    for numbers; NaN is then a missing number."""
+    for numbers; NaN is then a missing number. 0 and 1 [sequences, labels] for sets of labels."""
     start: Array
     end: Array
     """First and last token of the answer; 0, 0 if the window holds none; NONE if the example is

@@ -11,8 +11,11 @@ from supermax.agents import agent_of
 from supermax.training.deploy.exported import Description, Facts
 
 
-def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
-    """Return the model card in Markdown. `folders` are those of the encoders."""
+def card(
+    facts: Facts, description: Description, folders: Sequence[str], *, classifier: bool = False
+) -> str:
+    """Return the model card in Markdown. `folders` are those of the encoders; `classifier`:
+    transformers can load the whole model from the first one."""
     config = facts["config"]
     sections = [
         f"# {config['agent']} on {config['encoder']['name']}",
@@ -23,6 +26,7 @@ def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
         *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
         _loading(facts, folders),
+        *([_CLASSIFIER] if classifier else []),
         "## Configuration",
         "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
@@ -66,6 +70,17 @@ def _metrics(description: Description) -> str:
         "examples and over seeds."
     )
     return "\n".join([*_table(head, rows), "", note])
+
+
+_CLASSIFIER = """With transformers, the whole model. These are the probabilities; \
+compare each with the threshold of its label (`labels.threshold` below, in their order):
+
+```python
+from transformers import pipeline
+
+classify = pipeline("text-classification", model="path/to/this/folder/encoder", top_k=None)
+print(classify("A text.", truncation=True))
+```"""
 
 
 def _loading(facts: Facts, folders: Sequence[str]) -> str:

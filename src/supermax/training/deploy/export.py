@@ -4,7 +4,8 @@
 
     supermax.json        facts about the model, and the size of every other file
     model.safetensors    all weights: encoders, pooling, fusion, heads
-    encoder/             the encoder and its tokenizer, in the format of transformers
+    encoder/             the encoder and its tokenizer, in the format of transformers; of
+                         multilabel also its head, if transformers has a classifier with it
     evidence_encoder/    the second encoder of a joint model
     README.md            the model card
 
@@ -35,6 +36,7 @@ from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
+from supermax.training.deploy.classifier import as_classifier
 from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
@@ -76,11 +78,13 @@ def export(
     _check(prepared, description)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     facts = _facts(prepared, description)
-    text = card(facts, description, _FOLDERS[: len(prepared.tokenizers)])
+    classifier = _classifier(prepared, on_cpu, description)
+    folders = _FOLDERS[: len(prepared.tokenizers)]
+    text = card(facts, description, folders, classifier=classifier is not None)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
-        _write_model(temporary, prepared, on_cpu)
+        _write_model(temporary, prepared, on_cpu, classifier)
         (temporary / CARD).write_text(text, "utf-8")
         _write_facts(temporary, facts)
         _move(temporary, folder)
@@ -124,6 +128,11 @@ def check_free(folder: str | Path) -> None:
 def _check(prepared: Prepared, description: Description) -> None:
     """Raise UserError if a decoding setting or a class name is missing."""
     config, model = prepared.config, prepared.model
+    if agent_of(config.agent).label_sets and config.labels.threshold is None:
+        raise UserError(
+            "A configuration that leaves labels.threshold open cannot be exported: put the "
+            "thresholds of an evaluation into it, with_decoding(config, evaluation.decoding)."
+        )
     policy, decode = config.no_answer.policy, config.decode
     if model.span_head is not None:
         if None in (policy, decode.n_best, decode.max_answer):
@@ -142,13 +151,31 @@ def _check(prepared: Prepared, description: Description) -> None:
         raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
-def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
+def _classifier(
+    prepared: Prepared, weights: Mapping[str, torch.Tensor], description: Description
+) -> PreTrainedModel | None:
+    """Return the model as a classifier of transformers; None if it has none for it."""
+    if not agent_of(prepared.config.agent).label_sets:
+        return None
+    encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
+    return as_classifier(encoder, prepared.config, weights, description.label_names)
+
+
+def _write_model(
+    folder: Path,
+    prepared: Prepared,
+    weights: dict[str, torch.Tensor],
+    classifier: PreTrainedModel | None,
+) -> None:
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
-        encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        if classifier is None:
+            encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        else:  # AutoModel loads the encoder of a classifier
+            classifier.save_pretrained(folder / _FOLDERS[i])
         tokenizer.save_pretrained(folder / _FOLDERS[i])
 
 

@@ -38,7 +38,7 @@ class Description:
     """Number of trained epochs, if it differs from the configuration."""
     clinical: bool = False
     """True: it was trained to find symptoms, and its card says that it makes no diagnosis."""
-    columns: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, str | list[str]] = field(default_factory=dict)
     """Columns of the table that it was trained on, by role."""
 
 
@@ -56,7 +56,7 @@ class Facts(TypedDict):
     it."""
     epochs: int | None
     fingerprint: str
-    columns: dict[str, str]
+    columns: dict[str, str | list[str]]
     untrained: bool
     """True: an encoder was not pretrained."""
     clinical: bool

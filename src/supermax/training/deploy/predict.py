@@ -136,7 +136,12 @@ def _evaluate(
     classes = [Example(str(i), "", e.text, e.question) for i, e in enumerate(examples)]
     spans = tuple(replace(e, spans=()) for e in classes)
     corpus = Corpus(
-        "prediction", loaded.label_names, tuple(classes), spans, numbers=tuple(classes)
+        "prediction",
+        loaded.label_names,
+        tuple(classes),
+        spans,
+        numbers=tuple(classes),
+        label_sets=tuple(classes),
     )
     sources = tuple(
         Source(loaded.config.encoder.name, None, encoder.model.config)
@@ -151,15 +156,17 @@ def _evaluate(
 def _prediction(
     position: str, example: Example, evaluation: Evaluation, loaded: LoadedModel
 ) -> Prediction:
-    label = probabilities = spans = score = None
+    label = labels = probabilities = spans = score = None
     if (values := evaluation.probabilities.get(position)) is not None:
         probabilities = dict(zip(loaded.label_names, values, strict=True))
         label = loaded.label_names[values.index(max(values))]
+    if (own := evaluation.label_sets.get(position)) is not None:
+        label, labels = None, tuple(loaded.label_names[i] for i in own)
     if (answers := evaluation.spans.get(position)) is not None:
         spans, margin = tuple(answers), evaluation.margins[position]
         score = margin if math.isfinite(margin) else None
     value = evaluation.numbers.get(position)
-    return Prediction(example.id, label, probabilities, spans, score, value)
+    return Prediction(example.id, label, probabilities, spans, score, value, labels)
 
 
 def predict_file(
@@ -182,14 +189,15 @@ def predict_file(
     """
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
-    inputs = replace(columns, label=None, answer=None, answer_start=None, split=None)
+    inputs = Columns(columns.text, columns.question, id=columns.id, group=columns.group)
     corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
     execution = _resolve_precision(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
     serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl
     _write(out, serialise(predictions, corpus.classes if with_text else None))
-    truths = read_truths(path, columns, encoding)
+    columns = replace(columns, several=agent_of(loaded.config.agent).label_sets)
+    truths = read_truths(path, columns, encoding, loaded.label_names)
     return Predicted(
         out,
         len(predictions),

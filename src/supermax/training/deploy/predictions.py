@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from supermax.training.data.examples import Example
@@ -25,6 +25,8 @@ class Prediction:
     """Margin of the best span over no answer, even if no answer is predicted."""
     value: float | None = None
     """Predicted number."""
+    labels: tuple[str, ...] | None = None
+    """Predicted labels; (): none of them."""
 
 
 def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
@@ -36,7 +38,9 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
         if not row.get("question"):
             row.pop("question", None)
         if prediction.probabilities is not None:
-            row |= {"label": prediction.label, "probabilities": prediction.probabilities}
+            own = prediction.labels
+            named = {"label": prediction.label} if own is None else {"labels": list(own)}
+            row |= {**named, "probabilities": prediction.probabilities}
         if prediction.value is not None:
             row["value"] = prediction.value
         if prediction.spans is not None:
@@ -50,14 +54,18 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
 def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
     """Return CSV with a column of probabilities for each label, or one of the numbers.
 
-    `start` and `end` are empty for no answer. With `texts`, also texts, questions and answers.
+    `start` and `end` are empty for no answer. Sets of labels are text with a separator that no
+    label has, or else JSON. With `texts`, also texts, questions and answers.
     """
     rows = []
     for i, prediction in enumerate(predictions):
         example = None if texts is None else texts[i]
         row = _row(prediction, example)
         if prediction.probabilities is not None:
-            row["label"] = prediction.label
+            if prediction.labels is None:
+                row["label"] = prediction.label
+            else:
+                row["labels"] = _joined(prediction.labels, prediction.probabilities)
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
         if prediction.value is not None:
             row["value"] = prediction.value
@@ -72,6 +80,12 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
+
+
+def _joined(labels: Sequence[str], known: Iterable[str]) -> str:
+    text = "".join(known)
+    mark = next((mark for mark in ";|," if mark not in text), None)
+    return json.dumps(list(labels), ensure_ascii=False) if mark is None else mark.join(labels)
 
 
 def _row(prediction: Prediction, example: Example | None) -> dict[str, object]:

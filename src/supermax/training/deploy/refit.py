@@ -29,7 +29,13 @@ from supermax._util.text import counted
 from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.training.checkpoint import Saver, read_checkpoint, write_checkpoint
-from supermax.training.config import Config, Decoding, chooses_decoding, with_decoding
+from supermax.training.config import (
+    AnyDecoding,
+    Config,
+    chooses_decoding,
+    stored_decoding,
+    with_decoding,
+)
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
@@ -82,8 +88,8 @@ class RefitRun:
 
     seed: int
     metrics: dict[str, float]
-    decoding: Decoding | None
-    """Settings that decode spans; None: the model has no span head."""
+    decoding: AnyDecoding | None
+    """Settings that decode spans or sets of labels; None: the model has no head for them."""
     counts: Counts = field(default_factory=Counts)
     """Confusion matrix and span outcomes, as `counts_of` returns them."""
 
@@ -122,7 +128,7 @@ def refit(
     save_every: float = SAVE_EVERY,
     smaller: Smaller = lambda *_: None,
     stages: Stages = lambda _: None,
-    columns: Mapping[str, str] | None = None,
+    columns: Mapping[str, str | list[str]] | None = None,
 ) -> Refit:
     """Train with each seed, evaluate on the test split, export the median model to `folder`.
 
@@ -209,7 +215,11 @@ def _fingerprint(splits: Splits) -> str:
 
 
 def _description(
-    result: Refit, run: RefitRun, splits: Splits, epochs: int, columns: Mapping[str, str]
+    result: Refit,
+    run: RefitRun,
+    splits: Splits,
+    epochs: int,
+    columns: Mapping[str, str | list[str]],
 ) -> Description:
     return Description(
         splits.train.label_names,
@@ -256,7 +266,7 @@ class _Work:
         train = self.config.train.model_copy(update={"seed": seed})
         return self.config.model_copy(update={"train": train})
 
-    def decoded(self, seed: int, decoding: Decoding | None) -> Config:
+    def decoded(self, seed: int, decoding: AnyDecoding | None) -> Config:
         """Return the configuration of a seed whose decoding settings are all given."""
         config = self.seeded(seed)
         return config if decoding is None else with_decoding(config, decoding)
@@ -280,7 +290,7 @@ class _Work:
 
 def _train_seed(
     work: _Work, seed: int, progress: Progress | None, save_every: float
-) -> Decoding | None:
+) -> AnyDecoding | None:
     """Train with a seed and save the weights.
 
     Returns the decoding settings that are chosen on the held-out groups; None if there is nothing
@@ -303,7 +313,7 @@ def _train_seed(
         write_checkpoint(folder / _DONE, done)
         Saver(folder).clear()
     stored: dict[str, Any] | None = done["decoding"]
-    return None if stored is None else Decoding(**stored)
+    return None if stored is None else stored_decoding(stored)
 
 
 def _train_stage(
@@ -313,7 +323,7 @@ def _train_stage(
 
 
 def _test_seeds(
-    work: _Work, decodings: Mapping[int, Decoding | None]
+    work: _Work, decodings: Mapping[int, AnyDecoding | None]
 ) -> tuple[Prepared, TokenizedSplit, list[tuple[RefitRun, Evaluation]]]:
     """Evaluate the models of all seeds on the test split."""
     prepared = work.prepared(next(iter(decodings)))
@@ -324,7 +334,7 @@ def _test_seeds(
 
 
 def _test_seed(
-    work: _Work, prepared: Prepared, test: TokenizedSplit, seed: int, decoding: Decoding | None
+    work: _Work, prepared: Prepared, test: TokenizedSplit, seed: int, decoding: AnyDecoding | None
 ) -> tuple[RefitRun, Evaluation]:
     """Evaluate the model of a seed on the test split."""
     work.stages(Stage("test", seed))

@@ -17,8 +17,10 @@ from supermax.training.data.classes import is_number_text
 from supermax.training.data.columns import PART_NAMES, Columns
 from supermax.training.data.examples import Example
 from supermax.training.data.inputs.reading import read_rows
+from supermax.training.data.label_sets import LabelReader, reader_of
 from supermax.training.data.rows import Row, plain
 from supermax.training.deploy.predictions import Prediction
+from supermax.training.eval.label_metrics import label_metrics
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 
@@ -28,21 +30,22 @@ MOST_SPLITS = 6
 
 @dataclass(frozen=True)
 class Truth:
-    """Label and answer of a row; None: the file has none."""
+    """Label, labels and answer of a row; None: the file has none."""
 
     label: str | None = None
     spans: tuple[Span, ...] | None = None
     split: str | None = None
+    labels: frozenset[str] | None = None
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """Metrics of one class."""
+    """Metrics of one class, or of one label of sets."""
 
     label: str
     rows: int
     recall: float
-    """Share of the rows of this class that are predicted correctly."""
+    """Share of the rows of this class that are predicted correctly, or as having this label."""
     f1: float
 
 
@@ -53,11 +56,11 @@ class Scores:
     classes: dict[str, float] = field(default_factory=dict)
     """Metrics of `class_metrics`; {} if no row has a label that the model knows."""
     by_class: tuple[ClassScore, ...] = ()
-    """Metrics of each class that occurs among the labels."""
+    """Metrics of each class or label that occurs."""
     labelled: int = 0
-    """Rows whose label is a class of the model."""
+    """Rows whose label is a class of the model, or whose labels are."""
     unknown: int = 0
-    """Rows whose label is not a class of the model; they are not scored."""
+    """Rows with a label that the model does not know; they are not scored."""
     spans: dict[str, float] = field(default_factory=dict)
     """Metrics of `span_metrics`; {} if no answers are known."""
     answered: int = 0
@@ -66,26 +69,34 @@ class Scores:
     """Metrics of `number_metrics`; {} if no row has a number."""
     measured: int = 0
     """Rows with a number."""
+    label_sets: dict[str, float] = field(default_factory=dict)
+    """Metrics of `label_metrics`; {} if no row has known labels."""
     splits: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of each split, if the file names several."""
 
 
 def read_truths(
-    path: str | Path, columns: Columns, encoding: str | None = None
+    path: str | Path,
+    columns: Columns,
+    encoding: str | None = None,
+    names: tuple[str, ...] = (),
 ) -> dict[str, Truth]:
     """Return labels and answers by the ids that `read_table` gives the rows.
 
-    An empty label is None, and so are the spans of an answer that is not in its text.
+    An empty label is None, and so are the spans of an answer that is not in its text, and labels
+    that cannot be read. `names` are the labels of the model.
     """
-    if columns.label is None and columns.answer is None:
+    if not columns.labelled and columns.answer is None:
         return {}
     table = read_rows(path, BadRows(), encoding)
     answered = any(_cell(row, columns.answer) != "" for row in table.rows)
+    sets = reader_of(table.rows, columns, names, others=True)
     return {
         _cell(row, columns.id) or row.place.id: Truth(
-            _cell(row, columns.label) or None,
+            (_cell(row, columns.label) or None) if sets is None else None,
             _answers(row, columns) if answered else None,
             _split(_cell(row, columns.split)),
+            None if sets is None else _labels(row, sets),
         )
         for row in table.rows
     }
@@ -94,6 +105,11 @@ def read_truths(
 def _cell(row: Row, column: str | None) -> str:
     value = row.values.get(column) if column is not None else None
     return "" if value is None else (plain(value) or str(value)).strip()
+
+
+def _labels(row: Row, sets: LabelReader) -> frozenset[str] | None:
+    labels, mistakes = sets.read(row.values)
+    return None if labels is None or mistakes else frozenset(labels)
 
 
 def _split(cell: str) -> str | None:
@@ -155,6 +171,13 @@ def _score(
         for p, truth in zip(predictions, known, strict=True)
         if p.value is not None and truth.label is not None and is_number_text(truth.label)
     ]
+    sets = [
+        (p, truth.labels)
+        for p, truth in zip(predictions, known, strict=True)
+        if p.labels is not None and truth.labels is not None
+    ]
+    if sets:
+        return _label_scores(sets, label_names)
     return Scores(
         classes,
         by_class,
@@ -165,6 +188,25 @@ def _score(
         numbers=number_metrics(*zip(*pairs, strict=True)) if pairs else {},
         measured=len(pairs),
     )
+
+
+def _label_scores(
+    rows: Sequence[tuple[Prediction, frozenset[str]]], names: Sequence[str]
+) -> Scores:
+    scored = [(p, true) for p, true in rows if true <= set(names)]
+    unknown = len(rows) - len(scored)
+    if not scored:
+        return Scores(unknown=unknown)
+    truth = np.array([[name in true for name in names] for _, true in scored])
+    predicted = np.array([[name in (p.labels or ()) for name in names] for p, _ in scored])
+    likely = np.array([list((p.probabilities or {}).values()) for p, _ in scored])
+    metrics = label_metrics(truth, predicted, likely)
+    by_label = tuple(
+        ClassScore(name, count, float(predicted[truth[:, i], i].mean()), metrics[f"f1_{i}"])
+        for i, name in enumerate(names)
+        if (count := int(truth[:, i].sum()))
+    )
+    return Scores({}, by_label, labelled=len(scored), unknown=unknown, label_sets=metrics)
 
 
 def _class_scores(

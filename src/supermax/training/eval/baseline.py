@@ -2,6 +2,7 @@
 
 classes: TF-IDF of the words, alone and crossed with the question, and logistic regression
 numbers: the same features, and ridge regression
+labels:  the same features, and a logistic regression for each label against the others
 spans:   the sentence whose TF-IDF is most similar to the evidence for its question, or none
 """
 
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from supermax.training.data.examples import Corpus, Example
+from supermax.training.data.label_sets import indicators
 from supermax.training.eval.decode import best_threshold, gains
-from supermax.training.eval.metrics import Floats, Ints, Span, class_metrics, span_metrics
+from supermax.training.eval.label_metrics import label_metrics
+from supermax.training.eval.metrics import Bools, Floats, Ints, Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 
 if TYPE_CHECKING:
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 _STRENGTHS = (1.0, 10.0, 100.0)  # C of the logistic regression: the inverse of the L2 penalty
 _PENALTIES = (0.1, 1.0, 10.0)  # alpha of the ridge regression
 _FOLDS = 3
+_MOST_CHOOSING = 4  # labels by which a strength is chosen
 
 
 def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
@@ -45,12 +49,16 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
         with threadpool_limits(1):
             guesses = _predict_numbers(train.numbers, validation.numbers)
         values |= number_metrics(_numbers(validation.numbers), guesses)
+    if train.label_sets and validation.label_sets:
+        with threadpool_limits(1):
+            likely = _label_probabilities(train, validation.label_sets)
+        values |= label_metrics(_sets(train, validation), likely > 0.5, likely)
     return values
 
 
 def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics on validation of the majority class of train, of no answer, and of the
-    mean of train."""
+    """Return the metrics on validation of the majority class of train, of no answer, of the mean
+    of train, and of every label for every text."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
         counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
@@ -61,6 +69,10 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
     if train.numbers and validation.numbers:
         truths = _numbers(validation.numbers)
         values |= number_metrics(truths, np.full(len(truths), _numbers(train.numbers).mean()))
+    if train.label_sets and validation.label_sets:
+        truth = _sets(train, validation)
+        every = np.ones(truth.shape)
+        values |= label_metrics(truth, every, every)
     return values
 
 
@@ -70,6 +82,32 @@ def _labels(examples: Sequence[Example]) -> Ints:
 
 def _numbers(examples: Sequence[Example]) -> Floats:
     return np.array([example.value for example in examples], dtype=np.float64)
+
+
+def _sets(names_of: Corpus, corpus: Corpus) -> Bools:
+    return np.asarray(indicators(corpus.label_sets, len(names_of.label_names)) > 0)
+
+
+def _label_probabilities(train: Corpus, examples: Sequence[Example]) -> Floats:
+    """Return the probabilities of each label [N, L]; 0 or 1 where all or none of train have it.
+
+    One strength for all labels is chosen by a few frequent ones, since there may be hundreds.
+    """
+    truth = _sets(train, train)
+    shares = truth.mean(axis=0)
+    probabilities = np.tile(np.round(shares), (len(examples), 1))
+    learnt = [int(i) for i in np.flatnonzero((shares > 0) & (shares < 1))]
+    frequent = sorted(learnt, key=lambda i: abs(shares[i] - 0.5))[:_MOST_CHOOSING]
+    if not learnt:
+        return probabilities
+    strengths = [_best_strength(train.label_sets, truth[:, i].astype(np.int64)) for i in frequent]
+    vectorizer = _vectorizer()
+    features = vectorizer.fit_transform(train.label_sets)
+    rows = vectorizer.transform(examples)
+    for i in learnt:
+        model = _regression(float(np.median(strengths))).fit(features, truth[:, i])
+        probabilities[:, i] = model.predict_proba(rows)[:, 1]
+    return probabilities
 
 
 def _predict_numbers(train: Sequence[Example], examples: Sequence[Example]) -> Floats:

@@ -10,8 +10,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from supermax.agents import agent_of
 from supermax.errors import UserError
-from supermax.training.config import Config, Decoding, chooses_decoding
+from supermax.training.config import (
+    AnyDecoding,
+    Config,
+    Decoding,
+    LabelDecoding,
+    chooses_decoding,
+)
 from supermax.training.data.examples import Example
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens
@@ -27,6 +34,8 @@ from supermax.training.eval.decode import (
     decode_spans_within,
     predict_spans,
 )
+from supermax.training.eval.label_metrics import label_metrics
+from supermax.training.eval.label_thresholds import cross_fitted, fit_thresholds
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 from supermax.training.models.assembly import Model, Scaling
@@ -44,19 +53,21 @@ class Evaluation:
 
     metrics: dict[str, float]
     probabilities: dict[str, list[float]]
-    """Probabilities of the classes, by the example's id."""
+    """Probabilities of the classes, or of each label, by the example's id."""
     spans: dict[str, list[Span]]
     """Predicted answers, by the example's id."""
-    decoding: Decoding | None = None
-    """Settings that decoded the spans; None: the model has no span head.
+    decoding: AnyDecoding | None = None
+    """Settings that decoded the spans or the sets of labels; None: the model has no head for them.
 
-    If this evaluation chose them, then on all rows. Spans and metrics use cross-fitted settings
-    instead, where no row influences its own.
+    If this evaluation chose them, then on all rows. Predictions and metrics use cross-fitted
+    settings instead, where no row influences its own.
     """
     margins: dict[str, float] = field(default_factory=dict)
     """Margin of each example's best span over no answer, even if no answer is predicted."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Predicted numbers, by the example's id."""
+    label_sets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Predicted labels as ascending indices, by the example's id."""
 
     @property
     def threshold(self) -> float | None:
@@ -99,6 +110,8 @@ def evaluation_of(
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
     if unit is not None and classes is not None:
         return _number_evaluation(classes, unit, data)
+    if agent_of(config.agent).label_sets and classes is not None:
+        return _label_evaluation(np.stack(classes), config, data, choose_for)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
@@ -136,6 +149,41 @@ def _number_evaluation(outputs: Logits, unit: Scaling, data: TokenizedSplit) -> 
     is_known = view.label.dtype.kind == "f"
     metrics = number_metrics(view.label, numbers) if is_known else {}
     return Evaluation(metrics, {}, {}, numbers=dict(zip(ids, numbers.tolist(), strict=True)))
+
+
+def _label_evaluation(
+    logits: NDArray[np.float32], config: Config, data: TokenizedSplit, choose_for: str | None
+) -> Evaluation:
+    """Return the labels of each example, with metrics if the true ones are known."""
+    view, given = data.views[-1], config.labels.threshold
+    examples = [data.examples[i] for i in view.example]
+    probabilities = torch.from_numpy(logits).double().sigmoid().numpy()
+    if given is not None:
+        thresholds = np.broadcast_to(np.asarray(given, dtype=np.float64), probabilities.shape)
+        chosen = thresholds[0]
+    elif choose_for is not None:
+        truth = view.label > 0
+        chosen = fit_thresholds(truth, probabilities, choose_for)
+        groups = [example.group for example in examples]
+        thresholds = cross_fitted(truth, probabilities, choose_for, groups)
+    else:
+        raise UserError(
+            "The configuration leaves labels.threshold open, which is chosen on validation data."
+        )
+    predicted = probabilities > thresholds
+    is_known = not np.isnan(view.label).any()
+    metrics = label_metrics(view.label > 0, predicted, probabilities) if is_known else {}
+    ids = [example.id for example in examples]
+    return Evaluation(
+        metrics,
+        dict(zip(ids, probabilities.tolist(), strict=True)),
+        {},
+        LabelDecoding(tuple(chosen.tolist())),
+        label_sets={
+            name: tuple(np.flatnonzero(row).tolist())
+            for name, row in zip(ids, predicted, strict=True)
+        },
+    )
 
 
 def _decoded(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from supermax.training.data.examples import Example
+from supermax.training.data.label_sets import indicators
 from supermax.training.eval.evaluate import Evaluation
+from supermax.training.eval.label_metrics import LabelMeasure
 from supermax.training.eval.metrics import Floats, Ints, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 
@@ -82,7 +84,7 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Return every metric over seeds, from each seed's evaluation on the same examples."""
     index = {group: i for i, group in enumerate(sorted({e.group for e in examples}))}
-    parts = [kind(examples, evaluations, index) for kind in (_classes, _spans, _numbers)]
+    parts = [kind(examples, evaluations, index) for kind in KINDS]
     names = [name for part_names, _ in parts for name in part_names]
 
     def measure(counts: Ints) -> Floats:
@@ -142,6 +144,27 @@ def _numbers(
     return names, measure
 
 
+def _label_sets(
+    examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
+) -> tuple[list[str], Measure]:
+    known = [e for e in examples if e.id in evaluations[0].label_sets and e.labels is not None]
+    if not known:
+        return [], lambda _: np.empty((len(evaluations), 0))
+    count = len(evaluations[0].probabilities[known[0].id])
+    truth = indicators(known, count) > 0
+    group = np.array([index[e.group] for e in known], dtype=np.int64)
+    by_seed = []
+    for each in evaluations:
+        predicted = [replace(e, labels=each.label_sets[e.id]) for e in known]
+        probabilities = np.array([each.probabilities[e.id] for e in known])
+        by_seed.append(LabelMeasure(truth, indicators(predicted, count) > 0, probabilities))
+
+    def measure(counts: Ints) -> Floats:
+        return np.array([list(seed(counts[group]).values()) for seed in by_seed])
+
+    return list(by_seed[0]()), measure
+
+
 def _spans(
     examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
 ) -> tuple[list[str], Measure]:
@@ -168,3 +191,7 @@ def _spans(
         return means
 
     return names, measure
+
+
+KINDS = (_classes, _spans, _numbers, _label_sets)
+"""Functions that return the names of the metrics of one target, and their measure."""

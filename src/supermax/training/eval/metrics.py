@@ -1,4 +1,4 @@
-"""Metrics of classes and spans, by name; those of numbers are in `number_metrics.py`.
+"""Metrics of classes and spans, by name; others are in `number_metrics.py`, `label_metrics.py`.
 
 All values here lie between 0 and 1, except mcc (-1 to 1). NaN means that the data does not define
 the value (an AUROC without positives), or that the model's probabilities are not finite.
@@ -7,7 +7,7 @@ the value (an AUROC without positives), or that the model's probabilities are no
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, NUMBERS, SPANS, Target
+from supermax.agents.agent import CLASSES, LABEL_SETS, NUMBERS, SPANS, TARGETS, Target
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
@@ -48,15 +48,23 @@ class Metric:
     """Agents with this target have it."""
     version: int = 1
     """Version of its definition. Values of two versions cannot be compared."""
+    also: tuple[Target, ...] = ()
+    """Further targets with a metric of this name."""
+
+    def measures(self, targets: Collection[Target]) -> bool:
+        """Return True if it is a metric of one of the targets."""
+        return any(target in targets for target in (self.target, *self.also))
 
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         *(
-            Metric(name, True, CLASSES)
-            for name in ("macro_f1", "precision", "recall", "accuracy", "auroc", "auprc", "mcc")
+            Metric(name, True, CLASSES, also=(LABEL_SETS,))
+            for name in ("macro_f1", "precision", "recall", "accuracy", "auprc")
         ),
+        *(Metric(name, True, CLASSES) for name in ("auroc", "mcc")),
+        Metric("micro_f1", True, LABEL_SETS),
         Metric("ece", False, CLASSES),
         *(
             Metric(name, True, SPANS, _SPAN_VERSION)
@@ -81,11 +89,11 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
 
     Raises UserError if there is none, or none for the agent or the number of classes.
     """
-    targets = {m.target for m in METRICS.values()} if agent is None else agent_of(agent).targets
-    known = [m.name for m in METRICS.values() if m.target in targets]
+    targets = TARGETS if agent is None else agent_of(agent).targets
+    known = [m.name for m in METRICS.values() if m.measures(targets)]
     metric = METRICS.get(name)
     if metric is None and (single := re.fullmatch(r"f1_(0|[1-9][0-9]*)", name)):
-        metric = Metric(name, True, CLASSES)
+        metric = Metric(name, True, CLASSES, also=(LABEL_SETS,))
         if classes is not None and int(single[1]) >= classes:
             raise UserError(
                 f"There is no metric {name!r}: the classes have f1_0 to f1_{classes - 1}."
@@ -93,7 +101,7 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
     if metric is None:
         near = nearest(name, [*known, *COSTS]) or f"; there are {', '.join((*known, *COSTS))}"
         raise UserError(ended(f"There is no metric {name!r}{near}"))
-    if metric.target not in targets:
+    if not metric.measures(targets):
         raise UserError(f"The agent {agent} has no metric {name!r}; it has {', '.join(known)}.")
     return metric
 
@@ -246,9 +254,11 @@ def token_f1(
     return np.array(values, dtype=np.float64)
 
 
-def span_objective(objective: str) -> str:
-    """Return the metric that spans are decoded for: the objective, or token F1 if it is none of
-    spans."""
+def decoding_objective(objective: str, agent: str) -> str:
+    """Return the metric that spans and sets of labels are decoded for: the objective, or token F1
+    if the agent finds spans and it is none of them."""
+    if agent_of(agent).label_sets:
+        return objective
     metric = METRICS.get(objective)
     return objective if metric is not None and metric.target == SPANS else "token_f1"
 

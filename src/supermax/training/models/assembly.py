@@ -52,7 +52,7 @@ class Inputs:
 class Outputs:
     """Logits of the heads; None for a head that the model does not have.
 
-    classes: [batch, classes], or the standardised number [batch, 1]; starts and ends:
+    classes: [batch, classes or labels], or the standardised number [batch, 1]; starts and ends:
     [batch, length].
     """
 
@@ -123,7 +123,8 @@ class Model(nn.Module):
             self.fusion = Fusion(config.fusion, sizes[1], sizes[0])
             size = config.fusion.width
         agent = agent_of(config.agent)
-        self.class_head = head(config.head, size, classes) if agent.classes else None
+        classifies = agent.classes or agent.label_sets
+        self.class_head = head(config.head, size, classes) if classifies else None
         self.number_head = head(config.head, size, 1) if agent.numbers else None
         if agent.numbers:
             self.register_buffer("scaling", torch.tensor([0.0, 1.0], dtype=torch.float64))

@@ -1,6 +1,6 @@
 """Losses per example, so that micro-batches add up to the loss of the effective batch.
 
-    class_loss, number_loss, span_loss ──▶ one term per example
+    class_loss, number_loss, label_loss, span_loss ──▶ one term per example
     class_denominator, span_denominator ──▶ divisor of the sum of all terms
 
 The caller computes the denominator once, for the whole effective batch, and divides the sum of
@@ -54,9 +54,10 @@ def class_loss(
 
 
 def class_denominator(labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the sum of the weights of labelled examples, at least MIN_DENOMINATOR."""
+    """Return the sum of the weights of labelled examples, at least MIN_DENOMINATOR; their number
+    for examples with a number or a set of labels."""
     known = _is_known(labels)
-    if weights is None:
+    if weights is None or labels.is_floating_point():
         return known.sum().to(torch.float32).clamp_min(MIN_DENOMINATOR)
     return (_weight_of(labels, weights) * known).sum().clamp_min(MIN_DENOMINATOR)
 
@@ -77,8 +78,47 @@ def number_loss(outputs: Tensor, targets: Tensor, config: LossConfig) -> Tensor:
     return functional.mse_loss(outputs, targets, reduction="none")
 
 
+def positive_weights(positives: Sequence[int], count: int, config: LossConfig) -> Tensor | None:
+    """Return the weight of a label's positive examples over its negative ones, for each label;
+    None: equal weights.
+
+    It is the ratio of the weights that `class_weights` gives to two classes. A label that always
+    or never occurs has the weight 1.
+    """
+    if config.balance == "none":
+        return None
+    ratios = []
+    for own in positives:
+        pair = class_weights([count - own, own], config) if 0 < own < count else None
+        ratios.append(1.0 if pair is None else float(pair[1] / pair[0]))
+    return torch.tensor(ratios, dtype=torch.float32)
+
+
+def label_loss(
+    logits: Tensor, targets: Tensor, config: LossConfig, weights: Tensor | None = None
+) -> Tensor:
+    """Return the loss of every example [B] from logits and targets of 0 and 1 [B, L]: the mean of
+    the binary cross-entropy over the labels; 0 where the targets are NaN.
+
+    `weights` multiply the terms of positive examples of each label [L].
+    """
+    logits, known = _full_precision(logits), ~targets.isnan()
+    truth = torch.where(known, targets, 0).to(logits.dtype)
+    terms = functional.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+    if config.name == "focal":
+        # -log p is exact where 1 - p is not; at p = 1 a power below 1 has an infinite slope.
+        missed = (-torch.expm1(-terms)).clamp_min(torch.finfo(terms.dtype).tiny)
+        terms = missed**config.gamma * terms
+    if weights is not None:
+        terms = terms * torch.where(truth > 0, weights.to(terms), 1)
+    return torch.where(known, terms, 0).mean(-1)
+
+
 def _is_known(targets: Tensor) -> Tensor:
-    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+    if not targets.is_floating_point():
+        return targets != IGNORED
+    known = ~targets.isnan()
+    return known if known.ndim == 1 else known.all(-1)
 
 
 def span_loss(

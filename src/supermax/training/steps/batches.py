@@ -26,7 +26,7 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True)
 class Batch:
     """Inputs of each encoder, and targets [batch]; -100 (`ignore_index`), or NaN among numbers,
-    for an example without a target."""
+    for an example without a target. Sets of labels are 0 and 1 [batch, labels]."""
 
     inputs: tuple[Inputs, ...]
     labels: Tensor

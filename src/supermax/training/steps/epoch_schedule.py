@@ -54,8 +54,8 @@ def schedule_epoch(
 ) -> EpochBatches:
     """Return the schedule of an epoch with `size` sequences per micro-step.
 
-    `weights` are those of the classes. `packed` is the length of packed rows for each encoder;
-    None where its sequences are padded instead.
+    `weights` are those of the classes, or of the labels. `packed` is the length of packed rows
+    for each encoder; None where its sequences are padded instead.
     """
     counts = [-(-len(batch) // size) for batch in batches]
     first = np.concatenate([[0], np.cumsum(counts)])
@@ -85,8 +85,9 @@ def _denominators(
     every = data.rows(np.concatenate(batches))
     begins = np.cumsum([0, *(len(batch) for batch in batches)])[:-1]
     labels, starts = data.views[-1].label[every], data.views[-1].start[every]
-    known = (~np.isnan(labels) if labels.dtype.kind == "f" else labels != NONE).astype(np.float64)
-    if weights is not None:
+    is_known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != NONE
+    known = (is_known if is_known.ndim == 1 else is_known.all(1)).astype(np.float64)
+    if weights is not None and labels.dtype.kind != "f":
         known *= weights[np.maximum(labels, 0)]
     sums = [np.add.reduceat(part, begins) for part in (known, (starts != NONE).astype(float))]
     found: NDArray[np.float32] = np.maximum(np.stack(sums, axis=1), MIN_DENOMINATOR).astype(

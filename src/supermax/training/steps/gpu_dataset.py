@@ -79,7 +79,7 @@ class GpuDataset:
             encoder_inputs.mask[-1, -1] = 0
         return Batch(
             tuple(inputs),
-            *(target[existing].masked_fill(~real, _missing(target)) for target in self._targets),
+            *(_masked(target[existing], ~real) for target in self._targets),
         )
 
 
@@ -88,9 +88,10 @@ def _to_device(view: Tokens, pad: int, device: str) -> _TokenTensors:
     return _TokenTensors(ids, _long(view.begin, device), _long(view.second, device), pad)
 
 
-def _missing(target: Tensor) -> float:
-    """Return the value of a row without a target."""
-    return math.nan if target.is_floating_point() else NONE
+def _masked(targets: Tensor, missing: Tensor) -> Tensor:
+    """Return the targets with the value for no target in the rows where it is missing."""
+    value = math.nan if targets.is_floating_point() else NONE
+    return targets.masked_fill(missing if targets.ndim == 1 else missing[:, None], value)
 
 
 def _long(values: Array, device: str) -> Tensor:

@@ -16,6 +16,7 @@ from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.optim.losses import (
     class_denominator,
     class_loss,
+    label_loss,
     number_loss,
     span_denominator,
     span_loss,
@@ -55,11 +56,11 @@ def loss_of(
     agent = agent_of(config.agent)
     span_weight = config.loss.evidence_weight if len(agent.targets) > 1 else float(agent.spans)
     if outputs.classes is not None and span_weight < 1:
-        losses = (
-            number_loss(outputs.classes, batch.labels, config.loss)
-            if agent.numbers
-            else class_loss(outputs.classes, batch.labels, config.loss, weights)
-        )
+        if agent.numbers:
+            losses = number_loss(outputs.classes, batch.labels, config.loss)
+        else:
+            loss = label_loss if agent.label_sets else class_loss
+            losses = loss(outputs.classes, batch.labels, config.loss, weights)
         parts.append((1 - span_weight) * losses.sum() / denominators.classes.to(losses.dtype))
     if outputs.starts is not None and outputs.ends is not None and span_weight > 0:
         logits, targets = (outputs.starts, outputs.ends), (batch.starts, batch.ends)

@@ -167,15 +167,15 @@ def _for_table(
     models: Sequence[str],
     encoding: str | None,
 ) -> str:
-    columns = {guess.role: guess.column for guess in guessed.columns}
-    why = {f"data.columns.{guess.role}": guess.why for guess in guessed.columns}
-    data = {"path": _relative_to_settings(place, path), "columns": columns}
+    why = {f"data.columns.{role}": reason for role, reason in guessed.reasons.items()}
+    data = {"path": _relative_to_settings(place, path), "columns": guessed.mapped}
     if encoding is not None or guessed.encoding != UTF8:
         data["encoding"] = encoding or guessed.encoding
         why["data.encoding"] = "--encoding" if encoding else "detected"
     if len(guessed.labels) > 1 and all(map(is_class_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
-        why["data.labels"] = "the classes, in their order"
+        noun = "labels" if guessed.several else "classes"
+        why["data.labels"] = f"the {noun}, in their order"
     return written(
         agent,
         name=_name(path),
@@ -193,6 +193,10 @@ def _guess_lines(
     shown = "" if guessed.form in (CSV, JSONL, PARQUET) else f" ({guessed.form})"
     lines = [f"{path if is_hub(path) else path.name}{shown} is read as:"]
     lines += [f"  {guess.role:<13}{guess.column}  ({guess.why})" for guess in guessed.columns]
+    if guessed.binary:
+        lines.append(f"  {'labels':<13}{', '.join(guessed.binary)}  (columns of 0 and 1)")
+    if guessed.label_separator:
+        lines.append(f"  {'':<13}{guessed.label_separator}  (between labels, detected)")
     if guessed.unused:
         lines.append(f"  not used     {', '.join(guessed.unused)}")
     lines += [f"  agent        {agent}"]
@@ -207,7 +211,7 @@ def _guess_lines(
         lines.append(f"{rows} without a label: `tune` skips such rows, `predict` predicts them.")
     lines += [f"The column '{column}' {reason}." for column, reason in guessed.unfit]
     lines += guessed.remarks
-    if not guessed.role("label") and not guessed.role("answer") and not guessed.unfit:
+    if not {"label", "labels", "answer"} & set(guessed.mapped) and not guessed.unfit:
         lines.append(
             f"No column looks like labels or answers, so there is nothing to train on: set "
             f"data.columns.label in {place}."

@@ -16,7 +16,7 @@ from supermax._util.attributes import RACE, STORAGE
 from supermax._util.text import counted, ended, listed, nearest, printable, size_text, took
 from supermax.engine.trial.stacks import Frame
 from supermax.errors import UserError
-from supermax.results.decoding import decoding_text
+from supermax.results.decoding import decoded, decoding_text
 from supermax.results.machines import machine_text
 from supermax.results.race import Contestant
 from supermax.results.records import (
@@ -350,7 +350,7 @@ def _print_params(screen: Console, trial: TrialRecord) -> None:
     for name, value in trial.params.items():
         screen.print(literal(f"  {name} = {_value(value)}"))
     if (decoding := decoding_text(trial)) is not None:
-        screen.print(literal(f"  Spans are decoded with {decoding}"))
+        screen.print(literal(f"  {decoded(trial)} are decoded with {decoding}"))
 
 
 def _value(value: object) -> str:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LOADING = "Loading torch and transformers, which takes some seconds"
 CLASS_SCORES = ("macro_f1", "accuracy")
 NUMBER_SCORES = ("spearman", "pearson", "rmse", "r2")
+LABEL_SCORES = ("macro_f1", "micro_f1", "accuracy")
 SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
 _ETA_AFTER = 5.0  # seconds of training after which the remaining time is estimated
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -259,10 +260,12 @@ def _print_predicted(done: Predicted, columns: Columns) -> None:
 
 def _print_scores(scores: Scores, label: str | None) -> None:
     screen = console()
-    if scores.classes:
-        shown = ", ".join(f"{name} {scores.classes[name]:.4f}" for name in CLASS_SCORES)
-        screen.print(f"On the {counted(scores.labelled, 'row')} with a label: {shown}")
-        table = Table("class", "rows", "recall", "F1")
+    if found := scores.classes or scores.label_sets:
+        of_sets = LABEL_SCORES if scores.label_sets else CLASS_SCORES
+        shown = ", ".join(f"{name} {found[name]:.4f}" for name in of_sets)
+        known = "known labels" if scores.label_sets else "a label"
+        screen.print(f"On the {counted(scores.labelled, 'row')} with {known}: {shown}")
+        table = Table("label" if scores.label_sets else "class", "rows", "recall", "F1")
         for each in scores.by_class:
             numbers = (f"{each.rows:,}", f"{each.recall:.4f}", f"{each.f1:.4f}")
             table.add_row(literal(each.label), *numbers)
@@ -274,20 +277,21 @@ def _print_scores(scores: Scores, label: str | None) -> None:
         shown = ", ".join(f"{name} {scores.numbers[name]:.4f}" for name in NUMBER_SCORES)
         screen.print(f"On the {counted(scores.measured, 'row')} with a number: {shown}")
     for split, own in scores.splits.items():
-        found = [
+        parts = [
             (own.labelled, own.classes, CLASS_SCORES),
+            (own.labelled, own.label_sets, LABEL_SCORES),
             (own.answered, own.spans, SPAN_SCORES),
             (own.measured, own.numbers, NUMBER_SCORES),
         ]
-        for number, values, names in found:
+        for number, values, names in parts:
             if values:
                 shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
                 screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
-    if scores.classes or scores.spans or scores.numbers:
+    if scores.classes or scores.label_sets or scores.spans or scores.numbers:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
-        screen.print(f"Not scored: {rows} with a label that is not a class of the model.")
+        screen.print(f"Not scored: {rows} with a label that the model does not know.")
 
 
 def _seeds(text: str) -> list[int]:
