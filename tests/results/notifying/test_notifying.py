@@ -25,12 +25,9 @@ from supermax.engine.events import TrialFinished
 from supermax.errors import EnvironmentFault, Quarantined, RunHalted, UserError
 from supermax.results.notifying import Notifier, channel, notify_halted, reason_of, targets
 from supermax.results.notifying.targets import check_targets
-from supermax.search.settings import resolve
-from supermax.search.settings.resolving import Value
-from supermax.space.presets import presets
-from supermax.ui.cli.tune import _notify_of_deaths
 from tests.conftest import eventually
 
+pytestmark = pytest.mark.usefixtures("engine_preloaded")
 HANG = f"sleep 60.{os.getpid()}"
 """Command of this test run alone."""
 
@@ -291,6 +288,11 @@ def test_better_values_are_limited_and_the_latest_is_sent(
 
 
 def test_the_supervisor_notifies_of_a_search_that_it_gives_up(receiver: Receiver) -> None:
+    from supermax.search.settings import resolve  # cells import this file
+    from supermax.search.settings.resolving import Value
+    from supermax.space.presets import presets
+    from supermax.ui.cli.tune import _notify_of_deaths
+
     flags = {"notify": Value([receiver.url], "--notify"), "name": Value("mine", "--study")}
     found = resolve("criteria", flags=flags, presets=presets(), parameters={})
     _notify_of_deaths([found])
