@@ -57,8 +57,8 @@ def optimize(
     reuse_results: bool = False,
     paused_space: int | None = None,
     stop: Literal["when_no_gain"] | WhenNoGain | None = None,
-    track: str | Sequence[str] = (),
-    notify: str | Sequence[str] = (),
+    track: str | Sequence[str] | None = (),
+    notify: str | Sequence[str] | None = (),
 ) -> Summary:
     """Run an Optuna objective fault-tolerantly, each trial in its own process.
 
@@ -175,12 +175,17 @@ def optimize(
         raise error.with_traceback(None) from None  # the message alone
 
 
-def _texts(name: str, given: str | Sequence[str]) -> list[str]:
-    """Return the values of an argument that is a text or several."""
-    found = [given] if isinstance(given, str) else list(given)
-    if not all(str(each).strip() for each in found):
+def _texts(name: str, given: object) -> list[str]:
+    """Return the values of an argument that is a text, several or None. Raises UserError."""
+    found: list[object] = []
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        found = list(given)
+    elif given is not None:
+        found = [given]
+    texts = [each for each in found if isinstance(each, str) and each.strip()]
+    if len(texts) < len(found):
         raise UserError(f"{name} must be a text or a list of texts, none of them empty.")
-    return found
+    return texts
 
 
 def _say(text: str) -> None:

@@ -189,8 +189,9 @@ def test_what_cannot_be_split_is_pruned_with_a_constraint(
     model_init: Any, reason: str, tmp_path: Path
 ) -> None:
     trainer = tiny.trainer(tmp_path, model_init=model_init)
-    with pytest.raises(supermax.RunHalted, match="No trial has succeeded"):
+    with pytest.raises(supermax.RunHalted, match="No trial has succeeded") as halted:
         search(trainer, hp_space=fixed, n_trials=1, run_dir=tmp_path)
+    assert reason in str(halted.value).partition("Trial 0: ")[2], halted.value
     trial = trials_in(tmp_path)[0]
     assert trial.state is TrialState.PRUNED
     assert trial.constraints

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from optuna.trial import TrialState
 from transformers import BertForSequenceClassification
 
 import supermax
+from supermax.trainer.detaching import Pristine, detached
 from tests.trainer import tiny
 
 pytestmark = pytest.mark.usefixtures("quick", "preloaded")
@@ -66,7 +68,9 @@ def test_result_is_that_of_transformers(tmp_path: Path) -> None:
 
 def test_the_best_model_is_kept_and_no_other(tmp_path: Path) -> None:
     trainer = tiny.trainer(tmp_path)
-    best = search(trainer, n_trials=3, run_dir=tmp_path / "run")
+    notify = f"cat > {tmp_path}/told"
+    best = search(trainer, n_trials=3, run_dir=tmp_path / "run", track=None, notify=notify)
+    assert json.loads((tmp_path / "told").read_text())["trials"] == {"COMPLETE": 3}
     folder = Path(best.run_summary["checkpoint"])
     model = BertForSequenceClassification.from_pretrained(folder)
     trainer.model = model
@@ -300,10 +304,21 @@ def test_importing_supermax_does_not_import_transformers() -> None:
 
 
 def test_no_weights_are_left_on_the_gpu(tmp_path: Path) -> None:
-    from supermax.trainer.detaching import detached
-
     trainer = tiny.trainer(tmp_path)
     with detached(trainer):
         assert trainer.model is trainer.accelerator is None
         assert not [v for v in vars(trainer).values() if isinstance(v, torch.nn.Module)]
     assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_data_without_a_truth_value_are_shared(tmp_path: Path) -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(tiny.rows(8))
+
+        def __len__(self) -> int:
+            raise TypeError("endless")
+
+    trainer = tiny.trainer(tmp_path, train_dataset=Endless(), arguments={"max_steps": 1})
+    with detached(trainer):
+        assert Pristine(trainer).copy().train_dataset is trainer.train_dataset

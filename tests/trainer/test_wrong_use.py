@@ -120,3 +120,26 @@ def test_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     trainer = tiny.trainer(tmp_path)
     monkeypatch.setattr(type(trainer.args), "world_size", 2)
     assert "started as 2 processes" in error_of(trainer)
+
+
+@pytest.mark.parametrize("direction", ["max", None, 3, [], ["minimize", "up"]])
+def test_a_wrong_direction(direction: Any, tmp_path: Path) -> None:
+    error = error_of(tiny.trainer(tmp_path), direction=direction, run_dir=tmp_path / "run")
+    assert error.startswith("direction must be 'minimize' or 'maximize', or a list of these")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("options", [{"workers": None}, {"n_jobs": "x"}, {"callbacks": 3}])
+def test_options_of_wrong_types(options: dict[str, Any], tmp_path: Path) -> None:
+    assert next(iter(options)) in error_of(tiny.trainer(tmp_path), **options)
+
+
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer, said = tiny.trainer(tmp_path), r"cannot be created .* another run_dir"
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(supermax.EnvironmentFault, match=said):
+            search(trainer, run_dir=place)
+    trainer.args.output_dir = str(tmp_path / "file")
+    with pytest.raises(supermax.EnvironmentFault, match=said):
+        search(trainer)

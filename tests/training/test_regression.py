@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from supermax.errors import UserError
+from supermax.tasks.preflight import check_parts
 from supermax.training.config import read_config
 from supermax.training.data.classes import are_numbers
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus
+from supermax.training.data.guessing import guess_file
 from supermax.training.data.splits import read_splits, split
 from supermax.training.data.synthetic_ratings import synthetic_ratings
 from supermax.training.data.tables import read_table
@@ -150,3 +153,44 @@ def test_baselines() -> None:
     assert ridge["rmse"] < constant["rmse"]
     empty = Corpus("empty", ())
     assert baseline(splits.train, empty) == trivial(splits.train, empty) == {}
+
+
+def test_decimal_commas_are_named_with_advice_that_works(tmp_path: Path) -> None:
+    rows = [(f"number {i} of a text", f"{i},5") for i in range(40)]
+    path = write(tmp_path / "comma.csv", rows)
+    with pytest.raises(UserError, match=r"3\.5 instead of 3,5"):
+        read_table(path, COLUMNS)
+    with pytest.raises(UserError, match=r"holds no number(?s:.*)3\.5 instead of 3,5"):
+        read_table(path, COLUMNS, numeric=True)
+    assert "3.5 instead of 3,5" in dict(guess_file(path).unfit)["score"]
+    points = write(tmp_path / "point.csv", [(text, n.replace(",", ".")) for text, n in rows])
+    assert read_table(points, COLUMNS, numeric=True).numbers[3].value == 3.5
+    assert guess_file(points).agent == "regression"
+
+
+def test_numbers_whose_squares_overflow_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "huge.csv", [("a b", "1e300"), ("c d", "1")])
+    with pytest.raises(UserError, match=r"numbers beyond 1e\+100"):
+        read_table(path, COLUMNS, numeric=True)
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_a_split_with_one_number_is_refused_before_any_trial(part: str) -> None:
+    splits = split(numeric(40), seed=1)
+    check_parts("regression", splits)
+    own = getattr(splits, part)
+    same = replace(own, numbers=tuple(replace(e, value=3.0) for e in own.numbers))
+    with pytest.raises(UserError, match=f"All numbers of the {part} split are the same"):
+        check_parts("regression", replace(splits, **{part: same}))
+
+
+def test_mean_and_deviation_are_stored_in_double_precision(tmp_path: Path) -> None:
+    """Unix times have a mean that fp32 rounds by up to 64."""
+    corpus = numeric(40)
+    moved = tuple(replace(e, value=1.6e9 + 40 + float(e.value or 0)) for e in corpus.numbers)
+    train_split = replace(corpus, numbers=moved)
+    own = prepare(config("regression"), train_split, corpus, cache=tmp_path)
+    true = np.array([e.value for e in moved])
+    assert own.model.unit is not None
+    assert own.model.unit.mean == pytest.approx(true.mean(), rel=1e-15)
+    assert own.model.unit.deviation == pytest.approx(true.std(), rel=1e-9)

@@ -98,7 +98,8 @@ def check_known(agent: str, corpus: Corpus) -> None:
 
 
 def check_parts(agent: str, splits: Splits) -> None:
-    """Raise UserError if the train or validation split lacks rows that the agent needs."""
+    """Raise UserError if the train or validation split lacks rows that the agent needs, or has
+    only one number."""
     empty = [
         f"{what}: no row with {target.row}"
         for what, part in (("train", splits.train), ("validation", splits.validation))
@@ -111,6 +112,16 @@ def check_parts(agent: str, splits: Splits) -> None:
             + "\nGive these splits such rows, or leave the column of the splits unmapped "
             "(data.columns.split), so that the data is split."
         )
+    if not agent_of(agent).numbers:
+        return
+    for what, part in (("train", splits.train), ("validation", splits.validation)):
+        if len({example.value for example in part.numbers}) < 2:
+            raise UserError(
+                f"All numbers of the {what} split are the same, so there is nothing to "
+                f"{'learn' if what == 'train' else 'tell trials apart by'}. Give it rows with "
+                f"other numbers, or split the data differently (data.split_seed, or "
+                f"data.columns.split unmapped)."
+            )
 
 
 def check_counts(**counts: object) -> None:

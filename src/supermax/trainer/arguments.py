@@ -49,8 +49,12 @@ def _hint(name: str) -> str:
 def workers_of(options: Mapping[str, Any]) -> int:
     """Return the number of trials that run at the same time."""
     if (jobs := options.get("n_jobs")) is None:
-        return int(options.get("workers", 1))
-    return os.cpu_count() or 1 if jobs == -1 else int(jobs)
+        jobs = options.get("workers", 1)
+    elif jobs == -1:
+        jobs = os.cpu_count() or 1
+    if isinstance(jobs, int):
+        return jobs  # its range is checked with the other arguments
+    raise UserError(f"workers (n_jobs) must be an integer, but is {jobs!r:.80}.")
 
 
 def is_trainer(trainer: object) -> bool:

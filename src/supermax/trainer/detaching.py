@@ -61,8 +61,8 @@ class Pristine:
     are shared: they are large, and trials do not change them."""
 
     def __init__(self, trainer: Any) -> None:
-        names = ("train_dataset", "eval_dataset")
-        self._shared = [value for name in names if (value := getattr(trainer, name, None))]
+        data = [getattr(trainer, name, None) for name in ("train_dataset", "eval_dataset")]
+        self._shared = [each for each in data if each is not None]  # some have no truth value
         buffer = io.BytesIO()
         _Pickler(buffer, self._shared).dump(trainer)
         self._data = buffer.getvalue()

@@ -42,6 +42,8 @@ class RunArguments(TypedDict, total=False):
     reuse_results: bool
     paused_space: int | None
     stop: Literal["when_no_gain"] | WhenNoGain | None
+    track: str | Sequence[str] | None
+    notify: str | Sequence[str] | None
 
 
 class SearchOptions(OptunaOptions, RunArguments, total=False):

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import optuna
 from optuna.trial import FrozenTrial
 
+from supermax._util.attributes import RECORD
+from supermax._util.text import in_short
 from supermax.engine.promotion.ladder import Promotion
 from supermax.engine.ranking import front, ranked
 from supermax.engine.storage.locations import find_location
+from supermax.engine.storage.run_folder import StudyFolder
 from supermax.engine.summary import Summary
 from supermax.errors import RunHalted, SupermaxError, UserError
-from supermax.run import optimize
+from supermax.run import callback_list, optimize
 from supermax.space import Space, flatten
 from supermax.trainer.arguments import (
     check_backend,
@@ -68,8 +72,8 @@ def hyperparameter_search(
         options: Of ``optuna.create_study``: storage, study_name, sampler, pruner, load_if_exists
             (default True). Of `supermax.optimize`: workers, timeout, run_dir, devices,
             reuse_cells, trial_timeout, stall_timeout, retries, deadline, lease, callbacks,
-            progress, reuse_results, paused_space, stop. Of ``Study.optimize``: n_jobs, another
-            name for workers; gc_after_trial and catch are accepted without effect.
+            progress, reuse_results, paused_space, stop, track, notify. Of ``Study.optimize``:
+            n_jobs, another name for workers; gc_after_trial and catch are accepted without effect.
 
     Returns:
         The best run; with several objectives, a list with those of the Pareto front. Its
@@ -131,14 +135,16 @@ class _Search:
         passed = passed_on(self._options)
         where = self._run_dir or find_location(self._study).run_dir
         retention = ModelRetention(where)
-        callbacks = passed.pop("callbacks", None) or ()
+        callbacks = callback_list(passed.pop("callbacks", None))
+        if isinstance(callbacks, list | tuple):  # others are refused with the other arguments
+            callbacks = [retention, *callbacks]
         with detached(self._trainer) if self._trainer is not None else nullcontext():
             summary = self._optimize(
                 n_trials=n_trials,
                 workers=workers_of(self._options),
                 run_dir=self._run_dir,
                 planner=SplitPlanner(),
-                callbacks=[retention, *callbacks],
+                callbacks=callbacks,
                 **passed,
             )
         retention.finish(self._study)
@@ -163,8 +169,8 @@ class _Search:
         best = front(ranked(trials, self._study.directions), self._study.directions)
         if not best:
             raise RunHalted(
-                f"No trial has succeeded, so there is no best run. {summary} "
-                f"`supermax faults` and the logs of the trials show why."
+                f"No trial has succeeded, so there is no best run. {summary}"
+                f"{_last_fault(trials, summary.run_dir)}"
             )
         return best
 
@@ -183,6 +189,16 @@ class _Search:
         several = len(self._study.directions) > 1
         value = list(trial.values) if several else trial.value
         return BestRun(str(trial.number), value, params, details)
+
+
+def _last_fault(trials: Sequence[FrozenTrial], run_dir: Path) -> str:
+    """Return sentences about the last fault of the trials; empty if there was none."""
+    for trial in reversed(trials):
+        if faults := trial.user_attrs.get(RECORD, {}).get("faults"):
+            log = StudyFolder(run_dir).trial(trial.number).log
+            named = f" Its log: {log}" if log.is_file() else ""
+            return f" Trial {trial.number}: {in_short(faults[-1]['message'], 500)}.{named}"
+    return ""
 
 
 def _modules_of(trainer: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 from optuna.study import Study, StudyDirection
 
-from supermax.errors import UserError
+from supermax.errors import EnvironmentFault, UserError
 from supermax.space import Space
 from supermax.studies import make_storage, open_study
 
@@ -31,12 +31,12 @@ def open_search(
     """
     storage, run_dir = options.get("storage"), options.get("run_dir")
     place = Path(run_dir).absolute() if run_dir is not None else None
+    directions = _directions(direction)
     if storage is None and place is not None:
-        place.mkdir(parents=True, exist_ok=True)
+        _make(place, exist_ok=True)
         storage, place = f"sqlite:///{place / 'study.db'}", None
     elif storage is None:
         place = _new_folder(Path(output_dir).absolute())
-    directions = [direction] if isinstance(direction, str) else list(direction)
     study = _open(space, storage, directions, options)
     _check_directions(study, directions)
     return study, place
@@ -58,18 +58,40 @@ def _open(space: Space | None, storage: Any, directions: list[str], options: Any
 
 def _check_directions(study: Study, wanted: list[str]) -> None:
     there = [direction.name.lower() for direction in study.directions]
-    if there != [_name(direction) for direction in wanted]:
+    if there != wanted:
         raise UserError(
             f"The study '{study.study_name}' is there with direction {', '.join(there)}, and this "
-            f"call says {', '.join(map(_name, wanted))}. Pass the same direction, or another "
-            f"study_name."
+            f"call says {', '.join(wanted)}. Pass the same direction, or another study_name."
         )
 
 
-def _name(direction: object) -> str:
-    return (
-        direction.name.lower() if isinstance(direction, StudyDirection) else str(direction).lower()
-    )
+def _directions(given: object) -> list[str]:
+    """Return the directions of the objectives, `minimize` or `maximize`. Raises UserError."""
+    single = isinstance(given, str | StudyDirection)
+    several = given if isinstance(given, Sequence) else ()
+    names = [
+        each.name.lower() if isinstance(each, StudyDirection) else each
+        for each in ([given] if single else several)
+    ]
+    if not names or any(name not in ("minimize", "maximize") for name in names):
+        raise UserError(
+            f"direction must be 'minimize' or 'maximize', or a list of these for several "
+            f"objectives, but is {given!r:.80}."
+        )
+    return list(map(str, names))
+
+
+def _make(folder: Path, *, exist_ok: bool = False) -> None:
+    """Create a folder. Raises EnvironmentFault if that is impossible, and FileExistsError for
+    one that exists and must not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and not exist_ok:
+            raise
+        raise EnvironmentFault(
+            f"The folder {folder} cannot be created ({error.strerror}). Pass another run_dir."
+        ) from None
 
 
 def _new_folder(output_dir: Path) -> Path:
@@ -79,7 +101,7 @@ def _new_folder(output_dir: Path) -> Path:
     number = 1
     while True:
         try:
-            folder.mkdir(parents=True)
+            _make(folder)
             return folder
         except FileExistsError:
             number += 1

@@ -25,12 +25,9 @@ from supermax.engine.events import TrialFinished
 from supermax.errors import EnvironmentFault, Quarantined, RunHalted, UserError
 from supermax.results.notifying import Notifier, channel, notify_halted, reason_of, targets
 from supermax.results.notifying.targets import check_targets
-from supermax.search.settings import resolve
-from supermax.search.settings.resolving import Value
-from supermax.space.presets import presets
-from supermax.ui.cli.tune import _notify_of_deaths
 from tests.conftest import eventually
 
+pytestmark = pytest.mark.usefixtures("engine_preloaded")
 HANG = f"sleep 60.{os.getpid()}"
 """Command of this test run alone."""
 
@@ -57,7 +54,16 @@ def receiver() -> Iterator[Receiver]:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             found.events.append(json.loads(body))
             found.headers.append(dict(self.headers))
+            self._answer()
+
+        def do_GET(self) -> None:
+            found.events.append({"event": "GET"})
+            self._answer()
+
+        def _answer(self) -> None:
             self.send_response(found.status)
+            if found.status // 100 == 3:
+                self.send_header("Location", f"{found.url}/moved")
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -195,6 +201,37 @@ def test_what_is_not_accepted_is_sent_by_the_next_run_once(
     assert len(ids) == len(set(ids)) == 3
 
 
+def test_a_target_that_is_added_later_gets_no_earlier_events(
+    study: optuna.Study, receiver: Receiver, tmp_path: Path
+) -> None:
+    with Notifier(study, ["exit 0"]) as notifier:
+        notifier.ended(None)
+    for _ in range(2):
+        with Notifier(study, ["exit 0", receiver.url]) as notifier:
+            notifier.ended(None)
+    assert len(receiver.of("ended")) == 2
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_redirects_are_not_followed(receiver: Receiver, status: int) -> None:
+    """A redirected POST becomes a GET without the event, which a server may well accept."""
+    receiver.status = status
+    target = check_targets([receiver.url])[0]
+    with pytest.raises(RuntimeError, match=f"HTTP status {status}: name the URL") as raised:
+        target.send({"event": "ended"})
+    assert receiver.events == [{"event": "ended"}]
+    assert "very-secret" not in str(raised.value)
+
+
+def test_arguments_without_texts(study: optuna.Study, quick: None) -> None:
+    summary = supermax.optimize(study, objective, 1, progress=False, notify=None, track=None)
+    assert summary.trials["COMPLETE"] == 1
+    for name in ("notify", "track"):
+        for wrong in (3, [None], [3], ["true", ""]):
+            with pytest.raises(UserError, match=f"{name} must be a text or a list of texts"):
+                supermax.optimize(study, objective, 1, progress=False, **{name: wrong})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [(f"{HANG} & {HANG}", "it took longer than 0.5 s"), ("exit 3", "exit code 3")],
@@ -251,6 +288,11 @@ def test_better_values_are_limited_and_the_latest_is_sent(
 
 
 def test_the_supervisor_notifies_of_a_search_that_it_gives_up(receiver: Receiver) -> None:
+    from supermax.search.settings import resolve  # cells import this file
+    from supermax.search.settings.resolving import Value
+    from supermax.space.presets import presets
+    from supermax.ui.cli.tune import _notify_of_deaths
+
     flags = {"notify": Value([receiver.url], "--notify"), "name": Value("mine", "--study")}
     found = resolve("criteria", flags=flags, presets=presets(), parameters={})
     _notify_of_deaths([found])
@@ -276,7 +318,16 @@ def test_secrets_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["http://", "ftp://me:secret@host", "'secret", "https://x:y:z/secret"]
+    "value",
+    [
+        "http://",
+        "ftp://me:secret@host",
+        "'secret",
+        "https://x:y:z/secret",
+        "https://host/my secret",
+        "https://host/my\nsecret",
+        "https://host/é/secret",
+    ],
 )
 def test_targets_that_are_neither_command_nor_url(value: str) -> None:
     with pytest.raises(UserError, match=r"^notify: ") as raised:

@@ -18,6 +18,7 @@ from supermax.results.tracking.kinds import KINDS, shown_tracker, split_kind
 from tests.conftest import eventually
 from tests.few import quick_are
 
+pytestmark = pytest.mark.usefixtures("engine_preloaded")
 CRASHES = {
     "hangs": ("import time\nwhile True: time.sleep(1)", "has not responded for"),
     "segfault": (

@@ -210,9 +210,9 @@ def test_bad_lines_of_jsonl(tmp_path: Path) -> None:
         4: "this is not UTF-8 text (byte 8 of the line, 0xff); 1 more like it (line 6)",
         5: "the text is a list or an object",
         7: "the text is missing",
+        8: "NaN is not JSON; a missing value is null",
     }.items():
         assert f"bad.jsonl, line {line}: {what}" in message
-    assert "; 1 more like it (line 8)" in message
     corpus = read_table(path, Columns("t", label="y"), on_bad="skip")
     assert (len(corpus.classes), corpus.skipped) == (2, 7)
 

@@ -239,3 +239,13 @@ def test_validation_rows_are_drawn_from_train_where_there_are_none(tmp_path: Pat
     assert days[0] | days[1] == set(range(80))
     assert splits.fingerprint == again.fingerprint
     assert "the data has no validation rows: they were drawn from train" in said
+
+
+def test_ratings_of_few_values_are_read_as_numbers_if_the_agent_says_so(tmp_path: Path) -> None:
+    rows = [f"a text about day {i},{i % 5}" for i in range(60)]
+    (tmp_path / "stars.csv").write_text(csv("text,stars", *rows))
+    with inside(tmp_path):
+        assert "agent        criteria" in sm("init", "stars.csv", "-o", "classes.yaml")
+        sm("init", "stars.csv", "--agent", "regression")
+        assert read(tmp_path, "classes.yaml").train.label_names == tuple("01234")
+        assert {e.value for e in read(tmp_path, "stars.yaml").train.numbers} == {0, 1, 2, 3, 4}

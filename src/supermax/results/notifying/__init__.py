@@ -29,7 +29,14 @@ from supermax.engine import events as ev
 from supermax.engine.storage.locations import find_location
 from supermax.engine.storage.run_folder import append_line
 from supermax.errors import Quarantined, RunHalted, StorageFault, UserError
-from supermax.results.notifying.channel import BETTER, ENDED, HALTED, Event, ReceiverThread
+from supermax.results.notifying.channel import (
+    BETTER,
+    ENDED,
+    HALTED,
+    Event,
+    ReceiverThread,
+    addressed,
+)
 from supermax.results.notifying.targets import check_targets
 from supermax.results.records import read_record
 
@@ -110,7 +117,8 @@ class Notifier:
             event |= _outcome(self._study, self._run_dir)
         with contextlib.suppress(Exception):
             make_private(self._run_dir)
-            append_line(self._outbox, json.dumps(finite(event), default=str))
+            line = addressed(event, [channel.target for channel in self._channels])
+            append_line(self._outbox, json.dumps(finite(line), default=str))
         for channel in self._channels:
             channel.put(event)
         self._close()

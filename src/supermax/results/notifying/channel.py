@@ -12,7 +12,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from supermax._util.text import masked, one_line
@@ -124,6 +124,11 @@ class ReceiverThread:
             )
 
 
+def addressed(event: Event, targets: Sequence[Receiver]) -> Event:
+    """Return an event with the targets that it is for: one that is added later does not get it."""
+    return {**event, "for": [target.key for target in targets]}
+
+
 def delivery(event: Event, target: Receiver) -> dict[str, object]:
     return {"delivered": event["id"], "to": target.key}
 
@@ -135,7 +140,9 @@ def undelivered(outbox: Path, target: Receiver) -> list[Event]:
         match line:
             case {"delivered": str(name), "to": target.key}:
                 events.pop(name, None)
-            case {"event": str(kind), "id": str(name), **facts}:
+            case {"event": str(kind), "id": str(name), "for": list(keys), **facts} if (
+                target.key in keys
+            ):
                 found: Event = {str(key): fact for key, fact in facts.items()}
                 events[name] = {"event": kind, "id": name, **found}
     return list(events.values())

@@ -67,11 +67,12 @@ class Receiver:
             coded = base64.b64encode(unquote(login).encode()).decode()
             request.add_header("Authorization", f"Basic {coded}")
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT):
+            with _OPENER.open(request, timeout=TIMEOUT):
                 pass
         except urllib.error.HTTPError as error:
             error.close()
-            raise RuntimeError(f"HTTP status {error.code}") from None
+            moved = ": name the URL that it redirects to" if error.code // 100 == 3 else ""
+            raise RuntimeError(f"HTTP status {error.code}{moved}") from None
         except urllib.error.URLError as error:
             raise RuntimeError(str(error.reason)) from None
 
@@ -98,14 +99,25 @@ class Receiver:
             raise RuntimeError(f"exit code {process.returncode}")
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Refusal of redirects: urllib would repeat the request without the event, and send the login
+    to another host."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
+
+
 def check_targets(notify: Sequence[str]) -> list[Receiver]:
     """Return the targets of the setting `notify`. Raises UserError for one that is neither a
     command nor a URL of HTTP."""
     targets = [Receiver(text.strip()) for text in notify]
     if not all(map(_is_valid, targets)):
         raise UserError(
-            "notify: one value is neither a command nor a URL with http:// or https:// (not shown "
-            "here: it may contain a password)."
+            "notify: one value is neither a command nor a URL with http:// or https://, in ASCII "
+            "and without spaces (not shown here: it may contain a password)."
         )
     return targets
 
@@ -115,7 +127,8 @@ def _is_valid(target: Receiver) -> bool:
         if target.is_url:
             parts = urlsplit(target.text)
             _ = parts.port  # raises ValueError for one that is no number
-            return bool(parts.hostname)
+            clean = target.text.isascii() and target.text.isprintable() and " " not in target.text
+            return clean and bool(parts.hostname)  # http.client would quote another one
         return "://" not in shlex.split(target.text)[0]
     except (ValueError, IndexError):
         return False

@@ -26,8 +26,8 @@ def why_no_classes(cells: Iterable[str]) -> str:
     if numbers and len(kinds) > MOST_NUMBERS and not codes:
         return (
             f"holds {len(kinds):,} different numbers, which are no classes. The agent regression "
-            f"learns numbers. Otherwise turn them into classes (such as low, middle, high), map "
-            f"another column as label, or list the classes in data.labels"
+            f"learns numbers{_point(kinds)}. Otherwise turn them into classes (such as low, "
+            f"middle, high), map another column as label, or list the classes in data.labels"
         )
     for mark in () if numbers else SEPARATORS:
         if several := _several(filled, kinds, mark):
@@ -52,6 +52,12 @@ def separator_of(cells: Iterable[str]) -> str:
     found = {mark: _several(filled, kinds, mark) for mark in SEPARATORS}
     best = max(SEPARATORS, key=found.__getitem__)
     return best if found[best] else ""
+
+
+def _point(kinds: set[str]) -> str:
+    """Return what to change for numbers with a decimal comma."""
+    commas = any("," in kind for kind in kinds)
+    return ", written with a decimal point (3.5 instead of 3,5)" if commas else ""
 
 
 def are_numbers(cells: Iterable[str]) -> bool:

@@ -324,6 +324,12 @@ def guess(
         left = {name: left[name] for name in left if name not in binary}
     elif "label" not in found:
         take("label", label, () if unfit else classes, "few values, each in many rows")
+    if "label" not in found:  # numbers with a decimal comma, for example
+        unfit += tuple(
+            (name, reason)
+            for name, own in left.items()
+            if _is_named("number", name) and (reason := why_no_classes(own))
+        )
     if "group" not in found:
         repeated = [name for name in left if name in titles or _are_groups(left[name])]
         own_splits = cells[found["split"].column] if "split" in found else []

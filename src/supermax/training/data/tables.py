@@ -24,6 +24,9 @@ from supermax.training.data.places import Place
 from supermax.training.data.rows import Row, plain, require, why_not_plain
 from supermax.training.data.spans import Span
 
+_LARGEST_NUMBER = 1e100
+"""Largest number to learn: sums of the squares of larger ones overflow."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -205,7 +208,8 @@ def _draft(row: Row, reading: _Reading) -> _Draft | None:
         reading.bad.add(row.place, what, id=given, advice=_ALL_LABELS)
     if label and reading.numeric and not is_number_text(label):
         what = f"the column {reading.mapped['label']!r} holds no number"
-        reading.bad.add(row.place, what, id=given)
+        advice = _DECIMAL_POINT if is_number_text(label.replace(",", ".", 1)) else ""
+        reading.bad.add(row.place, what, id=given, advice=advice)
     text = cells["text"]
     spans = _spans(row, text, reading, given) if columns.answer is not None else None
     group = cells.get("group", "").strip() or f"text-{_digest(text)}"
@@ -243,6 +247,7 @@ def _mistakes(row: Row, cells: dict[str, str], reading: _Reading) -> Iterator[tu
         yield f"the split is none of {', '.join(PARTS)}", ""
 
 
+_DECIMAL_POINT = "Write decimal points: 3.5 instead of 3,5."
 _ALL_LABELS = "Remove data.labels to take all labels of the file, or list every one of them."
 
 
@@ -298,10 +303,16 @@ def _check_labels(
 
 def _check_numbers(drafts: list[_Draft], columns: Columns, file: str) -> None:
     """Raise UserError if there is nothing to learn from the numbers."""
-    if len({float(draft.label) for draft in drafts}) < 2:
+    numbers = {float(draft.label) for draft in drafts}
+    if len(numbers) < 2:
         raise UserError(
             f"{file}: the column {columns.label!r} holds fewer than two different numbers, so "
             f"there is nothing to learn from. Map another column as label."
+        )
+    if max(map(abs, numbers)) > _LARGEST_NUMBER:
+        raise UserError(
+            f"{file}: the column {columns.label!r} holds numbers beyond {_LARGEST_NUMBER:g}: "
+            f"squared errors overflow. Correct them, or write them in a larger unit."
         )
 
 

@@ -155,7 +155,8 @@ class Model(nn.Module):
 
     def set_scaling(self, scaling: Scaling) -> None:
         """Store mean and deviation with the weights."""
-        self.scaling.copy_(torch.tensor([scaling.mean, scaling.deviation]))
+        numbers = [scaling.mean, scaling.deviation]
+        self.scaling.copy_(torch.tensor(numbers, dtype=torch.float64))
 
     def layers_above(self) -> dict[str, int]:
         """Return the number of layers above each parameter in its own encoder: 0 in the last

@@ -172,7 +172,8 @@ def _for_table(
     if encoding is not None or guessed.encoding != UTF8:
         data["encoding"] = encoding or guessed.encoding
         why["data.encoding"] = "--encoding" if encoding else "detected"
-    if len(guessed.labels) > 1 and all(map(is_class_name, guessed.labels)):
+    has_classes = agent_of(agent).classes and len(guessed.labels) > 1
+    if has_classes and all(map(is_class_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
         noun = "labels" if guessed.several else "classes"
         why["data.labels"] = f"the {noun}, in their order"

@@ -7,6 +7,8 @@ import shlex
 from typing import TYPE_CHECKING
 
 from supermax._util.text import took
+from supermax.agents import agent_of
+from supermax.agents.agent import CLASSES, NUMBERS, SPANS
 from supermax.engine.summary import NO_GAIN
 from supermax.search.settings.model import Settings
 from supermax.studies import file_of, without_password
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from supermax.search.tuned import Tuned
 
 VARIABLE = "SUPERMAX_STORAGE"
+_TRIVIAL = {CLASSES: "majority class", SPANS: "no answer", NUMBERS: "the mean"}
 
 
 def outcome(settings: Settings, tuned: Tuned) -> list[str]:
@@ -53,7 +56,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(titles[0], tuned.trivial_baseline(value), baseline_of),
+        *_baseline_warning(settings, titles[0], tuned.trivial_baseline(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",
@@ -72,14 +75,17 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     ]
 
 
-def _baseline_warning(metric: str, baseline: float | None, split: str) -> list[str]:
+def _baseline_warning(
+    settings: Settings, metric: str, baseline: float | None, split: str
+) -> list[str]:
     """Return a sentence on a baseline that is no worse. `split` names the split of the baseline
     where it differs from that of the value."""
     if baseline is None:
         return []
+    kind = ", ".join(_TRIVIAL[target] for target in agent_of(settings.agent).targets)
     return [
-        f"That is no better than the trivial baseline (majority class, no answer), which has "
-        f"{metric} {baseline:.4f}{split}. Try more epochs, other learning rates or more data."
+        f"That is no better than the trivial baseline ({kind}), which has {metric} "
+        f"{baseline:.4f}{split}. Try more epochs, other learning rates or more data."
     ]
 
 

@@ -91,3 +91,31 @@ def test_bytes_are_no_text(tmp_path: Path) -> None:
     path = written(tmp_path / "data.parquet", {"t": [b"\xff\xfe", b"x"], "y": ["a", "b"]})
     with pytest.raises(UserError, match="row index 0: the text is a value of the type bytes"):
         read_table(path, Columns("t", label="y"))
+
+
+@pytest.mark.parametrize("kind", ["date", "time", "text"])
+def test_values_that_python_cannot_represent_are_mistakes_in_their_rows(
+    tmp_path: Path, kind: str
+) -> None:
+    odd = {
+        "date": pyarrow.array([0, 2**30], pyarrow.date32()),
+        "time": pyarrow.array([0, 2**62], pyarrow.timestamp("us")),
+        "text": pyarrow.Array.from_buffers(
+            pyarrow.string(), 2, pyarrow.array([b"fine", b"\xff\xfe"]).buffers()
+        ),
+    }
+    path = written(tmp_path / "data.parquet", {"t": ["one text", "two texts"], "odd": odd[kind]})
+    assert [e.text for e in read_table(path, Columns("t")).classes] == ["one text", "two texts"]
+    with pytest.raises(
+        UserError, match=r"1 mistake in 1 row.*\n.*row index 1: the label is a value"
+    ):
+        read_table(path, Columns("t", label="odd"))
+
+
+@pytest.mark.parametrize(
+    "noted", ["{not json", "[]", '{"info": null}', '{"info": {"features": 1}}']
+)
+def test_notes_of_datasets_that_are_damaged_are_ignored(tmp_path: Path, noted: str) -> None:
+    columns = {"t": ["one text", "two texts"], "y": ["a", "b"]}
+    path = written(tmp_path / "data.parquet", columns, {"huggingface": noted})
+    assert read_table(path, Columns("t", label="y")).label_names == ("a", "b")

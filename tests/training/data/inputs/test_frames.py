@@ -96,3 +96,11 @@ def test_numbers_of_classes_become_names() -> None:
     assert with_names(2, ["a", "b"]) == 2
     assert with_names(None, ["a"]) is None
     assert with_names(True, ["a", "b"]) is True
+
+
+def test_missing_decimals_are_missing() -> None:
+    labels = [decimal.Decimal(text) for text in ("1.5", "NaN", "2.5")]
+    frame = pandas.DataFrame({"text": ["one text", "two texts", "three"], "label": labels})
+    corpus = read_table(frame, Columns("text", label="label"), numeric=True)
+    assert [e.value for e in corpus.numbers] == [1.5, 2.5]
+    assert corpus.unlabelled[0].rows == 1

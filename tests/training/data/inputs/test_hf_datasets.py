@@ -192,3 +192,25 @@ def _missing(package: str) -> Any:
 def test_other_columns_of_a_dataset_are_read_too() -> None:
     data = datasets.Dataset.from_dict(columns_of(GOOD))
     assert read_rows(data, BadRows()).columns == ("id", "text", "label")
+
+
+def test_a_transform_is_refused_with_advice_that_works() -> None:
+    """Datasets apply it when rows are read one by one: these are not the rows that are stored."""
+
+    def upper(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**rows, "text": [text.upper() for text in rows["text"]]}
+
+    view = typed().with_transform(upper)
+    with pytest.raises(UserError, match=r"dataset has a transform .*reset_format\(\), then"):
+        read_table(view, COLUMNS)
+    view.reset_format()
+    assert read_table(view.map(upper, batched=True), COLUMNS).classes[0].text == "TEXT 12 OF DAY 0"
+
+
+def test_an_only_split_that_is_not_train_is_named() -> None:
+    only = datasets.DatasetDict({"test": typed()})
+    remarks = guess_file(only).remarks
+    assert remarks == (
+        "dataset has no split but test, whose rows are read as data without splits.",
+    )
+    assert guess_file(datasets.DatasetDict({"train": typed()})).remarks == ()

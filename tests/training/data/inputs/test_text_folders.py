@@ -170,3 +170,14 @@ def test_what_this_user_may_not_read_is_named(hidden: str) -> None:
         said = as_somebody(lambda: refused(folder))
         (folder / hidden).chmod(0o755)
     assert said.endswith(f"{folder / hidden} cannot be read: Permission denied.")
+
+
+def test_two_files_of_one_split_are_refused(tmp_path: Path) -> None:
+    """They may be the same rows in two formats, which would all be read twice."""
+    folder = tmp_path / "reviews"
+    folder.mkdir()
+    write_csv(tmp_path, GOOD).rename(folder / "train.csv")
+    write_jsonl(tmp_path, GOOD).rename(folder / "train.jsonl")
+    assert "has several files of train, train.csv and train.jsonl, which" in refused(folder)
+    (folder / "train.jsonl").unlink()
+    assert len(read_table(folder, COLUMNS).classes) == len(GOOD)

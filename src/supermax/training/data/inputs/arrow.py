@@ -33,9 +33,17 @@ def read_parquet(path: Path, bad: BadRows) -> Rows:
         else:
             why = "is not a Parquet file. Name it .csv or .jsonl, if it is one of these"
         raise UserError(f"{path} {why}.") from None
-    noted = (table.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(noted).get("info", {}).get("features") if noted else None
-    return rows_of_arrow(table, path.name, PARQUET, class_names(features or {}), bad)
+    classes = class_names(_features(table.schema.metadata or {}))
+    return rows_of_arrow(table, path.name, PARQUET, classes, bad)
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any]:
+    """Return the features that `datasets` has noted in a Parquet file; {} if there are none."""
+    try:
+        features = json.loads(metadata[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        return {}
+    return features if isinstance(features, Mapping) else {}
 
 
 def _is_parquet(path: Path) -> bool:
@@ -52,7 +60,7 @@ def rows_of_arrow(
     columns = tuple(map(str, table.column_names))
     check_column_names(columns, Place(source, unit=""), bad)
     values = [
-        [_named(cell_of(cell), classes.get(name)) for cell in column.to_pylist()]
+        [_named(cell_of(cell), classes.get(name)) for cell in _values(column)]
         for name, column in zip(columns, table.columns, strict=True)
     ]
     rows = tuple(
@@ -61,6 +69,22 @@ def rows_of_arrow(
     )
     known = {name: names for name, names in classes.items() if name in columns}
     return Rows(source, columns, rows, form, classes=known)
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column. One that Python cannot represent, such as a date beyond the
+    year 9999 or a string that is not UTF-8, stays as it is, which is a mistake in its row."""
+    try:
+        return list(column.to_pylist())
+    except (OverflowError, ValueError):
+        return [_value(cell) for cell in column]
+
+
+def _value(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        return cell
 
 
 def _is_struct(field: Any) -> bool:

@@ -20,7 +20,7 @@ def cell_of(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return None if math.isnan(value) else float(value)
-    if type(value).__name__ in _MISSING:
+    if type(value).__name__ in _MISSING or (isinstance(value, decimal.Decimal) and value.is_nan()):
         return None
     if isinstance(value, Mapping):
         return {str(key): cell_of(each) for key, each in value.items()}

@@ -99,6 +99,11 @@ def _name_of(data: Any) -> str:
 
 
 def _rows(data: Any, source: str, bad: BadRows) -> Rows:
+    if data.format["type"] == "custom":
+        raise UserError(
+            f"{source} has a transform (set_transform, with_transform), which is not applied. "
+            f"Apply it once: dataset.reset_format(), then dataset.map(FUNCTION, batched=True)."
+        )
     features = data.features.to_dict()
     left = [column for column, feature in features.items() if not _is_read(feature)]
     table = data.remove_columns(left).with_format("arrow")[:]  # without decoding images

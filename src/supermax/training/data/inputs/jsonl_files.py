@@ -33,6 +33,8 @@ def _object(place: Place, line: bytes, bad: BadRows) -> dict[str, object] | None
         value = json.loads(line, parse_constant=_refuse)
     except json.JSONDecodeError as error:
         bad.add(place, "this is not JSON", f" (column {error.colno})")
+    except _Constant as error:
+        bad.add(place, f"{error} is not JSON; a missing value is null")
     except (ValueError, RecursionError):
         bad.add(place, "this is not JSON")
     else:
@@ -43,4 +45,8 @@ def _object(place: Place, line: bytes, bad: BadRows) -> dict[str, object] | None
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)
+    raise _Constant(constant)
+
+
+class _Constant(ValueError):
+    """NaN or Infinity, which Python's json writes."""

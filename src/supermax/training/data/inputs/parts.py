@@ -29,8 +29,8 @@ def joined_parts(file: str, parts: Mapping[str, Rows]) -> Rows:
     read without such a column, and can be split. Raises UserError if no split is known.
     """
     if len(parts) == 1:
-        (only,) = parts.values()
-        return replace(only, file=file)
+        ((name, only),) = parts.items()
+        return replace(only, file=file, remarks=(*only.remarks, *_only_split(file, name)))
     known = {name: rows for name, rows in parts.items() if part_name(name)}
     if not known:
         names = ", ".join(parts)
@@ -53,6 +53,11 @@ def joined_parts(file: str, parts: Mapping[str, Rows]) -> Rows:
         split=column,
         remarks=(*remarks, *_left_out(file, parts)),
     )
+
+
+def _only_split(file: str, name: str) -> Iterator[str]:
+    if name and part_name(name) != "train":
+        yield f"{file} has no split but {name}, whose rows are read as data without splits."
 
 
 def _classes(parts: Mapping[str, Rows]) -> dict[str, tuple[str, ...]]:

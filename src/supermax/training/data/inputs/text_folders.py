@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,19 @@ def data_files(folder: Path, is_table: Callable[[Path], bool]) -> dict[str, list
         part = part_name(path.name.partition(".")[0])
         if part is not None and path.is_file() and is_table(path):
             found.setdefault(part, []).append(path)
+    for part, paths in found.items():
+        if len({_without_shard(path) for path in paths}) > 1:
+            names = " and ".join(path.name for path in paths[:2])
+            raise UserError(
+                f"{folder} has several files of {part}, {names}, which may hold the same rows. "
+                f"Leave one of them in it; shards are named like train-00000-of-00002.csv."
+            )
     return found
+
+
+def _without_shard(path: Path) -> str:
+    """Return the name of a file without the number of its shard."""
+    return re.sub(r"-\d{5}(?=-of-\d{5})", "", path.name)
 
 
 def is_text_folder(folder: Path) -> bool:
