@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 from collections.abc import Iterator
 
 import pytest
@@ -16,6 +18,17 @@ def trainer_template() -> Iterator[Template]:
     template = Template("tests.conftest", "supermax.run", *modules)
     yield template
     template.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_are_frozen() -> Iterator[None]:
+    """Keep what torch and transformers have created out of garbage collections: a training of the
+    Trainer collects garbage several times, which would take longer than all its steps."""
+    importlib.import_module("tests.trainer.tiny")
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def broken(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "packages" / "wandb.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path / "packages")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
-    monkeypatch.setattr("supermax.results.tracking.process._PAUSES", (0.01,) * 3)
+    monkeypatch.setattr("supermax.results.tracking.process._PAUSES", (0.01, 30.0))
     if request.param == "hangs":
         monkeypatch.setattr("supermax.results.tracking.process._SILENT", 4.0)
     return words
