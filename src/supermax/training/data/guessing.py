@@ -312,17 +312,13 @@ def guess(
     titles = {name for name, own in left.items() if "answer" in found and _are_titles(own, words)}
     classes = [name for name, own in left.items() if _are_classes(own) and name not in titles]
     is_open = label is None and not {"label", "answer"} & set(found)
-    several, separator = (_sets(left, lists, not classes) if is_open else None) or (None, "")
-    numbers = _numbers(left) if is_open and several is None else None
-    binary = _binary(left) if is_open and several is numbers is None and not unfit else ()
-    if (own := several or numbers) is not None:
-        why = "by its name, numbers" if several is None else "several labels in a row"
-        found["label"] = Guess("label", own, why)
-        del left[own]
-        unfit = tuple((name, reason) for name, reason in unfit if name != own)
-    elif binary:
-        left = {name: left[name] for name in left if name not in binary}
-    elif "label" not in found:
+    other = _other_labels(left, lists, bool(classes), bool(unfit)) if is_open else _OtherLabels()
+    if other.guess is not None:
+        found["label"] = other.guess
+        unfit = tuple(pair for pair in unfit if pair[0] != other.guess.column)
+    for name in other.columns:
+        del left[name]
+    if "label" not in found and not other.binary:
         take("label", label, () if unfit else classes, "few values, each in many rows")
     if "label" not in found:  # numbers with a decimal comma, for example
         unfit += tuple(
@@ -342,13 +338,42 @@ def guess(
     return Guessed(
         tuple(found.values()),
         tuple(left),
-        () if several is not None else listed,
+        () if other.several else listed,
         unfit=unfit,
-        numeric=numbers is not None,
-        several=several is not None,
-        binary=binary,
-        label_separator=separator,
+        numeric=other.numeric,
+        several=other.several,
+        binary=other.binary,
+        label_separator=other.separator,
     )
+
+
+@dataclass(frozen=True)
+class _OtherLabels:
+    """Labels that are no classes: numbers, sets of labels, or columns of 0 and 1."""
+
+    guess: Guess | None = None
+    numeric: bool = False
+    several: bool = False
+    separator: str = ""
+    binary: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return self.binary if self.guess is None else (self.guess.column,)
+
+
+def _other_labels(
+    left: dict[str, list[str]], lists: Sequence[str], classes: bool, unfit: bool
+) -> _OtherLabels:
+    """Return the labels that are no classes. `classes`: another column may hold classes;
+    `unfit`: a column is named like labels and holds none."""
+    if (sets := _sets(left, lists, not classes)) is not None:
+        name, separator = sets
+        guess = Guess("label", name, "several labels in a row")
+        return _OtherLabels(guess, several=True, separator=separator)
+    if (numbers := _numbers(left)) is not None:
+        return _OtherLabels(Guess("label", numbers, "by its name, numbers"), numeric=True)
+    return _OtherLabels(binary=() if unfit else _binary(left))
 
 
 def _sets(

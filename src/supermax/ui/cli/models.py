@@ -291,7 +291,8 @@ def _print_scores(scores: Scores, label: str | None) -> None:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
-        screen.print(f"Not scored: {rows} with a label that the model does not know.")
+        known = "one" if scores.label_sets else "a class"
+        screen.print(f"Not scored: {rows} with a label that is not {known} of the model.")
 
 
 def _seeds(text: str) -> list[int]:
