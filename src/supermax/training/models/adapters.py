@@ -10,6 +10,7 @@ where an adapter is used: it takes seconds, and loads bitsandbytes, which initia
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -45,6 +46,11 @@ def check_installed() -> None:
 def import_peft() -> ModuleType:
     """Import peft. Raises UserError where that fails."""
     check_installed()
+    log = logging.getLogger(
+        "bitsandbytes"
+    )  # it warns of missing 4-bit kernels, which are not used
+    level = log.level
+    log.setLevel(logging.ERROR)
     try:
         import peft
     except Exception as error:
@@ -52,6 +58,8 @@ def import_peft() -> ModuleType:
             "adapter.name: lora cannot be used: the package peft is installed, but does not load "
             f"({type(error).__name__}: {error})."
         ) from error
+    finally:
+        log.setLevel(level)
     return peft
 
 
