@@ -32,10 +32,16 @@ from supermax.engine.processes.supervisor import (
 )
 from supermax.search.data import data_of
 from supermax.search.settings import resolve
+from supermax.search.spaces import space_for
+from supermax.space import choices
 from supermax.space.presets import presets
 from supermax.space.reading import load
+from supermax.tasks.preflight import check_space
+from supermax.training.deploy.export import export
+from supermax.training.deploy.exported import Description
 from supermax.ui.cli import app
 from tests import ROOT
+from tests.training.corpora import config, ready
 from tests.ui.cli.helping import command_of, sm
 
 SOURCE = ROOT / "src" / "supermax"
@@ -225,6 +231,47 @@ def test_the_yaml_of_the_pages_is_valid(tmp_path: Path) -> None:
     found = resolve(None, file=tmp_path / "settings.yaml", presets=presets()).settings
     assert found.narrow["optim.lr"] == {"low": 1e-5, "high": 1e-4}
     assert "head.dropout" not in load(tmp_path / "space.yaml").parameters
+
+
+def test_the_yaml_of_the_page_on_lora_is_valid(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "howto" / "lora.md").read_text()
+    settings, space = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "settings.yaml").write_text(f"agent: criteria\npreset: max\n{settings}")
+    (tmp_path / "space.yaml").write_text(space)
+    found = resolve(None, file=tmp_path / "settings.yaml", presets=presets()).settings
+    for each in (space_for(found), load(tmp_path / "space.yaml")):
+        check_space("criteria", each)
+        assert choices(each, "adapter.name") == ["none", "lora"]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_lora_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "examples" / "notes.csv", tmp_path)
+    prepared = ready(tmp_path / "cache", config(encoder={"name": "tiny-bert"}), n=30)
+    description = Description(("no", "yes"), None, {}, "")
+    export(tmp_path / "base", prepared, prepared.model.state_dict(), description)
+    encoder = str(tmp_path / "base" / "encoder")
+    sm("init", "notes.csv", "--force")
+    few = ["--models", encoder, "--preset", "demo", "--trials", "3", "--epochs", "1"]
+    text = (ROOT / "docs" / "howto" / "lora.md").read_text()
+    for line in re.findall(r"^    supermax (.*)$", text, re.MULTILINE):
+        args = shlex.split(line)
+        more = [*few, "--no-supervisor"] if args[0] == "tune" else []
+        more += ["--seeds", "1"] if args[0] == "refit" else []
+        sm(*args, *more)
+    trials = json.loads(sm("best", "notes", "--json"))
+    assert {trial["params"]["adapter.name"] for trial in trials} == {"lora"}
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    facts = run_program(program)
+    assert facts["model"].peft_config["default"].modules_to_save
+    assert not (tmp_path / "model" / "adapter_config.json").exists()
+    answers = [line.split(",")[1] for line in Path("answers.csv").read_text().splitlines()]
+    sm("predict", "model", "notes.csv", "-o", "merged.csv")
+    merged = [line.split(",")[1] for line in Path("merged.csv").read_text().splitlines()]
+    assert answers == merged
 
 
 @pytest.mark.slow

@@ -150,9 +150,17 @@ class Study:
         return write_report(self.record, path, storage=storage)
 
     def refit(
-        self, folder: str | Path, *, seeds: Sequence[int] = (1, 2, 3), trial: int | None = None
+        self,
+        folder: str | Path,
+        *,
+        seeds: Sequence[int] = (1, 2, 3),
+        trial: int | None = None,
+        adapter: bool = False,
     ) -> Refit:
         """Train the configuration of the winner of the race, else of the best trial, or of
-        `trial`, once for each seed; export the model to the folder."""
+        `trial`, once for each seed; export the model to the folder, with `adapter` only its LoRA
+        adapter."""
         self._write_data()
-        return refit_study(self.record, trial, self.settings, seeds=seeds, folder=folder)[1]
+        return refit_study(
+            self.record, trial, self.settings, seeds=seeds, folder=folder, adapter=adapter
+        )[1]

@@ -223,3 +223,30 @@ def test_graphs_are_freed(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         used.append(torch.cuda.memory_reserved())
     assert used[-1] <= used[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_adapters_train_the_same(tmp_path: Path, family: str, micro_batch: int | None) -> None:
+    wanted = config(
+        encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        adapter={"name": "lora", "rank": 4}, head={"dropout": 0.0}, train={"epochs": 3},
+        optim={"lr": 1e-2},
+    )  # fmt: skip
+    eager, captured = both(tmp_path, wanted, replace(HALF, micro_batch=micro_batch))
+    assert losses(captured) == pytest.approx(losses(eager), rel=0.02)
+
+
+@COMPILES
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_train_the_same_compiled(tmp_path: Path, family: str) -> None:
+    wanted = config(
+        encoder={"name": family, "dropout": 0.0, "attention_dropout": 0.0},
+        adapter={"name": "lora", "rank": 4}, head={"dropout": 0.0}, train={"epochs": 3},
+        optim={"lr": 1e-2},
+    )  # fmt: skip
+    eager = train(made(tmp_path, wanted, replace(HALF, captured=False)), Quiet())
+    prepared = made(tmp_path, wanted, replace(HALF, compiled=True))
+    compiled = train(prepared, Quiet())
+    assert prepared.executor.how.startswith("compiled, CUDA graphs")
+    assert losses(compiled) == pytest.approx(losses(eager), rel=0.02)

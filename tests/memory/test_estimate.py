@@ -7,20 +7,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from supermax.memory.disk import footprint
 from supermax.memory.estimate import STATE, UNCAPTURED, Correction, Split, need
 from supermax.memory.facts import Spec
+from supermax.memory.saved_activations import base
 from supermax.tasks import shapes
 from supermax.tasks.specs import spec_of
-from supermax.training.config import read_config
+from supermax.training.config import Config, read_config
 from supermax.training.models import architectures
-from supermax.training.models.assembly import Model, count
+from supermax.training.models.adapters import add_adapter
+from supermax.training.models.assembly import Inputs, Model, count
 from supermax.training.models.encoders import load_encoder, prepared_config
-from supermax.training.models.sources import find
+from supermax.training.models.sources import Source, find
 from supermax.training.steps.capturable_step import CAPTURABLE_OPTIMIZERS
 from supermax.training.steps.execution import Execution
 from tests.memory.specs import BERT_LARGE, GIB, specs
@@ -45,6 +50,85 @@ def test_parameters_are_counted_exactly(family: str, agent: str, frozen: int) ->
     found = need(spec, Split(4))
     assert found.weights == 4 * count(model)
     assert found.gradients == 4 * spec.trained
+
+
+@pytest.mark.parametrize("agent", ["criteria", "joint"])
+@pytest.mark.parametrize("family", TINY)
+@pytest.mark.parametrize("kind", ["attention", "all-linear"])
+def test_parameters_of_an_adapter_are_counted_exactly(family: str, agent: str, kind: str) -> None:
+    adapter = {"name": "lora", "rank": 4, "target_modules": kind}
+    wanted = read_config({"agent": agent, "encoder": {"name": family}, "adapter": adapter})
+    sources = [find(family)] * (2 if agent == "joint" else 1)
+    model = model_of(wanted, sources)
+    spec = spec_of(wanted, sources, Execution(), classes=3)
+    assert spec.parameters == count(model)
+    assert spec.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    weights = sum(p.numel() for p in model.parameters())
+    stored = sum(p.numel() for name, p in model.named_parameters() if name in model.saved_state())
+    found = need(spec, Split(4))
+    assert found.weights == 4 * weights
+    assert (found.gradients, found.optimizer) == (4 * spec.trained, 8 * spec.trained)
+    assert spec.stored == stored
+    assert footprint(spec).states == 2 * (2 * 4 * stored + 8 * spec.trained)
+
+
+def model_of(wanted: Config, sources: list[Source]) -> Model:
+    encoders = [load_encoder(source, prepared_config(source, None, None)) for source in sources]
+    model = Model(wanted, [*encoders], classes=3)
+    add_adapter(model, wanted.adapter, [source.name for source in sources])
+    return model
+
+
+def saved_bytes(wanted: Config, sources: list[Source]) -> int:
+    """Return the bytes that autograd saves in a forward pass, without the weights."""
+    model = model_of(wanted, sources).train()
+    tensors = [*model.parameters(), *model.buffers()]
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    saved: dict[int, torch.UntypedStorage] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.randint(5, 2000, (4, 64))
+    mask = torch.ones_like(ids)
+    mask[-1, 48:] = 0
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = model(Inputs(ids, mask, torch.zeros_like(ids)))
+        assert outputs.classes.requires_grad
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+@pytest.mark.parametrize("kind", ["attention", "all-linear"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("family", ["tiny-bert", "tiny-modernbert", "tiny-deberta"])
+def test_an_adapter_saves_the_tensors_that_are_estimated(
+    family: str, dropout: float, kind: str
+) -> None:
+    """Beside those of full training. The first layer, of two here, saves fewer: its input has no
+    gradient."""
+    parts: dict[str, Any] = {"encoder": {"name": family, "dropout": 0, "attention_dropout": 0}}
+    adapter = {"name": "lora", "rank": 8, "dropout": dropout, "target_modules": kind}
+    full, lora = (read_config({**parts, "adapter": each}) for each in ({}, adapter))
+    sources = [find(family)]
+    before, now = (saved_bytes(wanted, sources) for wanted in (full, lora))
+    spec = spec_of(lora, sources, Execution())
+    (layers,) = spec.encoders
+    estimated = (spec.adapter_bytes - base(layers, replace(spec, adapter=0))) * 4 * 64
+    assert now == pytest.approx(before + estimated, rel=0.08)
+
+
+@pytest.mark.parametrize("optimizer", sorted(STATE))
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_adapter_needs_less_memory(optimizer: str, captured: bool) -> None:
+    full = Spec((BERT_LARGE,), 32, 256, optimizer=optimizer, captured=captured)
+    lora = replace(full, adapter=1 << 20)
+    for checkpointing in (False, True):
+        split = Split(8, checkpointing)
+        assert need(lora, split).total < 0.75 * need(full, split).total
+    assert set(need(lora, Split(8)).items().values()) != set(need(full, Split(8)).items().values())
 
 
 def test_sizes_of_an_encoder_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,6 +222,7 @@ architectures.TINY["middling"] = (kind, {**small, **wide})
 
 def config(name, batch):
     return read_config({"encoder": {"name": name, "dropout": 0.1, "attention_dropout": 0.1},
+                        "adapter": {"name": sys.argv[2], "dropout": 0.1},
                         "text": {"max_length": 256}, "train": {"effective_batch": batch}})
 
 probe_memory(config(sys.argv[1], 4), Execution(micro_batch=2), 16)  # libraries
@@ -163,11 +248,12 @@ for batch, length, again in ((4, 128, False), (12, 128, True), (12, 128, False))
         pytest.param("tiny-deberta", marks=pytest.mark.slow),
     ],
 )
-def test_estimates_match_memory_measured_on_a_cpu(family: str) -> None:
+@pytest.mark.parametrize("adapter", ["none", "lora"])
+def test_estimates_match_memory_measured_on_a_cpu(family: str, adapter: str) -> None:
     # Freed memory is returned at once: what glibc would keep of it is slack, not tested here.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)}
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, family],
+        [sys.executable, "-c", PROBE, family, adapter],
         capture_output=True, text=True, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -10,10 +10,11 @@ import pytest
 from supermax import UserError
 from supermax.search.settings import Settings
 from supermax.search.spaces import SEED, space_for, with_former, with_parameters
-from supermax.space import Space, load, open_version, preset
+from supermax.space import Space, choices, load, open_version, preset
 from supermax.space.presets import presets
 from supermax.studies import stored_space
 from supermax.tasks.objective import configured
+from supermax.tasks.preflight import check_space
 
 AGENTS = ("criteria", "evidence", "share", "joint")
 
@@ -66,6 +67,25 @@ def test_decoding_that_a_user_fixes_is_used(
     assert space.mistakes(values) == []
     found = {n: v for n, v in values.items() if n.startswith(("decode.", "no_answer."))}
     assert found == drawn
+
+
+@pytest.mark.parametrize(
+    ("narrow", "names", "rank"),
+    [
+        ({"adapter.name": "lora"}, {"lora"}, 8),
+        ({"adapter.name": ["none", "lora"]}, {"none", "lora"}, None),
+        ({"adapter.rank": 16}, {"lora"}, 16),
+    ],
+)
+def test_settings_turn_lora_on(narrow: dict[str, object], names: set[str], rank: int) -> None:
+    settings = Settings(agent="criteria", trials=1, epochs=1, preset="standard", narrow=narrow)
+    space = space_for(settings)
+    check_space("criteria", space)
+    assert set(choices(space, "adapter.name")) == names
+    values = space.defaults() or {}
+    assert space.mistakes(values) == []
+    assert values.get("adapter.rank") == rank
+    assert "adapter.name" not in space_for(settings.model_copy(update={"narrow": {}})).parameters
 
 
 def test_an_agent_without_spans_has_no_decoding() -> None:

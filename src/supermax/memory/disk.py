@@ -28,10 +28,10 @@ class Footprint:
 
 def footprint(spec: Spec) -> Footprint:
     """Return the footprint of a trial. A training state holds the weights, the best epoch's
-    weights and the optimizer's state."""
-    weights, optimizer = 4 * spec.parameters, int(STATE[spec.optimizer] * spec.trained)
+    weights and the optimizer's state; with an adapter, without the frozen weights."""
+    weights, optimizer = 4 * spec.stored, int(STATE[spec.optimizer] * spec.trained)
     context = CONTEXT["cpu" if spec.device == "cpu" else "cuda"]
-    memory = weights + 4 * spec.trained + optimizer + context
+    memory = 4 * (spec.parameters + spec.adapter) + 4 * spec.trained + optimizer + context
     return Footprint(memory, 2 * (2 * weights + optimizer), weights)
 
 

@@ -109,7 +109,7 @@ def need(spec: Spec, split: Split, correction: Correction = PLAIN) -> Need:
     micro = min(split.micro_batch, spec.effective_batch)
     kind = "cpu" if spec.device == "cpu" else "cuda"
     found = Need(
-        weights=4 * spec.parameters,
+        weights=4 * (spec.parameters + spec.adapter),
         gradients=4 * spec.trained,
         optimizer=int(STATE[spec.optimizer] * spec.trained),
         **_forward(spec, micro, split.checkpointing, correction.scale),
@@ -133,7 +133,10 @@ def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[
     matrices are freed by then."""
     tokens, square = batch * spec.length, batch * spec.length**2
     layers = [(e, saved_activations.layer_of(e, spec), spec.active(e)) for e in spec.encoders]
-    linear_parts = [saved_activations.by_token(layer, e, spec) * tokens for e, layer, _ in layers]
+    adapter = spec.adapter_bytes / sum(e.layers for e in spec.encoders)
+    linear_parts = [
+        (saved_activations.by_token(layer, e, spec) + adapter) * tokens for e, layer, _ in layers
+    ]
     quadratic_parts = [
         saved_activations.attention(layer, e, spec, batch, spec.length) for e, layer, _ in layers
     ]
@@ -164,8 +167,9 @@ def _forward(spec: Spec, batch: int, checkpointing: bool, scale: float) -> dict[
 
 
 def _autocast_copies(spec: Spec) -> int:
-    """Return the bytes of the half-precision copies that autocast caches during a forward pass, of
-    all matrices that are trained."""
+    """Return the bytes of the half-precision copies that autocast makes during a forward pass, of
+    all matrices with a backward pass. Under an adapter that has the frozen ones too: the gradient
+    of their inputs needs them."""
     return sum(2 * spec.active(e) * e.matrices for e in spec.encoders) if spec.half else 0
 
 
@@ -173,8 +177,8 @@ def _saved(spec: Spec, split: Split) -> int:
     """Return the bytes of the best weights; on a CPU also of the training state that is written,
     which holds them too."""
     if spec.device != "cpu":
-        return 0 if split.best_on_host else 4 * spec.parameters
-    return int(12 * spec.parameters + STATE[spec.optimizer] * spec.trained)
+        return 0 if split.best_on_host else 4 * spec.stored
+    return int(12 * spec.stored + STATE[spec.optimizer] * spec.trained)
 
 
 def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
@@ -190,7 +194,7 @@ def _other_moments(found: Need, spec: Spec, split: Split, micro: int) -> int:
     persistent = captured and spec.optimizer in UNCAPTURED
     accumulated = micro < spec.effective_batch or persistent
     backward = activations + (found.gradients if accumulated else 0)
-    copies = found.half_copies if captured else 0
+    copies = (2 * spec.adapter if spec.adapter else found.half_copies) if captured else 0
     accumulation = found.gradients + 2 * copies + (4 * spec.largest if accumulated else 0)
     update = found.gradients + copies + _update_workspace(spec, captured)
     tokens = max(split.evaluated, spec.length)

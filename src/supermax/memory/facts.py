@@ -45,6 +45,25 @@ class EncoderSizes:
 
 
 @dataclass(frozen=True)
+class AdaptedLayers:
+    """Linear layers of an encoder that an adapter changes, by their numbers of features."""
+
+    count: Numbers
+    inputs: Numbers
+    """Sum of the input features of the adapted layers."""
+    outputs: Numbers
+    """Sum of their output features."""
+    distinct: Numbers
+    """Input features of the adapted layers, those of query, key and value counted once."""
+    frozen: Numbers
+    """Input features of the layers that are not adapted."""
+
+    def parameters(self, rank: int) -> int:
+        """Return the elements of the adapter's matrices."""
+        return rank * (self.inputs + self.outputs)
+
+
+@dataclass(frozen=True)
 class Spec:
     """Properties of a trial that its memory depends on, apart from the split of its batch."""
 
@@ -57,6 +76,11 @@ class Spec:
     optimizer: str = "adamw"
     frozen: int = 0
     """Number of frozen layers; if above 0, the embeddings are frozen too."""
+    adapter: int = 0
+    """Elements of an adapter's matrices; if above 0, the encoders are frozen; 0: no adapter."""
+    adapter_bytes: int = 0
+    """Bytes that an adapter's layers save for each token, beyond those of full training; below 0
+    where frozen layers save less than the adapter adds."""
     dropout: bool = True
     attention_dropout: bool = True
     head: int = 0
@@ -80,7 +104,14 @@ class Spec:
 
     @property
     def trained(self) -> int:
+        if self.adapter:
+            return self.adapter + self.head
         return sum(self.trained_of(encoder) for encoder in self.encoders) + self.head
+
+    @property
+    def stored(self) -> int:
+        """Elements of the weights in a checkpoint: with an adapter only those that are trained."""
+        return self.trained if self.adapter else self.parameters
 
     def trained_of(self, encoder: EncoderSizes) -> int:
         if not self.frozen:
@@ -93,6 +124,8 @@ class Spec:
 
     @property
     def largest(self) -> int:
-        """Elements of the largest parameter that is trained."""
+        """Elements of the largest parameter that is trained; of an adapter, those of a layer."""
+        if self.adapter:
+            return self.adapter // min(encoder.layers for encoder in self.encoders)
         whole = max(encoder.largest for encoder in self.encoders)
         return max(encoder.matrices for encoder in self.encoders) // 3 if self.frozen else whole

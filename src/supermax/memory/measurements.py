@@ -156,6 +156,8 @@ _MEASURED = TypeAdapter(Measured)
 _TRAITS = (
     "optimizer",
     "frozen",
+    "adapter",
+    "adapter_bytes",
     "dropout",
     "attention_dropout",
     "head",

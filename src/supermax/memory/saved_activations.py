@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from supermax.memory.facts import EncoderSizes, Spec
+from supermax.memory.facts import AdaptedLayers, EncoderSizes, Spec
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,21 @@ def by_token(layer: Layer, encoder: EncoderSizes, spec: Spec) -> float:
     return saved
 
 
+def adapter_by_token(layers: AdaptedLayers, rank: int, dropout: bool, half: bool) -> int:
+    """Return the bytes that an adapter's layers save for each token, beyond those of full
+    training.
+
+    A frozen linear layer does not save its input; the first matrix of an adapter saves it instead,
+    the second one saves the output of the first. With dropout each layer saves a mask, and an
+    input of its own.
+    """
+    width = 2 if half else 4
+    saved = width * (rank * layers.count - layers.frozen)
+    if dropout:
+        saved += layers.inputs if half else width * (2 * layers.inputs - layers.distinct)
+    return saved
+
+
 def attention(layer: Layer, encoder: EncoderSizes, spec: Spec, batch: int, length: int) -> float:
     """Return the bytes that grow with the square of the length, and those of relative
     positions."""
@@ -121,7 +136,7 @@ def attention(layer: Layer, encoder: EncoderSizes, spec: Spec, batch: int, lengt
 
 def base(encoder: EncoderSizes, spec: Spec) -> float:
     """Return the bytes that the embeddings save for each token; 0 where they are frozen."""
-    if spec.frozen:
+    if spec.frozen or spec.adapter:
         return 0.0
     on_gpu = spec.device != "cpu" and spec.half
     mask = (1 if on_gpu else 4) if spec.dropout else 0

@@ -65,12 +65,13 @@ def refit_study(
     *,
     seeds: Sequence[int],
     folder: str | Path,
+    adapter: bool = False,
     progress: Progress | None = None,
     stages: Stages = lambda _: None,
     tell: Callable[[str], None] = print,
 ) -> tuple[TrialRecord, Refit]:
     """Train the configuration of the winner of the race, else of the best trial, or of `trial`,
-    once for each seed; export a model.
+    once for each seed; export a model, with `adapter` only its adapter.
 
     The data must be that of the search, and training stays within the memory that the search had.
     `tell` is called with a message if memory runs out all the same. Return the trial and the
@@ -102,6 +103,7 @@ def refit_study(
             smaller=memory_plan.smaller,
             stages=stages,
             columns=None if columns is None else columns.model_dump(exclude_none=True),
+            adapter=adapter,
         )
     finally:
         limit_memory(replace(execution, memory=None))

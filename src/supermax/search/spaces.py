@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from supermax.search.settings import Settings
-from supermax.space import Space, load, narrowed
+from supermax.space import Space, load, narrowed, with_lora
+from supermax.space.adapters import NAME as ADAPTER
+from supermax.space.adapters import lora_parameters
 from supermax.space.presets import LENGTH, preset, unsearched
 
 SEED = "train.seed"
@@ -29,8 +31,11 @@ def space_for(settings: Settings) -> Space:
         space = Space(**{"name": settings.study, **settings.space})
     if settings.space is not None and models:
         space = narrowed(space, {"encoder.name": settings.models})
-    space = with_parameters(space, _wanted(settings))
-    return narrowed(space, settings.narrow) if settings.narrow else space
+    space, narrow = with_parameters(space, _wanted(settings)), dict(settings.narrow)
+    if any(name in lora_parameters() for name in narrow) and ADAPTER not in space.parameters:
+        space = with_lora(space)
+        narrow.setdefault(ADAPTER, "lora")  # a rank, say, needs the adapter
+    return narrowed(space, narrow) if narrow else space
 
 
 def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:

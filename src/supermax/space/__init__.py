@@ -7,6 +7,7 @@ model ◀─ reading (files), narrowing                     definition of the sp
 
 from __future__ import annotations
 
+from supermax.space.adapters import with_lora
 from supermax.space.domains import Categorical, Constraint, Float, Int, Parameter
 from supermax.space.migration.diff import Change, changes
 from supermax.space.migration.versions import Opened, find_versions, open_version, space_of
@@ -44,4 +45,5 @@ __all__ = [
     "shipped",
     "space_of",
     "warm_start",
+    "with_lora",
 ]

@@ -15,9 +15,10 @@ from supermax.memory.estimate import need
 from supermax.memory.facts import Spec
 from supermax.memory.planner import smallest_budget, split_into
 from supermax.space import Space, choices
+from supermax.space.adapters import NAME, TARGETS, may_adapt
 from supermax.tasks.space_values import integers
 from supermax.tasks.specs import spec_of
-from supermax.training.config import read_config
+from supermax.training.config import AdapterConfig, read_config
 from supermax.training.models.sources import Source
 from supermax.training.steps.execution import Execution
 
@@ -82,7 +83,7 @@ def footprints(
 
 
 def combinations(space: Space, agent: str, source: Source, execution: Execution) -> list[Spec]:
-    """Return a spec for every effective batch, length and optimizer of the space."""
+    """Return a spec for every effective batch, length, optimizer and adapter of the space."""
     config = read_config(
         {
             "agent": agent,
@@ -90,15 +91,33 @@ def combinations(space: Space, agent: str, source: Source, execution: Execution)
             "text": {"max_length": 512},
         }
     )
-    base = spec_of(config, [source] * agent_of(agent).encoders, execution)
+    configs = [config.model_copy(update={"adapter": adapter}) for adapter in _adapters(space)]
+    bases = [spec_of(each, [source] * agent_of(agent).encoders, execution) for each in configs]
     lengths = _numbers(space, "text.max_length") or [256]
     searched = choices(space, "optim.name") if "optim.name" in space.parameters else ["adamw"]
     return [
         replace(
             base, effective_batch=batch, length=min(length, base.length), optimizer=str(optimizer)
         )
-        for batch, length, optimizer in itertools.product(_batches(space), lengths, searched)
+        for base, batch, length, optimizer in itertools.product(
+            bases, _batches(space), lengths, searched
+        )
     ]
+
+
+def _adapters(space: Space) -> list[AdapterConfig]:
+    """Return the adapters of the space that need least and most memory, and none where trials may
+    have none."""
+    if not may_adapt(space):
+        return [AdapterConfig()]
+    none = [AdapterConfig()] if "none" in choices(space, NAME) else []
+    ranks = _numbers(space, "adapter.rank") or [8]
+    dropouts = 0.1 if "adapter.dropout" in space.parameters else 0.0
+    kinds = choices(space, TARGETS) if TARGETS in space.parameters else ["all-linear"]
+    least = {"rank": min(ranks), "dropout": 0.0, "target_modules": sorted(map(str, kinds))[-1]}
+    most = {"rank": max(ranks), "dropout": dropouts, "target_modules": sorted(map(str, kinds))[0]}
+    lora = [AdapterConfig.model_validate({"name": "lora", **each}) for each in (least, most)]
+    return [*none, *lora]
 
 
 def _batches(space: Space) -> list[int]:

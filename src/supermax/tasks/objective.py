@@ -26,6 +26,7 @@ from supermax.errors import UserError
 from supermax.memory.facts import Spec
 from supermax.memory.measurements import MeasurementLog
 from supermax.space import Space
+from supermax.space.adapters import may_adapt
 from supermax.space.presets import encoders_in
 from supermax.tasks.measures import values_of, values_so_far
 from supermax.tasks.measuring import measure_trial
@@ -37,6 +38,7 @@ from supermax.training.config import FORMER_DECODING, Config, read_config
 from supermax.training.data.examples import Corpus
 from supermax.training.eval.counts import counts_of
 from supermax.training.loop import SAVE_EVERY, Result, train
+from supermax.training.models.adapters import import_peft
 from supermax.training.models.assembly import count
 from supermax.training.models.encoders import import_model
 from supermax.training.models.sources import find
@@ -110,6 +112,8 @@ class AgentObjective:
     False: they are chosen in each evaluation."""
 
     def __call__(self, trial: RemoteTrial) -> float | tuple[float, ...]:
+        if may_adapt(self.space):
+            import_peft()  # before memory is limited: it counts as one of the libraries
         config = self.sampled(trial)
         execution = local_execution(self.execution)
         plan: TrialPlan | None = getattr(trial, "plan", None)  # a replayed trial has none

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 from supermax._util.text import counted, listed, nearest
 from supermax.agents import AGENTS, agent_of
 from supermax.errors import Infeasible, UserError
-from supermax.space import Space, load
+from supermax.space import Categorical, Constraint, Space, load
+from supermax.space.adapters import NAME as ADAPTER
+from supermax.space.adapters import may_adapt
+from supermax.space.feasible import possible
 from supermax.space.presets import LENGTH, unsearched
 from supermax.tasks.space_values import integers
-from supermax.training.config import TextConfig, config_keys, read_limits
+from supermax.training.config import FULL_TRAINING, TextConfig, config_keys, read_limits
 from supermax.training.data.examples import Corpus
 from supermax.training.data.names import is_name
 from supermax.training.data.offsets import without_tokens
@@ -76,6 +79,39 @@ def check_space(agent: str, space: Space) -> None:
     ]
     if wrong:
         raise UserError(listed(f"The space '{space.name}' is not for the agent '{agent}':", wrong))
+    check_adapter(space)
+
+
+def check_adapter(space: Space) -> None:
+    """Raise UserError if trials with an adapter could have settings that it gives no meaning."""
+    if not may_adapt(space):
+        return
+    wrong = [
+        f"{key}: with an adapter, {reason}"
+        for key, (neutral, reason) in FULL_TRAINING.items()
+        if key in space.parameters and _varies_under_adapter(space, key, neutral)
+    ]
+    if wrong:
+        heading = f"The space '{space.name}' samples settings that have no meaning under LoRA:"
+        advice = "Give them the condition  when: adapter.name == 'none'"
+        raise UserError(f"{listed(heading, wrong)}\n{advice}")
+
+
+def _varies_under_adapter(space: Space, key: str, neutral: float) -> bool:
+    """Return False if it is certain that the parameter is inactive or neutral under an adapter."""
+    conditions = [f"{ADAPTER} != 'none'"]
+    for branch in space.parameters[key].branches:
+        own = [branch.when] if branch.when else []
+        varies = branch.choices if isinstance(branch, Categorical) else (branch.low, branch.high)
+        if any(value != neutral for value in varies) and _can_hold(space, [*conditions, *own]):
+            return True
+        conditions += [f"not ({when})" for when in own]
+    return False
+
+
+def _can_hold(space: Space, conditions: list[str]) -> bool:
+    named = enumerate(conditions)
+    return possible(space, [Constraint(name=str(i), reason="-", require=c) for i, c in named])
 
 
 def check_corpus(corpus: object) -> None:

@@ -1,23 +1,26 @@
 """Sizes of an encoder, and reasons why agents cannot use it, from its configuration alone.
 
 Source ──encoder_of()──▶ memory.facts.EncoderSizes;  Source ──why_unusable()──▶ a reason, or None
+       ──adapted_layers()──▶ memory.facts.AdaptedLayers
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from supermax._util.files import make_private, write_whole
-from supermax.memory.facts import EncoderSizes
+from supermax.memory.facts import AdaptedLayers, EncoderSizes
 from supermax.memory.measurements import default_folder
+from supermax.training.models.adapters import attention_of, targets
 from supermax.training.models.causality import is_causal
 from supermax.training.models.encoders import depth_of, layer_list, outline
 from supermax.training.models.sources import Source
@@ -25,9 +28,11 @@ from supermax.training.models.sources import Source
 T = TypeVar("T")
 _INNER = ("intermediate_size", "hidden_dim")  # names of the feed-forward size in configurations
 _ENCODER = TypeAdapter(EncoderSizes)
+_ADAPTED = TypeAdapter(AdaptedLayers)
 _BOOL = TypeAdapter(bool)
 _USABLE = ("bert-base-uncased", "roberta-base", "microsoft/deberta-v3-base")
 _known: dict[str, EncoderSizes] = {}
+_adapted: dict[tuple[str, str], AdaptedLayers] = {}
 _causal: dict[str, bool] = {}
 
 
@@ -44,6 +49,42 @@ def encoder_of(source: Source) -> EncoderSizes:
             _write(file, asdict(sizes))
         _known[mark] = sizes
     return _known[mark]
+
+
+def adapted_layers(source: Source, kind: str) -> AdaptedLayers:
+    """Return the layers that an adapter of this kind (`adapter.target_modules`) changes, cached on
+    disk. Raises UserError if there are none."""
+    if (key := (source.fingerprint, kind)) not in _adapted:
+        file = _file(f"adapted-{kind}", source.fingerprint)
+        layers = _read(file, _ADAPTED)
+        if layers is None:
+            layers = _adapted_layers(outline(source), kind, source.name)
+            _write(file, asdict(layers))
+        _adapted[key] = layers
+    return _adapted[key]
+
+
+def _adapted_layers(model: nn.Module, kind: str, name: str) -> AdaptedLayers:
+    every = targets(model, "all-linear", name)
+    chosen = targets(model, kind, name)
+    layers = [cast(nn.Linear, model.get_submodule(path)) for path in chosen]
+    return AdaptedLayers(
+        len(layers),
+        sum(layer.in_features for layer in layers),
+        sum(layer.out_features for layer in layers),
+        _distinct_inputs(model, chosen),
+        _distinct_inputs(model, [path for path in every if path not in chosen]),
+    )
+
+
+def _distinct_inputs(model: nn.Module, paths: Sequence[str]) -> int:
+    """Return the input features of linear layers. Those of an attention module have two inputs:
+    one for query, key and value, one for the output."""
+    by_module: dict[str, list[int]] = {}
+    for path in paths:
+        layer = cast(nn.Linear, model.get_submodule(path))
+        by_module.setdefault(attention_of(path) or path, []).append(layer.in_features)
+    return sum(sum({0: each[0], len(each) - 1: each[-1]}.values()) for each in by_module.values())
 
 
 def why_unusable(source: Source) -> str | None:

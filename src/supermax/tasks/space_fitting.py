@@ -5,16 +5,19 @@ A notice names each choice that is removed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
+from supermax.space.adapters import TARGETS, may_adapt
 from supermax.space.presets import ENCODERS, encoders_in
-from supermax.tasks.shapes import why_unusable
+from supermax.tasks.shapes import adapted_layers, why_unusable
 from supermax.tasks.text_length import with_length
 from supermax.training.data.splits import Splits
+from supermax.training.models.adapters import check_installed
 from supermax.training.models.sources import Source, find_all, installed_models
 from supermax.training.optim.optimizers import unavailable
 
@@ -60,6 +63,17 @@ def installed_encoders() -> list[str]:
     return list(usable(installed_models())[0])
 
 
+def _check_adapters(space: Space, sources: Mapping[str, Source]) -> None:
+    """Raise UserError if trials may have an adapter, and it cannot be made for an encoder."""
+    if not may_adapt(space):
+        return
+    check_installed()
+    kinds = choices(space, TARGETS) if TARGETS in space.parameters else ["all-linear"]
+    for source in sources.values():
+        for kind in kinds:
+            adapted_layers(source, str(kind))
+
+
 def fitted(space: Space, device_type: str) -> Fitted:
     """Return the space with the choices that this machine has.
 
@@ -69,6 +83,7 @@ def fitted(space: Space, device_type: str) -> Fitted:
     found, missing = usable(encoders_in(space))
     if not found:
         raise UserError(listed("None of the encoders can be used:", missing.values()))
+    _check_adapters(space, found)
     notices = list(missing.values())
     remaining: dict[str, list[object]] = {}
     for key in ENCODERS:

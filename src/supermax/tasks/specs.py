@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from supermax.agents import agent_of
-from supermax.memory.facts import Spec
-from supermax.tasks.shapes import encoder_of
-from supermax.training.config import Config
+from supermax.memory.facts import HALF, Spec
+from supermax.memory.saved_activations import adapter_by_token
+from supermax.tasks.shapes import adapted_layers, encoder_of
+from supermax.training.config import AdapterConfig, Config
 from supermax.training.models.heads import Fusion, Pooling, head
 from supermax.training.models.sources import Source
 from supermax.training.prepare import max_input_length
@@ -45,6 +46,7 @@ def spec_of(
         precision=execution.precision,
         optimizer=config.optim.name,
         frozen=config.encoder.frozen_layers,
+        **_adapter(config.adapter, sources, execution),
         dropout=config.encoder.dropout != 0,
         attention_dropout=config.encoder.attention_dropout != 0,
         head=_head_parameters(config, sources, classes),
@@ -52,6 +54,20 @@ def spec_of(
         data=int(data * (overlap if tokens is None or tokens > length else 1.0)),
         captured=why_eager(replace(execution, checkpoint_activations=False)) is None,
     )
+
+
+def _adapter(
+    config: AdapterConfig, sources: Sequence[Source], execution: Execution
+) -> dict[str, int]:
+    """Return the fields of a Spec that an adapter decides."""
+    if config.name == "none":
+        return {}
+    layers = [adapted_layers(source, config.target_modules) for source in sources]
+    facts = config.rank, config.dropout > 0, execution.precision in HALF
+    return {
+        "adapter": sum(each.parameters(config.rank) for each in layers),
+        "adapter_bytes": sum(adapter_by_token(each, *facts) for each in layers),
+    }
 
 
 def _head_parameters(config: Config, sources: Sequence[Source], classes: int) -> int:

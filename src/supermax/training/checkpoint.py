@@ -35,6 +35,10 @@ class Checkpoint(TypedDict):
     loop: dict[str, Any]
     """Fields of `loop.State`."""
     model: dict[str, Tensor]
+    """Weights, with an adapter without the frozen ones."""
+    base: NotRequired[list[object]]
+    """Marks of the encoders whose frozen weights are missing in `model`; earlier versions have
+    none."""
     step: StepState
     best: dict[str, Tensor]
     """Weights of the best epoch; empty while no value was finite."""

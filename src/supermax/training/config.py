@@ -35,6 +35,24 @@ class OtherEncoderConfig(_Part):
     name: str
 
 
+class AdapterConfig(_Part):
+    """Low-rank matrices that are trained in place of the encoder's own weights."""
+
+    name: Literal["none", "lora"] = "none"
+    rank: int = Field(8, ge=1)
+    ratio: float = Field(2.0, gt=0)
+    """Scaling of the matrices' product: lora_alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of the adapter's inputs."""
+    target_modules: Literal["attention", "all-linear"] = "all-linear"
+    """Linear layers that are adapted: those of attention, or all in the encoder's layers."""
+
+    @property
+    def alpha(self) -> float:
+        """Numerator of the scaling, as LoRA has it: lora_alpha."""
+        return self.ratio * self.rank
+
+
 class TextConfig(_Part):
     max_length: int = Field(256, ge=8)
     """Tokens of a sequence, with the question and special tokens."""
@@ -136,12 +154,20 @@ class FusionConfig(_Part):
     width: int = Field(256, ge=1)
 
 
+FULL_TRAINING = {
+    "encoder.frozen_layers": (0, "all weights of the encoder are frozen anyway"),
+    "optim.layer_decay": (1, "the pretrained weights, which lower rates protect, are not trained"),
+}
+"""Settings without a meaning under an adapter: their neutral value, and the reason."""
+
+
 class Config(_Part):
     """Everything that defines an experiment: trials with equal configurations are repetitions."""
 
     agent: AgentName = "criteria"
     encoder: EncoderConfig
     evidence_encoder: OtherEncoderConfig | None = None
+    adapter: AdapterConfig = AdapterConfig()
     text: TextConfig = TextConfig()
     train: TrainConfig = TrainConfig()
     optim: OptimConfig = OptimConfig()
@@ -173,6 +199,19 @@ class Config(_Part):
         if self.loss.name not in losses:
             has = f"the agent {self.agent} has {', '.join(losses)}"
             raise ValueError(f"loss.name is {self.loss.name}, but {has}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> Config:
+        if self.adapter.name == "none":
+            return self
+        for key, (neutral, reason) in FULL_TRAINING.items():
+            part, _, name = key.partition(".")
+            if (value := getattr(getattr(self, part), name)) != neutral:
+                raise ValueError(
+                    f"{key} is {value}, but with adapter.name: {self.adapter.name} {reason}: "
+                    f"leave it out, or set it to {neutral}"
+                )
         return self
 
 

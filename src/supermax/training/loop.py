@@ -26,6 +26,7 @@ from supermax.training.checkpoint import (
     restore_random,
 )
 from supermax.training.eval.evaluate import Evaluation
+from supermax.training.models.sources import weights_mark
 from supermax.training.prepare import Prepared
 from supermax.training.steps.batches import order
 from supermax.training.steps.executors import EpochUpdates
@@ -121,7 +122,7 @@ def train(
     state, best = checkpoints.restore()
     on_host = prepared.execution.best_on_host
     # Allocated before the first step, so that a lack of memory for it shows at once.
-    best = best or copied(prepared.model.state_dict(), {}, on_host)
+    best = best or copied(prepared.model.saved_state(), {}, on_host)
     best_evaluation: Evaluation | None = None  # not part of a checkpoint
     throughput = Throughput(reporter.note)
     patience = config.train.patience or math.inf
@@ -129,14 +130,14 @@ def train(
         _train_epoch(prepared, state, best, reporter, checkpoints, throughput)
         evaluation = prepared.evaluate()
         if _finish_epoch(prepared, state, evaluation):
-            best = copied(prepared.model.state_dict(), best, on_host)
+            best = copied(prepared.model.saved_state(), best, on_host)
             best_evaluation = evaluation
         elif state.best_epoch < 0:
             best_evaluation = evaluation  # no finite value yet: the last weights count
         _report_epoch(prepared, state, best, evaluation, reporter, checkpoints)
     if state.best_epoch < 0:  # keep the last weights, which belong to the reported NaN
-        best = prepared.model.state_dict()
-    prepared.model.load_state_dict(best)
+        best = prepared.model.saved_state()
+    prepared.model.load_saved(best)
     final = best_evaluation or prepared.evaluate()
     checkpoints.wait()
     return Result(
@@ -266,6 +267,12 @@ def _train_epoch(
     throughput.end(float(state.epoch + 1))
 
 
+def _base(prepared: Prepared) -> list[object]:
+    """Return marks of the weights that a checkpoint does not hold, since an adapter leaves them
+    frozen."""
+    return [weights_mark(s) for s in prepared.sources] if prepared.model.has_adapter else []
+
+
 class _Checkpoints:
     """Checkpoints of a training, written in the background; does nothing without a folder."""
 
@@ -294,7 +301,9 @@ class _Checkpoints:
         saved = self._saver.load() if self._saver is not None else None
         if saved is None or not prepared.step.can_load(saved["step"]):
             return State(), {}
-        prepared.model.load_state_dict(saved["model"])
+        if saved.get("base", []) != _base(prepared):  # the frozen weights have changed since
+            return State(), {}
+        prepared.model.load_saved(saved["model"])
         prepared.step.load_state(saved["step"])
         restore_random(saved["random"])
         if prepared.execution.device == "cpu":  # the order of sums depends on the threads
@@ -311,7 +320,8 @@ class _Checkpoints:
             self._saver.save(
                 Checkpoint(
                     loop=asdict(state),
-                    model=self._prepared.model.state_dict(),
+                    model=self._prepared.model.saved_state(),
+                    base=_base(self._prepared),
                     step=self._prepared.step.state(),
                     best=best if state.best_epoch >= 0 else {},
                     random=random_states(),

@@ -19,6 +19,7 @@ from supermax.training.config import Config
 from supermax.training.data.offsets import Array
 from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import Tokens
+from supermax.training.models.adapters import add_adapter
 from supermax.training.models.assembly import Model
 from supermax.training.models.attention import without_cudnn_attention
 from supermax.training.models.encoders import load_encoder, prepared_config
@@ -84,12 +85,11 @@ def _run_evaluation(step: TrainingStep, data: TokenizedSplit) -> None:
 
 def _build_step(config: Config, execution: Execution) -> TrainingStep:
     dropouts = config.encoder.dropout, config.encoder.attention_dropout
+    sources = encoders_of(config)
     with torch.device(execution.device):  # initialising on the device is faster
-        encoders = [
-            load_encoder(source, prepared_config(source, *dropouts))
-            for source in encoders_of(config)
-        ]
+        encoders = [load_encoder(source, prepared_config(source, *dropouts)) for source in sources]
         model = Model(config, encoders, classes=2)
+        add_adapter(model, config.adapter, [source.name for source in sources])
     return make_step(model.to(execution.device), None, config, execution)
 
 

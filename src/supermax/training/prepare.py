@@ -25,6 +25,7 @@ from supermax.training.data.tokenized_split import TokenizedSplit
 from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric, decoding_objective
+from supermax.training.models.adapters import add_adapter
 from supermax.training.models.assembly import Model, Scaling
 from supermax.training.models.encoders import load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
@@ -221,7 +222,9 @@ def _build_model(
         else:
             encoder = INITIAL_WEIGHTS.encoder(source, encoder_config, device, of=len(sources))
             encoders.append(encoder)
-    return Model(config, encoders, classes)
+    model = Model(config, encoders, classes)
+    add_adapter(model, config.adapter, [source.name for source in sources])
+    return model
 
 
 def tokenize(

@@ -83,8 +83,13 @@ def test_every_agent_is_refitted_tested_and_exported(tmp_path: Path, agent: str)
     assert [path.suffix for path in (tmp_path / "cache" / "refits").iterdir()] == [".lock"]
 
 
-def test_the_exported_model_is_the_tested_one(tmp_path: Path) -> None:
-    result = run(tmp_path, folder=tmp_path / "model")
+LORA = {"adapter": {"name": "lora"}, "optim": {"lr": 1e-2}}
+
+
+@pytest.mark.parametrize("parts", [{}, LORA])
+def test_the_exported_model_is_the_tested_one(tmp_path: Path, parts: dict[str, Any]) -> None:
+    """Each seed has random weights of its own for the encoder, under LoRA too."""
+    result = run(tmp_path, folder=tmp_path / "model", parts=parts)
     test = SPLITS.test.classes
     given = predict_examples(load_exported(tmp_path / "model"), test)
     p = [list((one.probabilities or {}).values()) for one in given]

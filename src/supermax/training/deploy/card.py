@@ -92,6 +92,10 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder/{name}")'
         for name in folders
     ]
+    load, what = "AutoModel", "the trained encoder without the heads"
+    if "base" in facts:
+        load, what = "AutoPeftModelForFeatureExtraction", "the encoder with its adapter"
+        encoders = [text.replace("AutoModel.", f"{load}.") for text in encoders]
     return "\n".join(
         [
             "With Supermax, the whole model on a CSV or JSONL file:\n",
@@ -102,14 +106,32 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
-            "With transformers, the trained encoder without the heads:\n",
+            *(_PEFT if "base" in facts else ()),
+            f"With {'peft' if 'base' in facts else 'transformers'}, {what}:\n",
             "```python",
-            "from transformers import AutoModel, AutoTokenizer",
+            *(
+                [f"from peft import {load}", "from transformers import AutoTokenizer"]
+                if "base" in facts
+                else [f"from transformers import {load}, AutoTokenizer"]
+            ),
             "",
             *encoders,
             "```",
         ]
     )
+
+
+_PEFT = [
+    "With Supermax and peft, the whole model, to train it on:\n",
+    "```python",
+    "from peft import PeftModel",
+    "from supermax.training.deploy.adapter import base_model",
+    "",
+    'base = base_model("path/to/this/folder")',
+    'model = PeftModel.from_pretrained(base, "path/to/this/folder")',
+    "```\n",
+]
+"""How to load an adapter with its heads."""
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

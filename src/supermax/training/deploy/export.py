@@ -7,6 +7,7 @@
     encoder/             the encoder and its tokenizer, in the format of transformers; of
                          multilabel also its head, if transformers has a classifier with it
     evidence_encoder/    the second encoder of a joint model
+    adapter_*            in place of model.safetensors if only an adapter is exported: adapter.py
     README.md            the model card
 
 The export is atomic: the folder is complete or absent. It holds no text of any example.
@@ -19,7 +20,7 @@ import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -35,9 +36,24 @@ from supermax._util.text import in_short, listed
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
+from supermax.training.deploy.adapter import (
+    ENCODER_FOLDERS,
+    base_of,
+    check_adapter_export,
+    load_adapter,
+    write_adapter,
+)
 from supermax.training.deploy.card import card
 from supermax.training.deploy.classifier import as_classifier
-from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
+from supermax.training.deploy.exported import (
+    ADAPTER_FORMAT,
+    FACTS,
+    FORMAT,
+    Description,
+    Facts,
+    read_facts,
+)
+from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
 from supermax.training.models.sources import Source
@@ -45,7 +61,6 @@ from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
 WEIGHTS, CARD = "model.safetensors", "README.md"
-_FOLDERS = ("encoder", "evidence_encoder")
 _LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
@@ -71,20 +86,37 @@ def export(
     prepared: Prepared,
     weights: Mapping[str, torch.Tensor],
     description: Description,
+    *,
+    adapter: bool = False,
 ) -> None:
-    """Write the model with these weights to a new or empty folder."""
+    """Write the model with these weights to a new or empty folder.
+
+    An adapter is merged into the weights of the encoders, which transformers then loads without
+    peft. With `adapter`, it is written for peft instead, without those weights.
+    """
     folder = Path(folder).expanduser().absolute()
     check_free(folder)
     _check(prepared, description)
-    on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
+    if adapter:
+        check_adapter_export(prepared.config, prepared.sources)
+    whole = {**prepared.model.state_dict(), **weights}  # those of a trial lack the frozen ones
+    on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in whole.items()}
     facts = _facts(prepared, description)
-    classifier = _classifier(prepared, on_cpu, description)
-    folders = _FOLDERS[: len(prepared.tokenizers)]
+    written = on_cpu
+    if adapter:
+        facts = {**facts, "format": ADAPTER_FORMAT, "base": base_of(prepared, on_cpu)}
+    else:
+        written = merged(prepared.model, on_cpu)
+    classifier = None if adapter else _classifier(prepared, written, description)
+    folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
     text = card(facts, description, folders, classifier=classifier is not None)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
-        _write_model(temporary, prepared, on_cpu, classifier)
+        if adapter:
+            write_adapter(temporary, prepared, written)
+        else:
+            _write_model(temporary, prepared, written, classifier)
         (temporary / CARD).write_text(text, "utf-8")
         _write_facts(temporary, facts)
         _move(temporary, folder)
@@ -173,10 +205,10 @@ def _write_model(
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
         if classifier is None:
-            encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+            encoder.save_pretrained(folder / ENCODER_FOLDERS[i], state_dict=state)
         else:  # AutoModel loads the encoder of a classifier
-            classifier.save_pretrained(folder / _FOLDERS[i])
-        tokenizer.save_pretrained(folder / _FOLDERS[i])
+            classifier.save_pretrained(folder / ENCODER_FOLDERS[i])
+        tokenizer.save_pretrained(folder / ENCODER_FOLDERS[i])
 
 
 def _write_facts(folder: Path, facts: Facts) -> None:
@@ -223,12 +255,11 @@ def load_exported(folder: str | Path) -> LoadedModel:
     _check_files(folder, facts["files"])
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
-    encoder_folders = _FOLDERS[: agent_of(config.agent).encoders]
     try:
-        sources = [_source(folder / name) for name in encoder_folders]
+        model, sources = (
+            load_adapter(folder, facts) if "base" in facts else _load_model(folder, config, names)
+        )
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
-        model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
-        model.load_state_dict(load_file(folder / WEIGHTS))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
@@ -238,6 +269,17 @@ def load_exported(folder: str | Path) -> LoadedModel:
     precision = facts.get("precision", "fp32")
     threshold, asks = facts["threshold"], facts["asks"]
     return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
+
+
+def _load_model(
+    folder: Path, config: Config, names: Sequence[str]
+) -> tuple[Model, tuple[Source, ...]]:
+    """Return the model of an export with all weights, and its encoders."""
+    count = agent_of(config.agent).encoders
+    sources = tuple(_source(folder / name) for name in ENCODER_FOLDERS[:count])
+    model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model, sources
 
 
 def _source(folder: Path) -> Source:

@@ -16,7 +16,8 @@ from supermax.errors import UserError
 if TYPE_CHECKING:
     from supermax.training.eval.intervals import Estimate
 
-FORMAT = 1
+FORMAT, ADAPTER_FORMAT = 1, 2
+"""Format of an export with all weights, and of one without those of the encoders."""
 FACTS = "supermax.json"
 
 
@@ -42,6 +43,17 @@ class Description:
     """Columns of the table that it was trained on, by role."""
 
 
+class Base(TypedDict):
+    """Weights that the export of an adapter lacks, and what belongs to them."""
+
+    encoders: list[str]
+    """Name or folder of each encoder."""
+    digest: str
+    """Hash of the weights of all encoders."""
+    scaling: list[float] | None
+    """Mean and deviation of the numbers; None: the model has no head for numbers."""
+
+
 class Facts(TypedDict):
     """Content of supermax.json; numbers that are not finite are null there."""
 
@@ -54,6 +66,8 @@ class Facts(TypedDict):
     precision: NotRequired[str]
     """Precision in which it was evaluated; earlier versions, which had only fp32, do not store
     it."""
+    base: NotRequired[Base]
+    """Weights of the encoders, where only an adapter was exported."""
     epochs: int | None
     fingerprint: str
     columns: dict[str, str | list[str]]
@@ -81,13 +95,13 @@ def read_facts(folder: Path) -> Facts:
     except (OSError, ValueError):
         facts = None
     version = facts.get("format") if isinstance(facts, dict) else None
-    if isinstance(version, int) and version > FORMAT:
+    if isinstance(version, int) and version > ADAPTER_FORMAT:
         raise UserError(
             f"{folder} was exported by a newer Supermax (format {version}; this one reads up to "
-            f"{FORMAT}). Update Supermax to load it."
+            f"{ADAPTER_FORMAT}). Update Supermax to load it."
         )
     needed = ("config", "label_names", "threshold", "asks", "files")
-    if version != FORMAT or not all(key in facts for key in needed):
+    if version not in (FORMAT, ADAPTER_FORMAT) or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
     return cast(Facts, {"columns": {}, **facts})
 

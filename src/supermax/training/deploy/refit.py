@@ -40,6 +40,7 @@ from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.redsm5 import is_clinical
 from supermax.training.data.splits import Splits, shared_texts, split
 from supermax.training.data.tokenized_split import TokenizedSplit
+from supermax.training.deploy.adapter import check_adapter_export
 from supermax.training.deploy.export import check_free, export
 from supermax.training.deploy.exported import Description
 from supermax.training.eval.counts import Counts, counts_of
@@ -129,6 +130,7 @@ def refit(
     smaller: Smaller = lambda *_: None,
     stages: Stages = lambda _: None,
     columns: Mapping[str, str | list[str]] | None = None,
+    adapter: bool = False,
 ) -> Refit:
     """Train with each seed, evaluate on the test split, export the median model to `folder`.
 
@@ -136,13 +138,15 @@ def refit(
     learning rate schedule; None trains all epochs. There is no early stopping, as no validation
     split is left. When memory runs out, training resumes from its last checkpoint with the
     execution that `smaller` returns. `columns` maps roles to the columns of the table that the
-    data comes from; the exported model stores them.
+    data comes from; the exported model stores them. With `adapter`, only the adapter is exported.
     """
     objective = objective or agent_of(config.agent).metric
     classes = len(splits.train.label_names) or 2
     higher = check_metric(objective, config.agent, classes).higher
     epochs = config.train.epochs if epochs is None else epochs
     _check(config, splits, seeds, epochs)
+    if adapter:
+        check_adapter_export(config, encoders_of(config))
     if folder is not None:
         folder = Path(folder).expanduser()
         check_free(folder)
@@ -165,7 +169,7 @@ def refit(
             stages(Stage("export", median.seed))
             trained = replace(prepared, config=work.decoded(median.seed, median.decoding))
             description = _description(result, median, splits, epochs, columns or {})
-            export(folder, trained, work.weights(median.seed), description)
+            export(folder, trained, work.weights(median.seed), description, adapter=adapter)
     return result
 
 

@@ -7,7 +7,7 @@ Inputs ──encoder──▶ states ──pooling──▶ class head ──▶
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,10 @@ from supermax.training.models.packing import Packing, can_pack, packed_states
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+ADAPTER = ".lora_"
+"""Part of the names of an adapter's parameters, as peft names them."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,8 @@ class Model(nn.Module):
 
     def __init__(self, config: Config, encoders: list[nn.Module], classes: int) -> None:
         super().__init__()
+        self.has_adapter = False
+        """The encoders are frozen, and an adapter is trained in their place (adapters.py)."""
         self.encoders = _Encoders(Encoder(encoder) for encoder in encoders)
         for encoder in encoders:
             freeze(encoder, config.encoder.frozen_layers)
@@ -158,6 +164,20 @@ class Model(nn.Module):
         numbers = [scaling.mean, scaling.deviation]
         self.scaling.copy_(torch.tensor(numbers, dtype=torch.float64))
 
+    def saved_state(self) -> dict[str, Tensor]:
+        """Return the weights that checkpoints hold: all of them, or with an adapter those that are
+        not frozen. Preparing the trial again gives the frozen ones."""
+        frozen = {name for name, p in self.named_parameters() if not p.requires_grad}
+        left_out = frozen if self.has_adapter else set()
+        return {name: w for name, w in self.state_dict().items() if name not in left_out}
+
+    def load_saved(self, weights: Mapping[str, Tensor]) -> None:
+        """Load what `saved_state` returned: heads and adapter together. Raises RuntimeError where
+        some of it is missing."""
+        if differences := sorted(self.saved_state().keys() ^ weights.keys()):
+            raise RuntimeError(f"Missing or unexpected weights: {', '.join(differences[:5])}")
+        self.load_state_dict(weights, strict=False)
+
     def layers_above(self) -> dict[str, int]:
         """Return the number of layers above each parameter in its own encoder: 0 in the last
         layer, the encoder's depth for its embeddings. Parameters of heads are not included."""
@@ -182,5 +202,6 @@ class Model(nn.Module):
 
 
 def count(model: nn.Module) -> int:
-    """Return the number of parameters, frozen ones included."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    """Return the number of parameters, frozen ones included. Those of an adapter are not counted:
+    an exported model has them merged."""
+    return sum(p.numel() for name, p in model.named_parameters() if ADAPTER not in name)

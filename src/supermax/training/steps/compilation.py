@@ -26,6 +26,7 @@ from torch import nn
 
 from supermax._util.files import make_private
 from supermax._util.text import in_short
+from supermax.training.models.adapters import adapter_constants
 from supermax.training.models.assembly import Model
 from supermax.training.models.dropouts import constant_rates, use_tensor_rates
 from supermax.training.models.encoders import DROPOUTS, layer_list
@@ -195,7 +196,8 @@ def _key(encoder: PreTrainedModel, execution: Execution) -> str:
     config = {k: v for k, v in encoder.config.to_dict().items() if k not in DROPOUTS}
     layers = {
         (*(type(part).__name__ for part in layer.modules()),
-         *(parameter.requires_grad for parameter in layer.parameters()), *constant_rates(layer))
+         *(parameter.requires_grad for parameter in layer.parameters()), *constant_rates(layer),
+         *adapter_constants(layer))
         for layer in _layers(encoder)
     }  # fmt: skip
     single = execution.micro_batch == 1  # torch.compile specialises on a size of 1

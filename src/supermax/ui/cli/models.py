@@ -54,6 +54,10 @@ def refit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Folder of the model. Default: STUDY-model.")
     ] = None,
+    adapter: Annotated[
+        bool,
+        typer.Option("--adapter", help="Export only the LoRA adapter, not merged, for peft."),
+    ] = False,
     storage: Storage = STORAGE,
     as_json: AsJson = False,
 ) -> None:
@@ -84,6 +88,7 @@ def refit(
             settings,
             seeds=wanted,
             folder=folder,
+            adapter=adapter,
             progress=lambda seed, epoch, loss: progress.step(
                 f"Seed {seed}: epoch {epoch} is trained, loss {loss:.4f}"
             ),

@@ -33,6 +33,7 @@ from supermax.search.settings import Resolved, resolve
 from supermax.search.settings.model import TRACKERS, Pruner, Sampler, Settings, Stop
 from supermax.search.settings.resolving import Value
 from supermax.search.spaces import space_for
+from supermax.space.adapters import lora_parameters
 from supermax.space.presets import presets, unsearched
 from supermax.space.reading import load
 from supermax.studies import check_storage
@@ -370,7 +371,7 @@ def _parameters(agent: str | None) -> dict[str, Any]:
     those that no space of the package searches."""
     found: dict[str, Any] = {}
     for each in AGENTS if agent is None else [stored_name(agent)]:
-        found |= load(each).parameters | unsearched(each)
+        found |= load(each).parameters | unsearched(each) | lora_parameters()
     return found
 
 
