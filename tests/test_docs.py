@@ -282,14 +282,20 @@ def test_each_format_of_the_page_is_read(tmp_path: Path, monkeypatch: pytest.Mon
         for i in range(12):
             (tmp_path / "reviews" / place / f"{i}.txt").write_text(f"{place} was seen {i} times")
     text = (ROOT / "docs" / "howto" / "data-formats.md").read_text()
+    (tmp_path / "conll").mkdir()
+    (sentence,) = re.findall(r"^    (Anna .*)\n    (.*)\n    (Oslo .*)$", text, re.MULTILINE)
+    for file in ("train.conll", "conll/train.conll", "conll/dev.conll", "conll/test.conll"):
+        named = ("\n".join(sentence).replace("Anna", f"Anna{i}") for i in range(30))
+        (tmp_path / file).write_text("\n\n".join(named))
     lines = [line for line in shell_lines(text) if line.startswith("supermax init")]
-    assert len(lines) == 6
+    assert len(lines) == 8
     for line in lines:
         said = sm(*shlex.split(line)[1:], "--force")
-        assert "criteria" in said
+        agent = "token-classification" if "conll" in line else "criteria"
+        assert agent in said
         (place,) = re.findall(r"Written to (\S+)\.", said)
         splits = supermax.Study.from_config(place).splits
-        assert min(len(splits.train.classes), len(splits.validation.classes)) > 2
+        assert min(splits.train.count(agent), splits.validation.count(agent)) > 2
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     facts = run_program(program.replace("study.run()", "study.plan()"))
     assert sum(len(part.classes) for part in facts["study"].splits.parts) == 240

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from supermax.training.config import Config, read_config
+from supermax.training.data.entities import Entity
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
@@ -48,6 +50,20 @@ def numeric(n: int, seed: int = 0) -> Corpus:
     return Corpus("toy", (), numbers=numbers)
 
 
+def tagged(n: int, seed: int = 0) -> Corpus:
+    """Return a corpus of entities: the signs of a corpus of spans, by their kind."""
+
+    def example(e: Example) -> Example:
+        words = tuple(match.span() for match in re.finditer(r"\S+", e.text))
+        kinds = {sign: kind for kind, signs in enumerate(SIGNS.values()) for sign in signs}
+        entities = tuple(
+            Entity(a, b, kinds[e.text[a:b]]) for a, b in words if e.text[a:b] in kinds
+        )
+        return replace(e, question="", spans=None, entities=entities, words=words)
+
+    return Corpus("toy", tuple(SIGNS), entities=tuple(map(example, corpus(n, seed).spans)))
+
+
 def config(agent: str = "criteria", **parts: Any) -> Config:
     data: dict[str, Any] = {
         "agent": agent,
@@ -65,7 +81,7 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
 
 
 def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
-    made = numeric if wanted.agent == "regression" else corpus
+    made = {"regression": numeric, "token-classification": tagged}.get(wanted.agent, corpus)
     return prepare(
         wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )

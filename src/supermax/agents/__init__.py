@@ -12,9 +12,10 @@ from supermax.agents.evidence import EVIDENCE
 from supermax.agents.joint import JOINT
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
+from supermax.agents.token_classification import TOKEN_CLASSIFICATION
 from supermax.errors import UserError
 
-_ALL = (CRITERIA, EVIDENCE, SHARE, JOINT, REGRESSION)
+_ALL = (CRITERIA, EVIDENCE, SHARE, JOINT, REGRESSION, TOKEN_CLASSIFICATION)
 _BY_NAME = {name: agent for agent in _ALL for name in (agent.name, *agent.aliases)}
 AGENTS = tuple(agent.name for agent in _ALL)
 """Names under which agents are stored."""

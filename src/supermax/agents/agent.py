@@ -45,7 +45,15 @@ NUMBERS = Target(
     "a number",
     field="value",
 )
-TARGETS = (CLASSES, SPANS, NUMBERS)
+ENTITIES = Target(
+    "entities",
+    "entities (map the column of the tags or entities: data.columns.label)",
+    "entities (map the column of the tags or entities as label, and read it with read_entities)",
+    "entities, or with none marked",
+    field="entities",
+    windowed=True,
+)
+TARGETS = (CLASSES, SPANS, NUMBERS, ENTITIES)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,16 @@ class Agent:
     def numbers(self) -> bool:
         """True: it has a head for a number."""
         return NUMBERS in self.targets
+
+    @property
+    def entities(self) -> bool:
+        """True: it has a head for the entities of a text, which classifies every token."""
+        return ENTITIES in self.targets
+
+    @property
+    def windows(self) -> bool:
+        """True: it splits long texts of some of its examples into windows."""
+        return any(target.windowed for target in self.targets)
 
     @property
     def truncates(self) -> bool:

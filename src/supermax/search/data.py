@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
+from supermax.training.data.entity_tables import open_entities
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.inputs.reading import is_in_memory, read_rows
@@ -21,6 +23,7 @@ from supermax.training.data.inputs.stored import StoredTable, stored
 from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
 from supermax.training.data.synthetic import synthetic
+from supermax.training.data.synthetic_entities import synthetic_entities
 from supermax.training.data.synthetic_ratings import synthetic_ratings
 from supermax.training.data.tables import open_table
 
@@ -36,6 +39,7 @@ def data_of(settings: Settings) -> Splits:
         )
     if data.path is None or data.path == "synthetic":
         generate = synthetic_ratings if agent.numbers else synthetic
+        generate = synthetic_entities if agent.entities else generate
         corpus = generate(
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
@@ -48,13 +52,13 @@ def data_of(settings: Settings) -> Splits:
         corpus = read_redsm5(data.path, on_bad=data.on_bad, located=agent.spans)
     else:
         columns = Columns(**(data.columns or guessed_columns(data)[0]).model_dump())
-        table = open_table(
+        opened = open_entities if agent.entities else partial(open_table, numeric=agent.numbers)
+        table = opened(
             data.path,
             columns,
             labels=data.labels,
             on_bad=data.on_bad,
             encoding=data.encoding,
-            numeric=agent.numbers,
             own_splits=True,
         )
         if table.part_of:

@@ -287,6 +287,15 @@ def describe_data(search: Search) -> list[str]:
             f"{len(values):,} texts with a number, from {min(values):g} to {max(values):g}, mean "
             f"{fmean(values):.4g}"
         )
+    if corpus.entities and agent.entities:
+        types = Counter(e.type for example in corpus.entities for e in example.entities or ())
+        names = shown_labels(corpus)[:_MAX_CLASSES]
+        found = [f"{name} {types[i]:,}" for i, name in enumerate(names)]
+        if more := len(corpus.label_names) - len(names):
+            found.append(f"and {counted(more, 'more type')}")
+        lines.append(
+            f"{len(corpus.entities):,} texts with {types.total():,} entities: {', '.join(found)}"
+        )
     if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")

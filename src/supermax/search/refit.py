@@ -118,7 +118,7 @@ def refit_note(
     agent: str, trial: TrialRecord, refitted: Refit, splits: Splits, epochs: int
 ) -> dict[str, Any]:
     """Return the results of a refit on the test split, as JSON for the report."""
-    train = join_splits(replace(splits, test=replace(splits.test, classes=(), spans=())))
+    train = splits.seen
     median = next(run for run in refitted.runs if run.seed == refitted.chosen)
     return {
         "trial": trial.number,

@@ -27,7 +27,8 @@ class TfidfBaseline(TypedDict):
 
 
 def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics of the majority class, of no answer, and of the mean."""
+    """Return the metrics of the majority class, of no answer, of the mean, and of the most
+    frequent tag of each word."""
     return _finite(trivial(train.used_by(agent), validation.used_by(agent)))
 
 
@@ -40,6 +41,7 @@ def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseli
         classes=_sample(train.classes),
         spans=_sample(train.spans),
         numbers=_sample(train.numbers),
+        entities=_sample(train.entities),
     )
     metrics: dict[str, float] = {}
     # Fitting fails if no text has a word, for example: then there is no such baseline.

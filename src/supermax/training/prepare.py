@@ -246,6 +246,8 @@ def tokenize(
         windows_key = f"{key} windows of {sources[1].fingerprint} {lengths}"
         first = _tokens(same_windows, tokenizers[0], sources[0], config, cache, windows_key)
         views = (first, last)
+    if agent_of(config.agent).entities and not config.train.label_all_tokens:
+        views = (last.with_first_tags(),)
     chosen = np.arange(len(last))
     if sampled and config.train.negative_ratio < 1:
         rng = np.random.Generator(np.random.PCG64([config.train.seed, 0]))
@@ -316,9 +318,11 @@ def _class_weights(
     config: Config, data: TokenizedSplit, classes: int, device: str
 ) -> Tensor | None:
     """Return the loss's class weights; None without labels, or if the classes weigh the same."""
-    labels = data.views[-1].label[data.chosen]
+    last = data.views[-1]
+    labels = last.tags_of(data.chosen) if len(last.tag) else last.label[data.chosen]
     if labels.dtype.kind == "f":
         return None
+    classes = 2 * classes + 1 if len(last.tag) else classes
     counts = np.bincount(labels[labels != NONE], minlength=classes)
     if not counts.sum():
         return None

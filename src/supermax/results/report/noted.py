@@ -62,6 +62,8 @@ class DataNote:
     """True if texts can be truncated; those of span examples are split into windows instead."""
     numbers: list[tuple[str, list[float | None]]] = field(default_factory=list)
     """Statistic of the numbers to predict, in each split."""
+    entities: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Type, and its entities in each split."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,13 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
     if not any(_whole(split.get("rows")) for split in splits.values()):
         return None
     names = [clean_text(str(name)) for name in _list(kept.get("labels"))]
-    classes = [
-        (name, [_at(_list(splits[part].get("classes")), i) for part in PARTS])
-        for i, name in enumerate(names)
-    ]
+    classes, entities = (
+        [
+            (name, [_at(_list(splits[part].get(kind)), i) for part in PARTS])
+            for i, name in enumerate(names)
+        ]
+        for kind in ("classes", "entities")
+    )
     spans = [
         (title, [_whole(_dict(splits[part].get("spans")).get(key)) for part in PARTS])
         for key, title in (("with", "with an answer"), ("without", "without an answer"))
@@ -139,6 +144,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         cuts=[_cut(_dict(cut)) for cut in _list(kept.get("cut"))],
         may_cut=kept.get("cuts") is True,
         numbers=of_numbers,
+        entities=[row for row in entities if any(row[1])],
     )
 
 

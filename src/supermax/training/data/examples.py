@@ -1,4 +1,5 @@
-"""Examples and corpora: a question and a text, with a class, spans of the text, or a number."""
+"""Examples and corpora: a question and a text, with a class, spans of the text, a number, or
+entities."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, NUMBERS, SPANS, Target
+from supermax.agents.agent import CLASSES, ENTITIES, NUMBERS, SPANS, Target
+from supermax.training.data.entities import Entity
+from supermax.training.data.spans import Span
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,10 @@ class Example:
     """
     value: float | None = None
     """Number to predict; None: the example is not for numbers."""
+    entities: tuple[Entity, ...] | None = None
+    """Entities of the text, which do not overlap; (): none; None: the example is not for them."""
+    words: tuple[Span, ...] = ()
+    """Words of a text that came as a list of words; (): the text is split by `words_in`."""
 
     def has(self, target: Target) -> bool:
         """Return True if the example is labelled for a target."""
@@ -53,7 +60,7 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples for classes, for spans, for both, or for numbers."""
+    """Examples for classes, for spans, for both, for numbers, or for entities."""
 
     name: str
     label_names: tuple[str, ...]
@@ -68,10 +75,11 @@ class Corpus:
     numbers: tuple[Example, ...] = ()
     remarks: tuple[str, ...] = ()
     """Sentences about parts of the source that are not read."""
+    entities: tuple[Example, ...] = ()
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        return self.classes + self.spans + self.numbers
+        return self.classes + self.spans + self.numbers + self.entities
 
     def count(self, agent: str) -> int:
         """Return the number of examples that an agent uses."""
@@ -79,7 +87,8 @@ class Corpus:
 
     def of(self, target: Target) -> tuple[Example, ...]:
         """Return the examples for a target."""
-        return {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}[target]
+        own = {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}
+        return own.get(target, self.entities)
 
     def used_by(self, agent: str) -> Corpus:
         """Return the corpus without the examples that an agent does not use."""
@@ -93,7 +102,8 @@ class Corpus:
         for e in self.examples:
             facts = (e.group, e.text, e.question, e.label, e.spans)
             number = () if e.value is None else (e.value,)
-            digest.update(repr((*facts, *number)).encode())
+            entities = () if e.entities is None else (e.entities, e.words)
+            digest.update(repr((*facts, *number, *entities)).encode())
         return digest.hexdigest()[:16]
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
@@ -105,5 +115,5 @@ class Corpus:
 
     def _with(self, examples: Callable[[Target], tuple[Example, ...]]) -> Corpus:
         """Return the corpus with the examples that the function returns for each target."""
-        classes, spans, numbers = map(examples, (CLASSES, SPANS, NUMBERS))
-        return replace(self, classes=classes, spans=spans, numbers=numbers)
+        classes, spans, numbers, found = map(examples, (CLASSES, SPANS, NUMBERS, ENTITIES))
+        return replace(self, classes=classes, spans=spans, numbers=numbers, entities=found)

@@ -15,6 +15,7 @@ from supermax.agents.criteria import CRITERIA
 from supermax.agents.evidence import EVIDENCE
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
+from supermax.agents.token_classification import TOKEN_CLASSIFICATION
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
@@ -24,6 +25,7 @@ from supermax.training.data.encodings import UTF8
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, Rows, check_header, plain
+from supermax.training.data.tagged_columns import TaggedColumns, tagged_columns
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -61,6 +63,8 @@ class Guessed:
     encoding: str = UTF8
     numeric: bool = False
     """The column of the labels holds numbers that are no classes."""
+    entities: bool = False
+    """The column of the labels holds tags of tokens, or entities."""
     form: str = CSV
     """Format of the source."""
     separator: str = ","
@@ -77,6 +81,8 @@ class Guessed:
         """Agent that fits the columns."""
         if self.numeric:
             return REGRESSION.name
+        if self.entities:
+            return TOKEN_CLASSIFICATION.name
         if self.role("answer") is None:
             return CRITERIA.name
         return EVIDENCE.name if self.role("label") is None else SHARE.name
@@ -91,6 +97,8 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
     table = read_rows(source, bad, encoding)
     if not table.rows:
         bad.settle("stop", 0, table.file)
+    if (tagged := tagged_columns(table)) is not None:
+        return _guess_tagged(table, tagged, bad)
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
     cells = {name: _cells(table, name) for name in table.columns if name}
@@ -106,6 +114,41 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
     names = table.classes.get(label, found.labels)
     unlabelled = sum(not cell.strip() for cell in cells[label])
     return replace(found, labels=names[: _MOST_LABELS + 1], unlabelled=unlabelled)
+
+
+def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
+    """Guess the columns of a table with tokens and tags, or with texts and entities."""
+    cells = {name: [row.cell(name) for row in table.rows] for name in table.columns if name}
+    left = {name: own for name, own in cells.items() if name not in (tagged.text, tagged.label)}
+    text, why = tagged.text, "lists of tokens"
+    if text is None:
+        named = _named("text", left, _has_words)
+        text = named or next(iter(_longest(left)), None)
+        why = "by its name" if named else "the longest texts"
+        if text is None:
+            raise UserError(f"{table.file} has no column that holds texts.")
+    found = [Guess("text", text, why)]
+    left.pop(text, None)
+    if tagged.label is not None:
+        why = "a tag for each token" if tagged.text is not None else "entities of the texts"
+        found.append(Guess("label", tagged.label, why))
+    for role in ("split", "id", "group"):
+        if (name := _named(role, left, _VALID[role])) is not None:
+            own = role == "split" and name == table.split
+            found.append(Guess(role, name, "its own splits" if own else "by its name"))
+            del left[name]
+    labels = tagged.types if len(tagged.types) <= _MOST_LABELS else ()
+    guessed = Guessed(
+        tuple(found),
+        tuple(left),
+        labels,
+        unlabelled=tagged.unlabelled,
+        encoding=table.encoding,
+        entities=True,
+        form=table.form,
+        separator=table.separator,
+    )
+    return replace(guessed, remarks=(*table.remarks, *_remarks(guessed, cells, bad)))
 
 
 def _cells(table: Rows, name: str) -> list[str]:

@@ -226,6 +226,9 @@ def _strata_of_sets(corpus: Corpus, set_of: Mapping[str, str]) -> dict[str, Stra
 
 def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:
     """Return the stratum, and coarser ones for data in which every row has its own question."""
+    if example.entities is not None:
+        types = {str(entity.type) for entity in example.entities}
+        return [(kind,), *((kind, "type", each) for each in sorted(types or {"none"}))]
     spans = "-" if example.spans is None else str(bool(example.spans))
     return [(kind,), (kind, str(example.label), spans), (kind, "stratum", example.stratum)]
 

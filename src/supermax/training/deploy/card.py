@@ -11,8 +11,15 @@ from supermax.agents import agent_of
 from supermax.training.deploy.exported import Description, Facts
 
 
-def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
-    """Return the model card in Markdown. `folders` are those of the encoders."""
+def card(
+    facts: Facts,
+    description: Description,
+    folders: Sequence[str],
+    *,
+    classifies_tokens: bool = False,
+) -> str:
+    """Return the model card in Markdown. `folders` are those of the encoders; transformers can
+    load the model for tokens from the first, if it classifies them."""
     config = facts["config"]
     sections = [
         f"# {config['agent']} on {config['encoder']['name']}",
@@ -22,7 +29,7 @@ def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
         _metrics(description),
         *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
-        _loading(facts, folders),
+        _loading(facts, folders, _token_classifier(folders[0]) if classifies_tokens else []),
         "## Configuration",
         "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
@@ -68,7 +75,7 @@ def _metrics(description: Description) -> str:
     return "\n".join([*_table(head, rows), "", note])
 
 
-def _loading(facts: Facts, folders: Sequence[str]) -> str:
+def _loading(facts: Facts, folders: Sequence[str], classifier: Sequence[str]) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
     columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
@@ -87,6 +94,7 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
+            *classifier,
             "With transformers, the trained encoder without the heads:\n",
             "```python",
             "from transformers import AutoModel, AutoTokenizer",
@@ -95,6 +103,19 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             "```",
         ]
     )
+
+
+def _token_classifier(folder: str) -> list[str]:
+    return [
+        "With transformers, the whole model on words that are separated by spaces:\n",
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f'model = "path/to/this/folder/{folder}"',
+        'find = pipeline("token-classification", model, aggregation_strategy="first")',
+        'find("Words with spaces in between .")',
+        "```\n",
+    ]
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

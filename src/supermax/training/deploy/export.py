@@ -4,7 +4,8 @@
 
     supermax.json        facts about the model, and the size of every other file
     model.safetensors    all weights: encoders, pooling, fusion, heads
-    encoder/             the encoder and its tokenizer, in the format of transformers
+    encoder/             the encoder and its tokenizer, in the format of transformers; for entities
+                         also the head
     evidence_encoder/    the second encoder of a joint model
     README.md            the model card
 
@@ -36,6 +37,7 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
 from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
+from supermax.training.deploy.token_classifier import token_classifier
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
 from supermax.training.models.sources import Source
@@ -76,11 +78,13 @@ def export(
     _check(prepared, description)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
     facts = _facts(prepared, description)
-    text = card(facts, description, _FOLDERS[: len(prepared.tokenizers)])
+    classifier = token_classifier(prepared, on_cpu, description.label_names)
+    folders = _FOLDERS[: len(prepared.tokenizers)]
+    text = card(facts, description, folders, classifies_tokens=classifier is not None)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
-        _write_model(temporary, prepared, on_cpu)
+        _write_model(temporary, prepared, on_cpu, classifier)
         (temporary / CARD).write_text(text, "utf-8")
         _write_facts(temporary, facts)
         _move(temporary, folder)
@@ -135,20 +139,33 @@ def _check(prepared: Prepared, description: Description) -> None:
             raise UserError(
                 "The no-answer policy 'calibrated' cannot be exported without its threshold."
             )
-    if model.class_head is None:
+    head = model.class_head if model.token_head is None else model.token_head
+    if head is None:
         return
-    outputs, names = model.class_head[-1].out_features, len(description.label_names)
+    names = len(description.label_names)
+    outputs = cast(nn.Linear, head[-1]).out_features
+    if model.token_head is not None:
+        outputs = (outputs - 1) // 2  # B- and I- of each type, and O
     if outputs != names:
         raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
-def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
+def _write_model(
+    folder: Path,
+    prepared: Prepared,
+    weights: dict[str, torch.Tensor],
+    classifier: PreTrainedModel | None,
+) -> None:
+    """Write the weights, and each encoder or, in its place, the classifier of tokens."""
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
-        encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        if classifier is None:
+            encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        else:
+            classifier.save_pretrained(folder / _FOLDERS[i])
         tokenizer.save_pretrained(folder / _FOLDERS[i])
 
 

@@ -19,13 +19,19 @@ from supermax.agents import agent_of
 from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
+from supermax.training.data.entity_tables import read_entities
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.data.tokens import check_room
 from supermax.training.deploy.export import LoadedModel, load_exported
 from supermax.training.deploy.exported import check_output
-from supermax.training.deploy.predictions import Prediction, as_csv, as_jsonl
-from supermax.training.deploy.scores import Scores, read_truths, score
+from supermax.training.deploy.predictions import (
+    PredictedEntity,
+    Prediction,
+    as_csv,
+    as_jsonl,
+)
+from supermax.training.deploy.scores import Scores, read_entity_truths, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.models.sources import Source
 from supermax.training.prepare import tokenize
@@ -115,7 +121,7 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
 
 def _check_room(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     text = loaded.config.text
-    stride = text.doc_stride if agent_of(loaded.config.agent).spans else 0
+    stride = text.doc_stride if agent_of(loaded.config.agent).windows else 0
     for tokenizer in loaded.tokenizers:
         try:
             check_room(examples, tokenizer, text.max_length, stride)
@@ -136,7 +142,15 @@ def _evaluate(
     classes = [Example(str(i), "", e.text, e.question) for i, e in enumerate(examples)]
     spans = tuple(replace(e, spans=()) for e in classes)
     corpus = Corpus(
-        "prediction", loaded.label_names, tuple(classes), spans, numbers=tuple(classes)
+        "prediction",
+        loaded.label_names,
+        tuple(classes),
+        spans,
+        numbers=tuple(classes),
+        entities=tuple(
+            replace(e, entities=(), words=given.words)
+            for e, given in zip(classes, examples, strict=True)
+        ),
     )
     sources = tuple(
         Source(loaded.config.encoder.name, None, encoder.model.config)
@@ -158,8 +172,14 @@ def _prediction(
     if (answers := evaluation.spans.get(position)) is not None:
         spans, margin = tuple(answers), evaluation.margins[position]
         score = margin if math.isfinite(margin) else None
-    value = evaluation.numbers.get(position)
-    return Prediction(example.id, label, probabilities, spans, score, value)
+    value, entities = evaluation.numbers.get(position), None
+    if (found := evaluation.entities.get(position)) is not None:
+        entities = tuple(
+            PredictedEntity(start, end, loaded.label_names[kind], each.score)
+            for each in found
+            for start, end, kind in (each.entity,)
+        )
+    return Prediction(example.id, label, probabilities, spans, score, value, entities)
 
 
 def predict_file(
@@ -183,13 +203,16 @@ def predict_file(
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = replace(columns, label=None, answer=None, answer_start=None, split=None)
-    corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
+    is_tagging = agent_of(loaded.config.agent).entities
+    read = read_entities if is_tagging else read_table
+    corpus = read(path, inputs, on_bad=on_bad, encoding=encoding)
+    examples = corpus.entities if is_tagging else corpus.classes
     execution = _resolve_precision(loaded, execution)
-    predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
+    predictions = predict_examples(loaded, examples, execution, on_progress)
     serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl
-    _write(out, serialise(predictions, corpus.classes if with_text else None))
-    truths = read_truths(path, columns, encoding)
+    _write(out, serialise(predictions, examples if with_text else None))
+    truths = (read_entity_truths if is_tagging else read_truths)(path, columns, encoding)
     return Predicted(
         out,
         len(predictions),
@@ -197,7 +220,7 @@ def predict_file(
         precision=execution.precision,
         evaluated_in=loaded.precision,
         detected=corpus.detected,
-        scores=score(predictions, corpus.classes, truths, loaded.label_names),
+        scores=score(predictions, examples, truths, loaded.label_names),
     )
 
 

@@ -6,10 +6,22 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from supermax.training.data.examples import Example
 from supermax.training.eval.metrics import Span
+
+
+@dataclass(frozen=True)
+class PredictedEntity:
+    """Entity of a text."""
+
+    start: int
+    end: int
+    """Characters [start, end); those of a list of tokens are counted with one space in between."""
+    label: str
+    score: float
+    """Mean probability of the predicted classes of its words."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,8 @@ class Prediction:
     """Margin of the best span over no answer, even if no answer is predicted."""
     value: float | None = None
     """Predicted number."""
+    entities: tuple[PredictedEntity, ...] | None = None
+    """Entities of the text; (): none."""
 
 
 def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
@@ -39,6 +53,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
             row |= {"label": prediction.label, "probabilities": prediction.probabilities}
         if prediction.value is not None:
             row["value"] = prediction.value
+        if prediction.entities is not None:
+            row["entities"] = _entities(prediction.entities, example)
         if prediction.spans is not None:
             row |= {"spans": prediction.spans, "score": prediction.score}
             if example is not None:
@@ -48,7 +64,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
 
 
 def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
-    """Return CSV with a column of probabilities for each label, or one of the numbers.
+    """Return CSV with a column of probabilities for each label, or one of the numbers, or one of
+    the entities as JSON.
 
     `start` and `end` are empty for no answer. With `texts`, also texts, questions and answers.
     """
@@ -61,6 +78,9 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
         if prediction.value is not None:
             row["value"] = prediction.value
+        if prediction.entities is not None:
+            found = _entities(prediction.entities, example)
+            row["entities"] = json.dumps(found, ensure_ascii=False)
         if prediction.spans is not None:
             start, end = prediction.spans[0] if prediction.spans else (None, None)
             row |= {"start": start, "end": end, "score": prediction.score}
@@ -72,6 +92,17 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()
+
+
+def _entities(
+    entities: Sequence[PredictedEntity], example: Example | None
+) -> list[dict[str, object]]:
+    """Return the entities as in JSON; with their texts if those are written."""
+    rows = [asdict(entity) for entity in entities]
+    if example is not None:
+        for row, entity in zip(rows, entities, strict=True):
+            row["text"] = example.text[entity.start : entity.end]
+    return rows
 
 
 def _row(prediction: Prediction, example: Example | None) -> dict[str, object]:

@@ -3,6 +3,7 @@
 classes: TF-IDF of the words, alone and crossed with the question, and logistic regression
 numbers: the same features, and ridge regression
 spans:   the sentence whose TF-IDF is most similar to the evidence for its question, or none
+Those for entities are in `entity_baseline.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.eval.decode import best_threshold, gains
+from supermax.training.eval.entity_baseline import most_frequent_tags, regression_on_words
 from supermax.training.eval.metrics import Floats, Ints, Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 
@@ -45,12 +47,14 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
         with threadpool_limits(1):
             guesses = _predict_numbers(train.numbers, validation.numbers)
         values |= number_metrics(_numbers(validation.numbers), guesses)
+    if train.entities and validation.entities:
+        values |= regression_on_words(train, validation)
     return values
 
 
 def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics on validation of the majority class of train, of no answer, and of the
-    mean of train."""
+    """Return the metrics on validation of the majority class of train, of no answer, of the
+    mean of train, and of the most frequent tag of each word in train."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
         counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
@@ -61,6 +65,8 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
     if train.numbers and validation.numbers:
         truths = _numbers(validation.numbers)
         values |= number_metrics(truths, np.full(len(truths), _numbers(train.numbers).mean()))
+    if train.entities and validation.entities:
+        values |= most_frequent_tags(train, validation)
     return values
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.training.config import Config, Decoding, chooses_decoding
 from supermax.training.data.examples import Example
@@ -27,6 +28,8 @@ from supermax.training.eval.decode import (
     decode_spans_within,
     predict_spans,
 )
+from supermax.training.eval.entities import ScoredEntity, found_entities
+from supermax.training.eval.entity_metrics import entity_metrics
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
 from supermax.training.models.assembly import Model, Scaling
@@ -57,6 +60,8 @@ class Evaluation:
     """Margin of each example's best span over no answer, even if no answer is predicted."""
     numbers: dict[str, float] = field(default_factory=dict)
     """Predicted numbers, by the example's id."""
+    entities: dict[str, list[ScoredEntity]] = field(default_factory=dict)
+    """Predicted entities, by the example's id."""
 
     @property
     def threshold(self) -> float | None:
@@ -99,6 +104,8 @@ def evaluation_of(
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
     if unit is not None and classes is not None:
         return _number_evaluation(classes, unit, data)
+    if agent_of(config.agent).entities and classes is not None:
+        return _entity_evaluation(classes, data)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
@@ -136,6 +143,19 @@ def _number_evaluation(outputs: Logits, unit: Scaling, data: TokenizedSplit) -> 
     is_known = view.label.dtype.kind == "f"
     metrics = number_metrics(view.label, numbers) if is_known else {}
     return Evaluation(metrics, {}, {}, numbers=dict(zip(ids, numbers.tolist(), strict=True)))
+
+
+def _entity_evaluation(logits: Logits, data: TokenizedSplit) -> Evaluation:
+    """Return the entities, with their metrics on those of the examples."""
+    types = (logits[0].shape[-1] - 1) // 2
+    if not _finite(data.views[-1], logits):  # a diverged model finds nothing
+        none: dict[str, list[ScoredEntity]] = {example.id: [] for example in data.examples}
+        values = entity_metrics([()], [()], types)
+        return Evaluation(dict.fromkeys(values, float("nan")), {}, {}, entities=none)
+    found = found_entities(logits, data)
+    true = [example.entities or () for example in data.examples]
+    predicted = [[each.entity for each in found[example.id]] for example in data.examples]
+    return Evaluation(entity_metrics(true, predicted, types), {}, {}, entities=found)
 
 
 def _decoded(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from supermax.training.data.examples import Example
+from supermax.training.eval.entity_metrics import entity_counts, metrics_of_counts
 from supermax.training.eval.evaluate import Evaluation
 from supermax.training.eval.metrics import Floats, Ints, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
@@ -82,7 +83,9 @@ def estimates(
 ) -> dict[str, Estimate]:
     """Return every metric over seeds, from each seed's evaluation on the same examples."""
     index = {group: i for i, group in enumerate(sorted({e.group for e in examples}))}
-    parts = [kind(examples, evaluations, index) for kind in (_classes, _spans, _numbers)]
+    parts = [
+        kind(examples, evaluations, index) for kind in (_classes, _spans, _numbers, _entities)
+    ]
     names = [name for part_names, _ in parts for name in part_names]
 
     def measure(counts: Ints) -> Floats:
@@ -138,6 +141,32 @@ def _numbers(
         if not len(rows):
             return np.full((len(by_seed), len(names)), np.nan)
         return np.array([list(number_metrics(truths[rows], p[rows]).values()) for p in by_seed])
+
+    return names, measure
+
+
+def _entities(
+    examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
+) -> tuple[list[str], Measure]:
+    known = [e for e in examples if e.entities is not None and e.id in evaluations[0].entities]
+    group = np.array([index[e.group] for e in known], dtype=np.int64)
+    types = sum(name.startswith("f1_") for name in evaluations[0].metrics)
+    truths = [e.entities or () for e in known]
+    counts_of_seeds = [
+        entity_counts(truths, [[f.entity for f in each.entities[e.id]] for e in known], types)
+        for each in evaluations
+    ]
+    names = list(metrics_of_counts(counts_of_seeds[0].sum(axis=0))) if known else []
+    # A diverged model looks like one that finds no entities.
+    is_valid = [not np.isnan(each.metrics.get("entity_f1", 0.0)) for each in evaluations]
+
+    def measure(counts: Ints) -> Floats:
+        sums = [np.tensordot(counts[group], own, axes=1) for own in counts_of_seeds]
+        rows = [
+            list(metrics_of_counts(own).values()) if valid else [math.nan] * len(names)
+            for own, valid in zip(sums, is_valid, strict=True)
+        ]
+        return np.array(rows)
 
     return names, measure
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 LOADING = "Loading torch and transformers, which takes some seconds"
 CLASS_SCORES = ("macro_f1", "accuracy")
 NUMBER_SCORES = ("spearman", "pearson", "rmse", "r2")
+ENTITY_SCORES = ("entity_f1", "entity_precision", "entity_recall")
 SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
 _ETA_AFTER = 5.0  # seconds of training after which the remaining time is estimated
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -273,17 +274,21 @@ def _print_scores(scores: Scores, label: str | None) -> None:
     if scores.numbers:
         shown = ", ".join(f"{name} {scores.numbers[name]:.4f}" for name in NUMBER_SCORES)
         screen.print(f"On the {counted(scores.measured, 'row')} with a number: {shown}")
+    if scores.entities:
+        shown = ", ".join(f"{name} {scores.entities[name]:.4f}" for name in ENTITY_SCORES)
+        screen.print(f"On the {counted(scores.marked, 'row')} with known entities: {shown}")
     for split, own in scores.splits.items():
         found = [
             (own.labelled, own.classes, CLASS_SCORES),
             (own.answered, own.spans, SPAN_SCORES),
             (own.measured, own.numbers, NUMBER_SCORES),
+            (own.marked, own.entities, ENTITY_SCORES),
         ]
         for number, values, names in found:
             if values:
                 shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
                 screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
-    if scores.classes or scores.spans or scores.numbers:
+    if scores.classes or scores.spans or scores.numbers or scores.entities:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")
