@@ -21,6 +21,8 @@ class Target:
     """Attribute of an example that holds the label."""
     windowed: bool = False
     """True: a long text becomes several windows; False: it is truncated."""
+    trivial: str = "majority class"
+    """Predictions of the trivial baseline."""
 
 
 CLASSES = Target(
@@ -37,6 +39,7 @@ SPANS = Target(
     "an answer, or with none marked",
     field="spans",
     windowed=True,
+    trivial="no answer",
 )
 NUMBERS = Target(
     "numbers",
@@ -44,6 +47,7 @@ NUMBERS = Target(
     "numbers (map their column as label, and read it with numeric=True)",
     "a number",
     field="value",
+    trivial="mean",
 )
 ENTITIES = Target(
     "entities",
@@ -52,6 +56,7 @@ ENTITIES = Target(
     "entities, or with none marked",
     field="entities",
     windowed=True,
+    trivial="most frequent tag of each word",
 )
 TARGETS = (CLASSES, SPANS, NUMBERS, ENTITIES)
 
