@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,16 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
 
 
 def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
-    made = {"regression": numeric, "token-classification": tagged}.get(wanted.agent, corpus)
+    made = partial(corpus_for, wanted.agent)
     return prepare(
         wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )
+
+
+def corpus_for(agent: str, n: int, seed: int = 0) -> Corpus:
+    """Return a corpus that an agent learns from."""
+    made = {"regression": numeric, "token-classification": tagged}.get(agent, corpus)
+    return made(n, seed)
 
 
 OPEN: dict[str, Any] = {

@@ -35,8 +35,9 @@ def init(
     target: Annotated[
         str,
         typer.Argument(
-            help="An agent; your own CSV, JSONL or Parquet file; a folder of texts by class, of a "
-            "saved dataset or of ReDSM5; or hub:NAME, a dataset of the Hugging Face Hub."
+            help="An agent; your own CSV, JSONL, CoNLL or Parquet file; a folder of texts by "
+            "class, of a saved dataset or of ReDSM5; or hub:NAME, a dataset of the Hugging Face "
+            "Hub."
         ),
     ] = CRITERIA.name,
     out: Annotated[

@@ -71,7 +71,8 @@ def _read_file(path: Path, bad: BadRows, encoding: str | None) -> Rows:
         require_readable(path)
         raise UserError(
             f"{path} is neither CSV nor JSONL nor Parquet by its name; name it .csv, .jsonl or "
-            f".parquet (.csv.gz and .jsonl.gz, if it is compressed).{_LISTS.get(suffix, '')}"
+            f".parquet (.csv.gz and .jsonl.gz, if it is compressed), or .conll for a tag on each "
+            f"line.{_LISTS.get(suffix, '')}"
         )
     contents = read_contents(path, encoding)
     if not contents.data.strip():
@@ -96,7 +97,7 @@ def _read_folder(folder: Path, bad: BadRows, encoding: str | None) -> Rows:
 
 
 def is_table(path: Path) -> bool:
-    """Return True for the name of a CSV, JSONL or Parquet file."""
+    """Return True for the name of a CSV, JSONL, CoNLL or Parquet file."""
     return suffix_of(path) in _TEXTS or path.suffix.lower() in _PARQUET
 
 
