@@ -82,7 +82,7 @@ tags = st.one_of(st.just("O"), st.tuples(prefixes, st.sampled_from(TYPES)).map("
 pairs = st.lists(st.lists(st.tuples(tags, tags), min_size=1, max_size=9), min_size=1, max_size=4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(pairs)
 def test_metrics_of_random_tags_are_those_of_seqeval(rows: list[list[tuple[str, str]]]) -> None:
     seqeval: Any = pytest.importorskip("seqeval.metrics")
