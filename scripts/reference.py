@@ -123,7 +123,10 @@ file are meant from where the file is."""
 def settings() -> str:
     rows = [f"| `{key}` | {_cell(about)} | {_default(key)} |" for key, about in keys().items()]
     variables = [f"| `{name}` | `{key}` |" for name, key in ENVIRONMENT.items()]
-    variables += [f"| `N_TRIALS_{a.upper()}` | `trials` of {a} |" for a in supermax_agents()]
+    variables += [
+        f"| `N_TRIALS_{a.upper().replace('-', '_')}` | `trials` of {a} |"
+        for a in supermax_agents()
+    ]
     sizes = [
         f"| `{name}` | {size['epochs']} | {size['patience']} | "
         + " | ".join(str(size["trials"][agent]) for agent in supermax_agents())

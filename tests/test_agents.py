@@ -21,7 +21,7 @@ def test_each_agent_has_its_spaces_and_metric(agent: str) -> None:
     for name in presets():
         space = preset(agent, name).space
         assert ("evidence_encoder.name" in space.parameters) == (own.encoders == 2)
-        assert ("text.doc_stride" in space.parameters) == own.spans
+        assert ("text.doc_stride" in space.parameters) == own.windows
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES.items())
@@ -33,6 +33,12 @@ def test_the_usual_name_of_a_task_is_an_alias(alias: str, name: str) -> None:
     assert (resolved.settings.agent, resolved.settings.trials) == (name, 3)
     assert resolved.settings.study == name
     assert preset(alias, "demo") == preset(name, "demo")
+
+
+def test_the_variable_of_the_trials_has_no_hyphen() -> None:
+    environment = {"N_TRIALS_TOKEN_CLASSIFICATION": "3"}
+    resolved = resolve("token-classification", environment=environment, presets=presets())
+    assert resolved.settings.trials == 3
 
 
 def test_an_unknown_agent_is_refused_with_the_nearest_name() -> None:

@@ -19,7 +19,6 @@ import click
 import pytest
 
 import supermax
-from supermax.agents.agent import CLASSES, LABEL_SETS
 from supermax.engine.processes.supervisor import (
     BUG,
     ENVIRONMENT,
@@ -333,15 +332,21 @@ def test_each_format_of_the_page_is_read(tmp_path: Path, monkeypatch: pytest.Mon
     rows = [{"text": f"A long text {i}", "topics": own} for i, own in enumerate(topics)]
     (tmp_path / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     text = (ROOT / "docs" / "howto" / "data-formats.md").read_text()
+    (tmp_path / "conll").mkdir()
+    (sentence,) = re.findall(r"^    (Anna .*)\n    (.*)\n    (Oslo .*)$", text, re.MULTILINE)
+    for file in ("train.conll", "conll/train.conll", "conll/dev.conll", "conll/test.conll"):
+        named = ("\n".join(sentence).replace("Anna", f"Anna{i}") for i in range(30))
+        (tmp_path / file).write_text("\n\n".join(named))
     lines = [line for line in shell_lines(text) if line.startswith("supermax init")]
-    assert len(lines) == 7
+    assert len(lines) == 9
+    others = {"conll": "token-classification", "requests": "multilabel"}
     for line in lines:
         said = sm(*shlex.split(line)[1:], "--force")
-        target = CLASSES if "requests" not in line else LABEL_SETS
-        assert ("criteria" if target == CLASSES else "multilabel") in said
+        agent = next((others[part] for part in others if part in line), "criteria")
+        assert agent in said
         (place,) = re.findall(r"Written to (\S+)\.", said)
         splits = supermax.Study.from_config(place).splits
-        assert min(len(splits.train.of(target)), len(splits.validation.of(target))) > 2
+        assert min(splits.train.count(agent), splits.validation.count(agent)) > 2
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     facts = run_program(program.replace("study.run()", "study.plan()"))
     assert sum(len(part.classes) for part in facts["study"].splits.parts) == 240

@@ -13,7 +13,7 @@ from supermax.training.loop import Result, train
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
 from tests.gpu.test_training import FAMILIES
-from tests.training.corpora import Quiet, Stopped, config, corpus
+from tests.training.corpora import Quiet, Stopped, config, corpus_for
 from tests.training.draws import drawn
 from tests.training.steps.test_cuda_graphs import AGENTS, OPTIMIZERS, SILENT, many_widths
 
@@ -37,7 +37,8 @@ def both(cache: Path, wanted: Any, execution: Execution = HALF) -> list[Result]:
 
 
 def made(cache: Path, wanted: Any, execution: Execution = HALF) -> Prepared:
-    return prepare(wanted, corpus(40, 1), corpus(20, 2), cache=cache, execution=execution)
+    train_part, held_out = (corpus_for(wanted.agent, n, n) for n in (40, 20))
+    return prepare(wanted, train_part, held_out, cache=cache, execution=execution)
 
 
 def losses(result: Result) -> list[float]:

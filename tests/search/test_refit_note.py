@@ -13,6 +13,7 @@ from supermax.results.records import TrialRecord
 from supermax.search.refit import refit_note
 from supermax.training.data.examples import Corpus
 from supermax.training.data.splits import split
+from supermax.training.data.synthetic_entities import synthetic_entities
 from supermax.training.data.synthetic_ratings import synthetic_ratings
 from supermax.training.data.synthetic_requests import synthetic_requests
 from supermax.training.deploy.refit import Refit, RefitRun
@@ -24,6 +25,7 @@ from supermax.training.eval.baseline import baseline
     [
         ("regression", synthetic_ratings(60), "rmse"),
         ("multilabel", synthetic_requests(60), "macro_f1"),
+        ("token-classification", synthetic_entities(60), "entity_f1"),
     ],
 )
 def test_baselines_are_fitted_without_the_test_split(
@@ -35,5 +37,6 @@ def test_baselines_are_fitted_without_the_test_split(
     note = refit_note(agent, trial, refitted, splits, 3)
     seen = len(splits.train.examples) + len(splits.validation.examples)
     assert note["learnt_from"] == note["tfidf"]["rows"] == seen
+    assert note["rows"] == splits.test.count(agent) == 60 - seen
     expected = baseline(splits.seen, splits.test)[metric]
     assert math.isclose(note["tfidf"]["metrics"][metric], expected, abs_tol=1e-5)

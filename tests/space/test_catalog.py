@@ -81,9 +81,9 @@ def test_evidence_has_the_parameters_of_spans() -> None:
 
 def test_presets_have_documented_trials_and_epochs() -> None:
     known = presets()
-    assert [known["max"]["trials"][a] for a in AGENTS] == [800, 1200, 600, 600, 800, 800]
+    assert [known["max"]["trials"][a] for a in AGENTS] == [800, 1200, 600, 600, 800, 800, 800]
     assert [known["supermax"]["trials"][a] for a in AGENTS] == [
-        *(5000, 8000, 3000, 3000, 5000, 5000)
+        *(5000, 8000, 3000, 3000, 5000, 5000, 5000)
     ]
     one = preset("evidence", "supermax")
     assert (one.trials, one.epochs, one.patience) == (8000, 100, 20)

@@ -18,7 +18,7 @@ from supermax.search.tuned import Tuned
 from supermax.space.presets import presets
 from supermax.training.data.splits import Splits
 from supermax.ui.cli.outcome import outcome
-from tests.training.corpora import corpus
+from tests.training.corpora import corpus, labelled, numeric, tagged
 
 SPLITS = Splits(corpus(40, 1), corpus(30, 2), corpus(20, 3))
 NOTHING = Summary()
@@ -27,17 +27,25 @@ SILENT = sum(not example.spans for example in SPLITS.validation.spans) / len(
 )
 
 
+KINDS = {
+    "regression": ("r2", numeric, "mean"),
+    "multilabel": ("macro_f1", labelled, "every label"),
+    "token-classification": ("entity_f1", tagged, "most frequent tag of each word"),
+}
+
+
 def said(
     agent: str,
     objective: str,
     value: float,
     summary: Summary = NOTHING,
     race: RaceRecord | None = None,
+    splits: Splits = SPLITS,
     **how: Any,
 ) -> str:
     study = optuna.create_study()
     study.add_trial(create_trial(value=value, user_attrs={RESULT: {"encoder": "tiny"}}))
-    tuned = Tuned(agent, study, summary, SPLITS, cast("Any", None), [objective], {}, race)
+    tuned = Tuned(agent, study, summary, splits, cast("Any", None), [objective], {}, race)
     settings = Settings(**{"agent": agent, "trials": 1, "epochs": 1, **how})
     return "\n".join(outcome(settings, tuned))
 
@@ -49,6 +57,14 @@ def test_a_span_search_that_answers_nothing_is_reported(value: float) -> None:
     baseline = f"which has token_f1 {SILENT:.4f}"
     assert f"the trivial baseline (no answer), {baseline}" in told
     assert f"token_f1 {value:.4f} (validation, n={len(SPLITS.validation.spans)})." in told
+
+
+@pytest.mark.parametrize("agent", KINDS)
+def test_the_baseline_of_each_kind_is_named(agent: str) -> None:
+    metric, made, kind = KINDS[agent]
+    splits = Splits(made(40, 1), made(30, 2), made(20, 3))
+    told = said(agent, metric, -1.0, splits=splits)
+    assert f"no better than the trivial baseline ({kind}), which has {metric} " in told
 
 
 @pytest.mark.parametrize("running", [0, 1])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from supermax.training.config import Config, read_config
+from supermax.training.data.entities import Entity
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.prepare import Prepared, prepare
 from supermax.training.steps.execution import Execution
@@ -58,6 +61,20 @@ def labelled(n: int, seed: int = 0) -> Corpus:
     return Corpus("toy", words, label_sets=sets)
 
 
+def tagged(n: int, seed: int = 0) -> Corpus:
+    """Return a corpus of entities: the signs of a corpus of spans, by their kind."""
+
+    def example(e: Example) -> Example:
+        words = tuple(match.span() for match in re.finditer(r"\S+", e.text))
+        kinds = {sign: kind for kind, signs in enumerate(SIGNS.values()) for sign in signs}
+        entities = tuple(
+            Entity(a, b, kinds[e.text[a:b]]) for a, b in words if e.text[a:b] in kinds
+        )
+        return replace(e, question="", spans=None, entities=entities, words=words)
+
+    return Corpus("toy", tuple(SIGNS), entities=tuple(map(example, corpus(n, seed).spans)))
+
+
 def config(agent: str = "criteria", **parts: Any) -> Config:
     data: dict[str, Any] = {
         "agent": agent,
@@ -75,10 +92,16 @@ def config(agent: str = "criteria", **parts: Any) -> Config:
 
 
 def ready(cache: Path, wanted: Config, n: int = 30, **execution: Any) -> Prepared:
-    made = {"regression": numeric, "multilabel": labelled}.get(wanted.agent, corpus)
+    made = partial(corpus_for, wanted.agent)
     return prepare(
         wanted, made(n, 1), made(n // 2, 2), cache=cache, execution=Execution(**execution)
     )
+
+
+def corpus_for(agent: str, n: int, seed: int = 0) -> Corpus:
+    """Return a corpus that an agent learns from."""
+    made = {"regression": numeric, "multilabel": labelled, "token-classification": tagged}
+    return made.get(agent, corpus)(n, seed)
 
 
 OPEN: dict[str, Any] = {

@@ -13,9 +13,18 @@ from supermax.agents.joint import JOINT
 from supermax.agents.multilabel import MULTILABEL
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
+from supermax.agents.token_classification import TOKEN_CLASSIFICATION
 from supermax.errors import UserError
 
-_ALL = (CRITERIA, EVIDENCE, SHARE, JOINT, REGRESSION, MULTILABEL)
+_ALL = (
+    CRITERIA,
+    EVIDENCE,
+    SHARE,
+    JOINT,
+    REGRESSION,
+    MULTILABEL,
+    TOKEN_CLASSIFICATION,
+)
 _BY_NAME = {name: agent for agent in _ALL for name in (agent.name, *agent.aliases)}
 AGENTS = tuple(agent.name for agent in _ALL)
 """Names under which agents are stored."""

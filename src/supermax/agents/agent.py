@@ -19,6 +19,8 @@ class Target:
     """Noun of the label of one row."""
     field: str
     """Attribute of an example that holds the label."""
+    trivial: str
+    """Predictions of the trivial baseline."""
     windowed: bool = False
     """True: a long text becomes several windows; False: it is truncated."""
 
@@ -29,6 +31,7 @@ CLASSES = Target(
     "classes (map the column of the labels)",
     "a label",
     field="label",
+    trivial="majority class",
 )
 SPANS = Target(
     "spans",
@@ -36,6 +39,7 @@ SPANS = Target(
     "spans (map the column of the answers)",
     "an answer, or with none marked",
     field="spans",
+    trivial="no answer",
     windowed=True,
 )
 NUMBERS = Target(
@@ -44,6 +48,7 @@ NUMBERS = Target(
     "numbers (map their column as label, and read it with numeric=True)",
     "a number",
     field="value",
+    trivial="mean",
 )
 LABEL_SETS = Target(
     "label_sets",
@@ -51,8 +56,18 @@ LABEL_SETS = Target(
     "sets of labels (map their column as label with several=True, or columns of 0 and 1)",
     "its labels",
     field="labels",
+    trivial="every label",
 )
-TARGETS = (CLASSES, SPANS, NUMBERS, LABEL_SETS)
+ENTITIES = Target(
+    "entities",
+    "entities (map the column of the tags or entities: data.columns.label)",
+    "entities (map the column of the tags or entities as label, and read it with read_entities)",
+    "entities, or with none marked",
+    field="entities",
+    trivial="most frequent tag of each word",
+    windowed=True,
+)
+TARGETS = (CLASSES, SPANS, NUMBERS, LABEL_SETS, ENTITIES)
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,21 @@ class Agent:
     def label_sets(self) -> bool:
         """True: it has a head with an output for each label, of which a text has any number."""
         return LABEL_SETS in self.targets
+
+    @property
+    def entities(self) -> bool:
+        """True: it has a head for the entities of a text, which classifies every token."""
+        return ENTITIES in self.targets
+
+    @property
+    def named(self) -> bool:
+        """True: it predicts names that the data lists: of classes, labels or types of entities."""
+        return self.classes or self.label_sets or self.entities
+
+    @property
+    def windows(self) -> bool:
+        """True: it splits long texts of some of its examples into windows."""
+        return any(target.windowed for target in self.targets)
 
     @property
     def truncates(self) -> bool:

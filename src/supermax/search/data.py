@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from supermax.agents import agent_of
-from supermax.agents.agent import LABEL_SETS, NUMBERS, Agent
+from supermax.agents.agent import CLASSES, ENTITIES, LABEL_SETS, NUMBERS, SPANS, Agent
 from supermax.errors import UserError
 from supermax.search.settings import DataSettings, Resolved, Settings
 from supermax.search.settings.model import ColumnSettings
 from supermax.search.settings.resolving import GUESSES
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.columns import Columns
+from supermax.training.data.entity_tables import open_entities
 from supermax.training.data.examples import Corpus
 from supermax.training.data.guessing import guess_file
 from supermax.training.data.inputs.reading import is_in_memory, read_rows
@@ -22,9 +24,19 @@ from supermax.training.data.inputs.stored import StoredTable, stored
 from supermax.training.data.redsm5 import is_redsm5, read_redsm5
 from supermax.training.data.splits import Splits, split, splits_of, with_validation
 from supermax.training.data.synthetic import synthetic
+from supermax.training.data.synthetic_entities import synthetic_entities
 from supermax.training.data.synthetic_ratings import synthetic_ratings
 from supermax.training.data.synthetic_requests import synthetic_requests
 from supermax.training.data.tables import open_table
+
+_GENERATORS = {
+    CLASSES: synthetic,
+    SPANS: synthetic,
+    NUMBERS: synthetic_ratings,
+    LABEL_SETS: synthetic_requests,
+    ENTITIES: synthetic_entities,
+}
+"""Generator of synthetic data, by the first target of an agent."""
 
 
 def data_of(settings: Settings) -> Splits:
@@ -37,8 +49,7 @@ def data_of(settings: Settings) -> Splits:
             f"--data synthetic."
         )
     if data.path is None or data.path == "synthetic":
-        others = {NUMBERS: synthetic_ratings, LABEL_SETS: synthetic_requests}
-        generate = others.get(agent.targets[0], synthetic)
+        generate = _GENERATORS[agent.targets[0]]
         corpus = generate(
             data.posts, difficulty=data.difficulty, seed=data.seed, max_words=data.max_words
         )
@@ -51,13 +62,13 @@ def data_of(settings: Settings) -> Splits:
         corpus = read_redsm5(data.path, on_bad=data.on_bad, located=agent.spans)
     else:
         columns = columns_of(data.columns or guessed_columns(data)[0], agent)
-        table = open_table(
+        opened = open_entities if agent.entities else partial(open_table, numeric=agent.numbers)
+        table = opened(
             data.path,
             columns,
             labels=data.labels,
             on_bad=data.on_bad,
             encoding=data.encoding,
-            numeric=agent.numbers,
             own_splits=True,
         )
         if table.part_of:

@@ -284,6 +284,16 @@ def _described_sets(corpus: Corpus) -> str:
     )
 
 
+def _described_entities(corpus: Corpus) -> str:
+    """Return the numbers of texts and of entities of each type."""
+    types = Counter(e.type for example in corpus.entities for e in example.entities or ())
+    names = shown_labels(corpus)[:_MAX_CLASSES]
+    found = [f"{name} {types[i]:,}" for i, name in enumerate(names)]
+    if more := len(corpus.label_names) - len(names):
+        found.append(f"and {counted(more, 'more type')}")
+    return f"{len(corpus.entities):,} texts with {types.total():,} entities: {', '.join(found)}"
+
+
 def describe_data(search: Search) -> list[str]:
     """Return the sizes of the data and its splits. Quotes none of its text."""
     corpus, splits, agent = search.corpus, search.all_splits, agent_of(search.agent)
@@ -304,6 +314,8 @@ def describe_data(search: Search) -> list[str]:
         )
     if corpus.label_sets and agent.label_sets:
         lines.append(_described_sets(corpus))
+    if corpus.entities and agent.entities:
+        lines.append(_described_entities(corpus))
     if corpus.spans and agent.spans:
         answers = sum(bool(example.spans) for example in corpus.spans)
         lines.append(f"{len(corpus.spans):,} texts to find evidence in, {answers:,} with some")

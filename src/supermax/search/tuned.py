@@ -41,7 +41,7 @@ class Tuned:
     """Race of the best configurations; None: there was none, or it has not ended."""
 
     def trivial_baseline(self, value: float) -> float | None:
-        """Return the first objective of the trivial baseline (`trivial`); None
+        """Return the first objective of the trivial baseline (`Target.trivial`); None
         where `value` is better, or the baseline has no such metric."""
         metric = METRICS.get(self.objectives[0])
         baseline = trivial(self.splits.train, self.splits.validation).get(self.objectives[0])

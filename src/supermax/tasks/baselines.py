@@ -27,7 +27,8 @@ class TfidfBaseline(TypedDict):
 
 
 def trivial_baseline(agent: str, train: Corpus, validation: Corpus) -> dict[str, float]:
-    """Return the metrics of the majority class, of no answer, of the mean, and of every label."""
+    """Return the metrics of the majority class, of no answer, of the mean, of every label, and of
+    the most frequent tag of each word."""
     return _finite(trivial(train.used_by(agent), validation.used_by(agent)))
 
 
@@ -41,6 +42,7 @@ def tfidf_baseline(agent: str, train: Corpus, validation: Corpus) -> TfidfBaseli
         spans=_sample(train.spans),
         numbers=_sample(train.numbers),
         label_sets=_sample(train.label_sets),
+        entities=_sample(train.entities),
     )
     metrics: dict[str, float] = {}
     # Fitting fails if no text has a word, for example: then there is no such baseline.

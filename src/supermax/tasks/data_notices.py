@@ -80,14 +80,16 @@ def _rare(splits: Splits) -> list[str]:
     notices = []
     names = splits.train.label_names
     for split_name, part in zip(PARTS, splits.parts, strict=True):
-        rows = part.classes or part.numbers or part.label_sets
+        rows = part.classes or part.numbers or part.label_sets or part.entities
         if not rows:
             continue
         counts = Counter(example.label for example in part.classes)
         counts.update(label for example in part.label_sets for label in example.labels or ())
+        counts.update(e.type for example in part.entities for e in example.entities or ())
         missing = [name for i, name in enumerate(names) if not counts[i]]
         if missing:
-            notices.append(f"The {split_name} split has no row of {', '.join(missing)}.")
+            what = "entity" if part.entities else "row"
+            notices.append(f"The {split_name} split has no {what} of {', '.join(missing)}.")
         if len(rows) < _FEW_ROWS and split_name != "train":
             notices.append(
                 f"The {split_name} split has {counted(len(rows), 'row')}: too few to tell trials "

@@ -34,21 +34,23 @@ class SplitSizes(TypedDict, total=False):
     """Rows `with` and `without` an answer."""
     numbers: dict[str, float]
     """Mean, standard deviation, lowest and highest number."""
+    entities: list[int]
+    """Entities of each type."""
 
 
 def data_summary(agent: str, splits: Splits, cuts: Sequence[Cut]) -> dict[str, object]:
     """Return sizes of the splits, rows by class, text lengths and truncation, ready for JSON."""
     parts = [corpus.used_by(agent) for corpus in splits.parts]
+    its = agent_of(agent)
     texts = {e.text for part in parts for e in part.examples}
-    named = agent_of(agent).classes or agent_of(agent).label_sets
     return {
-        "labels": shown_labels(splits.train) if named else [],
+        "labels": shown_labels(splits.train) if its.named else [],
         "splits": dict(zip(PARTS, map(_sizes, parts), strict=True)),
         "texts": len(texts),
         "words": _quantiles([len(text.split()) for text in texts]),
         "characters": _quantiles([len(text) for text in texts]),
         "cut": [asdict(cut) for cut in sorted(cuts, key=lambda cut: -cut.texts)[:_MOST_CUTS]],
-        "cuts": agent_of(agent).truncates,
+        "cuts": its.truncates,
     }
 
 
@@ -76,6 +78,9 @@ def _sizes(part: Corpus) -> SplitSizes:
         found = {"mean": values.mean(), "deviation": values.std()}
         found |= {"lowest": values.min(), "highest": values.max()}
         sizes["numbers"] = {name: float(f"{value:.6g}") for name, value in found.items()}
+    if part.entities:
+        types = Counter(e.type for example in part.entities for e in example.entities or ())
+        sizes["entities"] = [types[i] for i, _ in enumerate(part.label_names[:MOST_CLASSES])]
     return sizes
 
 

@@ -181,7 +181,7 @@ def check_questions(
     defaults, has_spans = TextConfig(), agent_of(agent).spans
     length = max(integers(space, LENGTH), default=defaults.max_length)
     stride = min(integers(space, "text.doc_stride"), default=defaults.doc_stride)
-    stride = stride if has_spans else 0
+    stride = stride if agent_of(agent).windows else 0
     examples = [e for part in (splits.train, splits.validation) for e in examples_for(agent, part)]
     if not has_spans and length > _MOST_SPECIAL_TOKENS and not any(e.question for e in examples):
         return  # without questions there is always room: load no tokenizer

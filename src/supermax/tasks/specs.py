@@ -16,7 +16,7 @@ from supermax.memory.facts import HALF, Spec
 from supermax.memory.saved_activations import adapter_by_token
 from supermax.tasks.shapes import adapted_layers, encoder_of
 from supermax.training.config import AdapterConfig, Config
-from supermax.training.models.heads import Fusion, Pooling, head
+from supermax.training.models.heads import Fusion, Pooling, head, token_head
 from supermax.training.models.sources import Source
 from supermax.training.prepare import max_input_length
 from supermax.training.steps.execution import Execution, why_eager
@@ -50,7 +50,7 @@ def spec_of(
         dropout=config.encoder.dropout != 0,
         attention_dropout=config.encoder.attention_dropout != 0,
         head=_head_parameters(config, sources, classes),
-        token_width=_token_width(config, sources[-1].config.hidden_size),
+        token_width=_token_width(config, sources[-1].config.hidden_size, classes),
         data=int(data * (overlap if tokens is None or tokens > length else 1.0)),
         captured=why_eager(replace(execution, checkpoint_activations=False)) is None,
     )
@@ -87,10 +87,12 @@ def _head_parameters(config: Config, sources: Sequence[Source], classes: int) ->
             parts.append(head(config.head, size, 1))
         if agent.spans:
             parts.append(head(config.head, size, 2))
+        if agent.entities:
+            parts.append(token_head(config.head, sources[0].config, 2 * classes + 1))
     return sum(p.numel() for part in parts for p in part.parameters())
 
 
-def _token_width(config: Config, hidden: int) -> int:
+def _token_width(config: Config, hidden: int, classes: int) -> int:
     """Return the activations of each token outside the encoder, in numbers."""
     width = hidden // 3 if config.head.pooling in ("max", "attention", "mean") else 0
     agent = agent_of(config.agent)
@@ -98,4 +100,6 @@ def _token_width(config: Config, hidden: int) -> int:
         width += config.fusion.width
     if agent.spans:
         width += hidden // 5 + (config.head.depth - 1) * config.head.width // 2
+    if agent.entities:
+        width += hidden // 5 + 2 * (2 * classes + 1)  # logits, probabilities, and their gradients
     return width

@@ -73,6 +73,8 @@ class TrainConfig(_Part):
     seed: int = 1
     negative_ratio: float = Field(1.0, ge=0, le=1)
     """Share of the windows without an answer that is trained on."""
+    label_all_tokens: bool = False
+    """Entities: all tokens of a word are trained on, later ones as I-; False: the first alone."""
 
 
 class OptimConfig(_Part):
@@ -192,6 +194,15 @@ class Config(_Part):
         if isinstance(loss, Mapping) and "name" not in loss:
             return {**data, "loss": {**loss, "name": default}}
         return data
+
+    @model_validator(mode="after")
+    def _check_head(self) -> Config:
+        if agent_of(self.agent).entities and self.head.depth != 1:
+            raise ValueError(
+                f"head.depth is {self.head.depth}, but the agent {self.agent} has the head of "
+                f"transformers, which is linear: leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_loss(self) -> Config:

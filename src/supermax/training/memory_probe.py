@@ -109,5 +109,7 @@ def _random_data(step: TrainingStep, count: int, length: int) -> TokenizedSplit:
     for encoder in step.model.encoders:
         ids = random.integers(5, encoder.model.config.vocab_size, begin[-1])
         no_offsets = np.full((len(ids), 2), -1)
-        views.append(Tokens(ids, begin, lengths, ones - 1, label, ones, ones, no_offsets))
+        classes = np.ones(len(ids) if step.model.token_head is not None else 0, dtype=np.int16)
+        targets = (label, ones, ones, no_offsets, classes, classes)
+        views.append(Tokens(ids, begin, lengths, ones - 1, *targets))
     return TokenizedSplit((), tuple(views), np.arange(count))

@@ -253,6 +253,8 @@ def tokenize(
         windows_key = f"{key} windows of {sources[1].fingerprint} {lengths}"
         first = _tokens(same_windows, tokenizers[0], sources[0], config, cache, windows_key)
         views = (first, last)
+    if agent_of(config.agent).entities and not config.train.label_all_tokens:
+        views = (last.with_first_tags(),)
     chosen = np.arange(len(last))
     if sampled and config.train.negative_ratio < 1:
         rng = np.random.Generator(np.random.PCG64([config.train.seed, 0]))
@@ -322,15 +324,17 @@ def _windows(examples: tuple[Example, ...], tokens: Tokens) -> list[Example]:
 def _class_weights(
     config: Config, data: TokenizedSplit, classes: int, device: str
 ) -> Tensor | None:
-    """Return the loss's weights of classes, or of the positive examples of labels; None without
-    them, or if all weigh the same."""
-    labels = data.views[-1].label[data.chosen]
+    """Return the loss's weights of classes, also those of tokens, or of the positive examples of
+    labels; None without them, or if all weigh the same."""
+    last = data.views[-1]
+    labels = last.tags_of(data.chosen) if len(last.tag) else last.label[data.chosen]
     if labels.ndim > 1:
         positives = [int(count) for count in labels.sum(0)]
         found = positive_weights(positives, len(labels), config.loss)
         return None if found is None else found.to(device)
     if labels.dtype.kind == "f":
         return None
+    classes = 2 * classes + 1 if len(last.tag) else classes
     counts = np.bincount(labels[labels != NONE], minlength=classes)
     if not counts.sum():
         return None

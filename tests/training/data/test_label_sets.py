@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from supermax.errors import UserError
+from supermax.training.data.chosen_columns import chosen_columns
 from supermax.training.data.columns import Columns
 from supermax.training.data.examples import Corpus, Example
-from supermax.training.data.guessing import Guessed, chosen_columns, guess_file
+from supermax.training.data.guessing import Guessed, guess_file
 from supermax.training.data.label_sets import detect_separator, indicators, parts_of
 from supermax.training.data.splits import read_splits, split
 from supermax.training.data.synthetic_requests import synthetic_requests

@@ -33,7 +33,7 @@ from tests.few import a_few
 from tests.training.corpora import config, ready
 
 FAMILIES = sorted(set(architectures.TINY) - {"tiny"})
-AGENTS = ["criteria", "evidence", "share", "joint"]
+AGENTS = ["criteria", "evidence", "share", "joint", "token-classification"]
 
 
 def gradients(ready_one: Any, micro: int) -> dict[str, torch.Tensor]:

@@ -355,6 +355,31 @@ FILES = [
         {"text": "text", "label": "target"},
         rows=300,
     ),
+    File(
+        "names.conll",
+        "".join(f"Anna{i} B-PER\nmet O\n{SECRET} O\nin O\nOslo B-LOC\n\n" for i in range(40)),
+        ("names.conll (CoNLL) is read as", "a tag for each token", "agent        token-classi"),
+        {"text": "tokens", "label": "tags"},
+        ("LOC", "PER"),
+        40,
+    ),
+    File(
+        "marked.jsonl",
+        "".join(
+            json.dumps(
+                {
+                    "text": f"On day {i} the {SECRET} met Anna in Oslo",
+                    "spans": [{"start": 23, "end": 27, "label": "PER"}] if i % 2 else [],
+                }
+            )
+            + "\n"
+            for i in range(10, 70)
+        ),
+        ("entities of the texts", "agent        token-classification"),
+        {"text": "text", "label": "spans"},
+        ("PER",),
+        60,
+    ),
     File("no-header.csv", csv(*notes(60)), ("no-header.csv has no header", "such as text,label")),
     File(
         "no-header-short.csv",

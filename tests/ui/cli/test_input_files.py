@@ -241,6 +241,15 @@ def test_validation_rows_are_drawn_from_train_where_there_are_none(tmp_path: Pat
     assert "the data has no validation rows: they were drawn from train" in said
 
 
+@pytest.mark.parametrize("name", ["multilabel.csv", "names.conll"])
+def test_names_of_labels_and_of_types_are_written(tmp_path: Path, name: str) -> None:
+    (file,) = [file for file in FILES if file.name == name]
+    write(tmp_path, file)
+    with inside(tmp_path):
+        sm("init", name, "-o", "own.yaml")
+        assert Study.from_config("own.yaml").settings.data.labels == list(file.labels)
+
+
 def test_ratings_of_few_values_are_read_as_numbers_if_the_agent_says_so(tmp_path: Path) -> None:
     rows = [f"a text about day {i},{i % 5}" for i in range(60)]
     (tmp_path / "stars.csv").write_text(csv("text,stars", *rows))

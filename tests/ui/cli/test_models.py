@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from supermax.errors import UserError
+from supermax.training.data.chosen_columns import chosen_columns
 from supermax.training.data.columns import Columns
-from supermax.training.data.guessing import chosen_columns
 from supermax.training.deploy.refit import Stage
 from supermax.ui.cli.models import _Stages
 from supermax.ui.cli.progress import EVERY, Progress

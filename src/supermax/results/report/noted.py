@@ -6,7 +6,7 @@ be empty or None.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from supermax._util.attributes import BASELINES, DATA, REFIT
@@ -64,6 +64,8 @@ class DataNote:
     """True: a text has any number of the classes."""
     numbers: list[tuple[str, list[float | None]]] = field(default_factory=list)
     """Statistic of the numbers to predict, in each split."""
+    entities: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Type, and its entities in each split."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,7 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
     if not any(_whole(split.get("rows")) for split in splits.values()):
         return None
     names = [clean_text(str(name)) for name in _list(kept.get("labels"))]
-    classes = [
-        (name, [_at(_list(splits[part].get("classes")), i) for part in PARTS])
-        for i, name in enumerate(names)
-    ]
+    classes = _by_name(names, splits, "classes")
     sets = any("unlabelled" in split for split in splits.values())
     classes += [("no label", [_whole(splits[part].get("unlabelled")) for part in PARTS])] * sets
     spans = [
@@ -144,7 +143,18 @@ def data_note_of(record: StudyRecord) -> DataNote | None:
         may_cut=kept.get("cuts") is True,
         numbers=of_numbers,
         sets=sets,
+        entities=[row for row in _by_name(names, splits, "entities") if any(row[1])],
     )
+
+
+def _by_name(
+    names: Sequence[str], splits: Mapping[str, Mapping[str, object]], kind: str
+) -> list[tuple[str, list[int]]]:
+    """Return each name with its counts of a kind in the splits."""
+    return [
+        (name, [_at(_list(splits[part].get(kind)), i) for part in PARTS])
+        for i, name in enumerate(names)
+    ]
 
 
 def _cut(kept: Mapping[str, object]) -> CutNote:

@@ -122,6 +122,7 @@ def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     """Return name and value of each baseline that has one."""
     spans = facts.data is not None and bool(facts.data.spans)
     numbers = facts.data is not None and bool(facts.data.numbers)
+    entities = facts.data is not None and bool(facts.data.entities)
     classes = facts.data is None or bool(facts.data.classes)
     every = facts.data is not None and facts.data.sets
     parts = (
@@ -131,6 +132,8 @@ def _named(facts: ReportFacts, known: Baselines) -> list[tuple[str, float]]:
     )
     tfidf = "TF-IDF with logistic regression" if classes else "TF-IDF, most similar sentence"
     tfidf = "TF-IDF with ridge regression" if numbers else tfidf
+    if entities:
+        parts, tfidf = ["most frequent tag of each word"], "words with logistic regression"
     values = ((tfidf, known.tfidf), (f"trivial: {', '.join(parts)}", known.trivial))
     return [(name, found[facts.metric]) for name, found in values if facts.metric in found]
 
@@ -286,6 +289,9 @@ def _sizes(note: DataNote) -> Html:
     rows += [
         _row((name, *("–" if value is None else f"{value:.4g}" for value in values)))
         for name, values in note.numbers
+    ]
+    rows += [
+        _row((f"entities: {name}", *(f"{n:,}" for n in counts))) for name, counts in note.entities
     ]
     return html_table(["", *PARTS], rows)
 

@@ -121,10 +121,11 @@ class _Part(BaseModel):
 class ColumnSettings(_Part):
     """Columns of a table by role."""
 
-    text: str = Field(description="the text that the encoder reads")
+    text: str = Field(description="the text that the encoder reads, or its tokens")
     question: str | None = Field(None, description="the question about the text")
     label: str | None = Field(
-        None, description="the class, number or labels; empty for rows to predict"
+        None,
+        description="the class, number, labels, tags or entities; empty for rows to predict",
     )
     answer: str | None = Field(None, description="the span of the text to extract")
     answer_start: str | None = Field(None, description="its first character, counted from 0")
@@ -144,8 +145,9 @@ class ColumnSettings(_Part):
 class DataSettings(_Part):
     path: str | None = Field(
         None,
-        description="a CSV, JSONL or Parquet file; a folder of text files by class, of a saved "
-        "dataset, or of ReDSM5; hub:NAME for a dataset of the Hugging Face Hub; or 'synthetic'",
+        description="a CSV, JSONL, CoNLL or Parquet file; a folder of text files by class, of a "
+        "saved dataset, or of ReDSM5; hub:NAME for a dataset of the Hugging Face Hub; or "
+        "'synthetic'",
     )
     columns: ColumnSettings | None = Field(
         None, description="columns of the data, by role; guessed by default"

@@ -35,7 +35,7 @@ ENVIRONMENT = {
     "SUPERMAX_STORAGE": "storage",
     "SUPERMAX_DATA": "data.path",
 }
-_TRIALS = {agent: f"N_TRIALS_{agent.upper()}" for agent in AGENTS}
+_TRIALS = {agent: f"N_TRIALS_{agent.upper().replace('-', '_')}" for agent in AGENTS}
 THE_COMMAND = "the command"
 """Layer of the agent that is named on the command line."""
 GUESSES = "guessed columns"

@@ -1,4 +1,5 @@
-"""Examples and corpora: texts, also with a question, with a class, spans, a number or labels."""
+"""Examples and corpora: texts, also with a question, with a class, spans, a number, labels or
+entities."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, LABEL_SETS, NUMBERS, SPANS, Target
+from supermax.agents.agent import (
+    CLASSES,
+    ENTITIES,
+    LABEL_SETS,
+    NUMBERS,
+    SPANS,
+    TARGETS,
+    Target,
+)
+from supermax.training.data.entities import Entity
+from supermax.training.data.spans import Span
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,10 @@ class Example:
     labels: tuple[int, ...] | None = None
     """Its labels as ascending indices of the corpus's label names; (): it has none of them; None:
     the example is not for sets of labels."""
+    entities: tuple[Entity, ...] | None = None
+    """Entities of the text, which do not overlap; (): none; None: the example is not for them."""
+    words: tuple[Span, ...] = ()
+    """Words of a text that came as a list of words; (): the text is split by `words_in`."""
 
     def has(self, target: Target) -> bool:
         """Return True if the example is labelled for a target."""
@@ -56,7 +71,8 @@ class Unlabelled:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples for classes, for spans, for both, for numbers, or for sets of labels."""
+    """Examples for classes, for spans, for both, for numbers, for sets of labels, or for
+    entities."""
 
     name: str
     label_names: tuple[str, ...]
@@ -70,12 +86,13 @@ class Corpus:
     """Encoding of the file, if it was detected and is not UTF-8; else empty."""
     numbers: tuple[Example, ...] = ()
     label_sets: tuple[Example, ...] = ()
+    entities: tuple[Example, ...] = ()
     remarks: tuple[str, ...] = ()
     """Sentences about parts of the source that are not read."""
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        return self.classes + self.spans + self.numbers + self.label_sets
+        return tuple(example for target in TARGETS for example in self.of(target))
 
     def count(self, agent: str) -> int:
         """Return the number of examples that an agent uses."""
@@ -83,8 +100,14 @@ class Corpus:
 
     def of(self, target: Target) -> tuple[Example, ...]:
         """Return the examples for a target."""
-        kinds = {CLASSES: self.classes, SPANS: self.spans, NUMBERS: self.numbers}
-        return {**kinds, LABEL_SETS: self.label_sets}[target]
+        examples = {
+            CLASSES: self.classes,
+            SPANS: self.spans,
+            NUMBERS: self.numbers,
+            LABEL_SETS: self.label_sets,
+            ENTITIES: self.entities,
+        }
+        return examples[target]
 
     def used_by(self, agent: str) -> Corpus:
         """Return the corpus without the examples that an agent does not use."""
@@ -99,7 +122,8 @@ class Corpus:
             facts = (e.group, e.text, e.question, e.label, e.spans)
             number = () if e.value is None else (e.value,)
             labels = () if e.labels is None else (e.labels,)
-            digest.update(repr((*facts, *number, *labels)).encode())
+            entities = () if e.entities is None else (e.entities, e.words)
+            digest.update(repr((*facts, *number, *labels, *entities)).encode())
         return digest.hexdigest()[:16]
 
     def only(self, wanted: Callable[[Example], bool]) -> Corpus:
@@ -111,5 +135,11 @@ class Corpus:
 
     def _with(self, examples: Callable[[Target], tuple[Example, ...]]) -> Corpus:
         """Return the corpus with the examples that the function returns for each target."""
-        classes, spans, numbers, label_sets = map(examples, (CLASSES, SPANS, NUMBERS, LABEL_SETS))
-        return replace(self, classes=classes, spans=spans, numbers=numbers, label_sets=label_sets)
+        return replace(
+            self,
+            classes=examples(CLASSES),
+            spans=examples(SPANS),
+            numbers=examples(NUMBERS),
+            label_sets=examples(LABEL_SETS),
+            entities=examples(ENTITIES),
+        )

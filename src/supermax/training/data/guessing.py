@@ -5,11 +5,9 @@ Guesses are meant to be reviewed: each comes with its reason, and without any te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from supermax._util.text import counted
 from supermax.agents.criteria import CRITERIA
@@ -17,16 +15,18 @@ from supermax.agents.evidence import EVIDENCE
 from supermax.agents.multilabel import MULTILABEL
 from supermax.agents.regression import REGRESSION
 from supermax.agents.share import SHARE
+from supermax.agents.token_classification import TOKEN_CLASSIFICATION
 from supermax.errors import UserError
 from supermax.training.data.answers import is_whole
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import are_numbers, separator_of, why_no_classes
-from supermax.training.data.columns import PART_NAMES, Columns
+from supermax.training.data.columns import PART_NAMES
 from supermax.training.data.encodings import UTF8
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.label_sets import parts_of
 from supermax.training.data.names import is_name
 from supermax.training.data.rows import CSV, Rows, check_header, plain
+from supermax.training.data.tagged_columns import TaggedColumns, tagged_columns
 
 _NAMES = {
     "text": ("text", "note", "post", "sentence", "content", "body", "document", "message"),
@@ -44,7 +44,6 @@ _NAMES = {
 }  # fmt: skip
 _MOST_LABELS = 20
 _FEWEST_COLUMNS = 3  # columns of 0 and 1 that are taken for labels
-_TO_PREDICT = ("question", "text", "id", "label", "answer", "answer_start", "split")
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class Guessed:
     """Columns of 0 and 1, one for each label."""
     label_separator: str = ""
     """Text between the labels of a cell; empty: they are lists, or single labels."""
+    entities: bool = False
+    """The column of the labels holds tags of tokens, or entities."""
     form: str = CSV
     """Format of the source."""
     separator: str = ","
@@ -106,6 +107,8 @@ class Guessed:
             return MULTILABEL.name
         if self.numeric:
             return REGRESSION.name
+        if self.entities:
+            return TOKEN_CLASSIFICATION.name
         if self.role("answer") is None:
             return CRITERIA.name
         return EVIDENCE.name if self.role("label") is None else SHARE.name
@@ -120,6 +123,8 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
     table = read_rows(source, bad, encoding)
     if not table.rows:
         bad.settle("stop", 0, table.file)
+    if (tagged := tagged_columns(table)) is not None:
+        return _guess_tagged(table, tagged, bad)
     if not any(_is_named("text", name) for name in table.columns):
         check_header(table)
     cells = {name: _cells(table, name) for name in table.columns if name}
@@ -140,6 +145,41 @@ def guess_file(source: Source, encoding: str | None = None) -> Guessed:
         parts = {part for each in values for part in parts_of(each, found.label_separator) or ()}
         names = names or tuple(sorted(parts) if len(parts) <= _MOST_LABELS else ())
     return replace(found, labels=names[: _MOST_LABELS + 1], unlabelled=unlabelled)
+
+
+def _guess_tagged(table: Rows, tagged: TaggedColumns, bad: BadRows) -> Guessed:
+    """Guess the columns of a table with tokens and tags, or with texts and entities."""
+    cells = {name: [row.cell(name) for row in table.rows] for name in table.columns if name}
+    left = {name: own for name, own in cells.items() if name not in (tagged.text, tagged.label)}
+    text, why = tagged.text, "lists of tokens"
+    if text is None:
+        named = _named("text", left, _has_words)
+        text = named or next(iter(_longest(left)), None)
+        why = "by its name" if named else "the longest texts"
+        if text is None:
+            raise UserError(f"{table.file} has no column that holds texts.")
+    found = [Guess("text", text, why)]
+    left.pop(text, None)
+    if tagged.label is not None:
+        why = "a tag for each token" if tagged.text is not None else "entities of the texts"
+        found.append(Guess("label", tagged.label, why))
+    for role in ("split", "id", "group"):
+        if (name := _named(role, left, _VALID[role])) is not None:
+            own = role == "split" and name == table.split
+            found.append(Guess(role, name, "its own splits" if own else "by its name"))
+            del left[name]
+    labels = tagged.types if len(tagged.types) <= _MOST_LABELS else ()
+    guessed = Guessed(
+        tuple(found),
+        tuple(left),
+        labels,
+        unlabelled=tagged.unlabelled,
+        encoding=table.encoding,
+        entities=True,
+        form=table.form,
+        separator=table.separator,
+    )
+    return replace(guessed, remarks=(*table.remarks, *_remarks(guessed, cells, bad)))
 
 
 def _cells(table: Rows, name: str) -> list[str]:
@@ -215,59 +255,6 @@ def _remarks(found: Guessed, cells: dict[str, list[str]], bad: BadRows) -> Itera
             f"The column '{name}' is not used, and `tune` splits all rows: besides train, "
             f"validation and test it holds {shown[:80]}."
         )
-
-
-def chosen_columns(
-    path: str | Path,
-    encoding: str | None,
-    given: Mapping[str, str | None],
-    known: Mapping[str, Any],
-    *,
-    asks: bool,
-) -> Columns:
-    """Return the columns of a file to predict.
-
-    Each role takes the given column, else that of the search if the file has it, else a guess. No
-    column has two roles. `asks`: the model takes questions.
-    """
-    chosen: dict[str, Any] = {role: own for role, own in given.items() if own is not None}
-    try:
-        guessed = guess_file(path, encoding)
-    except UserError:
-        if "text" in chosen:
-            return Columns(**chosen)  # mistakes in the file are reported when it is read
-        # Short texts are not recognised: use the search's columns.
-        in_file = set(read_rows(path, BadRows(), encoding).columns)
-        wanted = _TO_PREDICT if asks else _TO_PREDICT[1:]
-        same = {role: known[role] for role in wanted if known.get(role) in in_file}
-        if "text" not in same:
-            raise
-        return _with_sets(same | chosen, known, in_file, given.get("label"))
-    in_file = {guess.column for guess in guessed.columns} | {*guessed.unused, *guessed.binary}
-    for column_of in (known.get, guessed.role):
-        for role in _TO_PREDICT if asks else _TO_PREDICT[1:]:
-            column = column_of(role)
-            if role not in chosen and column in in_file - set(chosen.values()):
-                chosen[role] = column
-    if "answer" not in chosen:
-        chosen.pop("answer_start", None)
-    return _with_sets({"text": "text", **chosen}, known, in_file, given.get("label"))
-
-
-def _with_sets(
-    chosen: dict[str, Any],
-    known: Mapping[str, Any],
-    in_file: Collection[str],
-    label: str | None = None,
-) -> Columns:
-    """Return the columns with those of 0 and 1 that the search read labels from, if the file has
-    them all and no column is given as `label`; with the same label, with its separator."""
-    labels = tuple(known.get("labels") or ())
-    if labels and label is None and set(in_file).issuperset(labels):
-        chosen = {role: own for role, own in chosen.items() if role != "label"}
-        return Columns(**chosen, labels=labels)
-    same = chosen.get("label") == known.get("label")
-    return Columns(**chosen, label_separator=known.get("label_separator") if same else None)
 
 
 def guess(

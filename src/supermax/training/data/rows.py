@@ -17,9 +17,10 @@ from supermax.training.data.files import stem_of
 from supermax.training.data.names import nearest_column
 from supermax.training.data.places import LINE, Place
 
-CSV, JSONL, PARQUET = "CSV", "JSONL", "Parquet"
+CSV, JSONL, PARQUET, CONLL = "CSV", "JSONL", "Parquet", "CoNLL"
 OTHER_TYPE = ""
 """Key of a mapping that stands for a value of another type in a stored table, with its kind."""
+_FILES = (CSV, JSONL, PARQUET, CONLL)
 _WORDS_OF_A_TEXT = 8  # from which a value is a text and not a name
 
 
@@ -58,12 +59,12 @@ class Rows:
     @property
     def name(self) -> str:
         """Name without the extension of a file."""
-        return stem_of(Path(self.file)) if self.form in (CSV, JSONL, PARQUET) else self.file
+        return stem_of(Path(self.file)) if self.form in _FILES else self.file
 
     @property
     def header(self) -> Place:
         """Place of mistakes in the columns."""
-        return Place(self.file, 1, LINE if self.form in (CSV, JSONL) else "")
+        return Place(self.file, 1, LINE if self.form in (CSV, JSONL, CONLL) else "")
 
 
 def require(table: Rows, columns: Iterable[str], bad: BadRows) -> bool:

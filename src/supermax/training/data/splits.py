@@ -229,6 +229,9 @@ def _strata(kind: str, example: Example) -> list[tuple[str, ...]]:
     if example.labels is not None:
         labels = [(kind, "label", str(label)) for label in example.labels]
         return [(kind,), *labels, (kind, "set", str(example.labels))]
+    if example.entities is not None:
+        types = {str(entity.type) for entity in example.entities}
+        return [(kind,), *((kind, "type", each) for each in sorted(types or {"none"}))]
     spans = "-" if example.spans is None else str(bool(example.spans))
     return [(kind,), (kind, str(example.label), spans), (kind, "stratum", example.stratum)]
 

@@ -21,7 +21,7 @@ from supermax.training.data.examples import Corpus, Example, Unlabelled
 from supermax.training.data.inputs.reading import Source, read_rows
 from supermax.training.data.label_sets import LabelReader, check_label_sets, reader_of
 from supermax.training.data.places import Place
-from supermax.training.data.rows import Row, plain, require, why_not_plain
+from supermax.training.data.rows import Row, Rows, plain, require, why_not_plain
 from supermax.training.data.spans import Span
 
 _LARGEST_NUMBER = 1e100
@@ -128,6 +128,17 @@ def open_table(
         remarks=table.remarks,
     )
     return Table(corpus, {draft.example.id: draft.part for draft in drafts if draft.part})
+
+
+def unlabelled_examples(
+    table: Rows, columns: Columns, bad: BadRows
+) -> Iterator[tuple[Place, Example, str]]:
+    """Yield place, example and split of each good row, without its label. The table has all
+    columns."""
+    reading = _Reading(columns, columns.mapped(), (), table.file, bad)
+    for row in table.rows:
+        if (draft := _draft(row, reading)) is not None:
+            yield row.place, draft.example, draft.part
 
 
 def _corpus(drafts: list[_Draft], columns: Columns, known: tuple[str, ...]) -> Corpus:

@@ -38,9 +38,15 @@ class TokenizedSplit:
         return self.chosen[indices]
 
     def targets(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return labels and start positions of sequences, from which losses are normalised."""
-        rows = self.rows(indices)
-        labels, starts = self.views[-1].label[rows], self.views[-1].start[rows]
+        """Return labels and start positions of sequences, from which losses are normalised.
+
+        The labels of entity examples are the classes of all their tokens.
+        """
+        rows, last = self.rows(indices), self.views[-1]
+        labels, starts = (
+            last.tags_of(rows) if len(last.tag) else last.label[rows],
+            last.start[rows],
+        )
         return (
             as_targets(labels),
             torch.from_numpy(starts.astype(np.int64)),

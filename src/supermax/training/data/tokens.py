@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +26,7 @@ from supermax.errors import Infeasible
 from supermax.training.data.examples import Example
 from supermax.training.data.offsets import Array, mapped, widened
 from supermax.training.data.spans import Span
+from supermax.training.data.token_tags import first_tokens, tagged_windows
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerFast
@@ -54,7 +55,13 @@ class Tokens:
     """First and last token of the answer; 0, 0 if the window holds none; NONE if the example is
     not for spans."""
     offsets: Array
-    """Characters [from, to) of each token in the text of a span example; -1, -1 for others."""
+    """Characters [from, to) of each token in the text of a span or entity example; -1, -1 for
+    others."""
+    word: Array = field(default_factory=lambda: np.zeros(0, np.int32))
+    """Word that each token belongs to, in the window that decides it; else -1. Empty unless the
+    examples are for entities."""
+    tag: Array = field(default_factory=lambda: np.zeros(0, np.int16))
+    """Class of each token of these words; else NONE."""
 
     def __len__(self) -> int:
         return len(self.begin) - 1
@@ -64,12 +71,23 @@ class Tokens:
         """Tokens of each sequence."""
         return np.diff(self.begin)
 
+    def tags_of(self, rows: NDArray[np.int64]) -> Array:
+        """Return the classes of the tokens of some sequences, one after the other."""
+        return np.concatenate([self.tag[self.begin[row] : self.begin[row + 1]] for row in rows])
+
+    def with_first_tags(self) -> Tokens:
+        """Return the tokens without the classes of all but the first token of each word."""
+        tag = np.where(first_tokens(self.word), self.tag, NONE).astype(self.tag.dtype)
+        return replace(self, tag=tag)
+
 
 class _Sequence(NamedTuple):
     """Parts of one sequence, as in `Tokens`."""
 
     ids: Array
     offsets: Array
+    word: Array
+    tag: Array
     second: int
     example: int
     label: float
@@ -88,8 +106,8 @@ def tokenized(
 ) -> Tokens:
     """Return the examples' tokens from the cache, or tokenize them into it.
 
-    A long text of a span example becomes several windows; others are truncated. `key` identifies
-    examples and tokenizer.
+    A long text of a span or entity example becomes several windows; others are truncated. `key`
+    identifies examples and tokenizer.
     """
     facts = [_FORMAT, key, max_length, doc_stride]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
@@ -129,8 +147,8 @@ def _tokenize(
     doc_stride: int,
 ) -> Tokens:
     numbered = list(enumerate(examples))
-    truncated = [item for item in numbered if item[1].spans is None]
-    windowed = [item for item in numbered if item[1].spans is not None]
+    truncated = [item for item in numbered if not _is_windowed(item[1])]
+    windowed = [item for item in numbered if _is_windowed(item[1])]
     sequences: list[_Sequence] = []
     for items, stride in ((truncated, None), (windowed, doc_stride)):
         if not items:
@@ -140,14 +158,17 @@ def _tokenize(
             batch = items[first : first + _BATCH]
             encoded = _encode([e for _, e in batch], tokenizer, max_length, stride)
             sequences += _sequences(encoded, batch, windows=stride is not None)
-    ids, offsets, *numbers = zip(*sequences, strict=True)
+    ids, offsets, word, tag, *numbers = zip(*sequences, strict=True)
     second, example, _, start, end = (np.array(each, dtype=np.int32) for each in numbers)
     label = np.array(numbers[2])
     label = label.astype(np.float64 if label.dtype.kind == "f" else np.int32)
     begin = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    return Tokens(
-        np.concatenate(ids), begin, second, example, label, start, end, np.concatenate(offsets)
-    )
+    joined = (np.concatenate(parts) for parts in (offsets, word, tag))
+    return Tokens(np.concatenate(ids), begin, second, example, label, start, end, *joined)
+
+
+def _is_windowed(example: Example) -> bool:
+    return example.spans is not None or example.entities is not None
 
 
 def check_room(
@@ -202,17 +223,29 @@ def _sequences(
         number, example = numbered[sample_of[i]]
         segments = encoded.sequence_ids(i)
         no_offsets = np.full((len(ids), 2), -1, dtype=np.int32)
-        offsets, (start, end) = targets.get(i, (no_offsets, (NONE, NONE)))
+        none = _Target(no_offsets, NONE, NONE, np.zeros(0, np.int32), np.zeros(0, np.int16))
+        offsets, start, end, word, tag = targets.get(i, none)
         second = segments.index(1) if 1 in segments else len(ids)
         label: float = NONE if example.label is None else example.label
         label = label if example.value is None else float(example.value)
-        yield _Sequence(np.array(ids, np.int32), offsets, second, number, label, start, end)
+        parts = (np.array(ids, np.int32), offsets, word, tag)
+        yield _Sequence(*parts, second, number, label, start, end)
+
+
+class _Target(NamedTuple):
+    """Offsets and targets of a window."""
+
+    offsets: Array
+    start: int
+    end: int
+    word: Array
+    tag: Array
 
 
 def _targets(
     encoded: BatchEncoding, numbered: Sequence[tuple[int, Example]], sample_of: Sequence[int]
-) -> dict[int, tuple[Array, tuple[int, int]]]:
-    """Return offsets and target of every window.
+) -> dict[int, _Target]:
+    """Return offsets and targets of every window.
 
     All windows of a text are needed at once: only a character that none of them covers was
     dropped by the tokenizer.
@@ -223,13 +256,19 @@ def _targets(
         ranges = np.array(encoded["offset_mapping"][i], dtype=np.int32).reshape(-1, 2)
         inside = np.array([segment == context for segment in encoded.sequence_ids(i)], dtype=bool)
         windows_of.setdefault(sample, {})[i] = np.where(inside[:, None], ranges, np.int32(-1))
-    targets: dict[int, tuple[Array, tuple[int, int]]] = {}
+    targets: dict[int, _Target] = {}
     for sample, windows in windows_of.items():
         _, example = numbered[sample]
         extended = widened(example.text, list(windows.values()))
+        if example.entities is not None:
+            of_words = tagged_windows(example, extended)
+            for i, offsets, tagged in zip(windows, extended, of_words, strict=True):
+                targets[i] = _Target(offsets, NONE, NONE, *tagged)
+            continue
         spans = mapped(example.text, example.spans or (), extended)
         for i, offsets in zip(windows, extended, strict=True):
-            targets[i] = (offsets, target(offsets, spans))
+            first, last = target(offsets, spans)
+            targets[i] = _Target(offsets, first, last, np.zeros(0, int), np.zeros(0, int))
     return targets
 
 

@@ -25,8 +25,7 @@ def card(
         _metrics(description),
         *(f"**Note:** {caution}" for caution in description.cautions),
         "## How to load it",
-        _loading(facts, folders),
-        *([_CLASSIFIER] if classifier else []),
+        _loading(facts, folders, _pipeline(facts, folders[0]) if classifier else []),
         "## Configuration",
         "\n".join(_table(["Setting", "Value"], _settings(config))),
         "## Data and versions",
@@ -72,18 +71,7 @@ def _metrics(description: Description) -> str:
     return "\n".join([*_table(head, rows), "", note])
 
 
-_CLASSIFIER = """With transformers, the whole model. These are the probabilities; \
-compare each with the threshold of its label (`labels.threshold` below, in their order):
-
-```python
-from transformers import pipeline
-
-classify = pipeline("text-classification", model="path/to/this/folder/encoder", top_k=None)
-print(classify("A text.", truncation=True))
-```"""
-
-
-def _loading(facts: Facts, folders: Sequence[str]) -> str:
+def _loading(facts: Facts, folders: Sequence[str], pipeline: Sequence[str]) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
     columns = ", ".join(f"{role}={json.dumps(names.get(role, role))}" for role in roles)
@@ -106,6 +94,7 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
+            *pipeline,
             *(_PEFT if "base" in facts else ()),
             f"With {'peft' if 'base' in facts else 'transformers'}, {what}:\n",
             "```python",
@@ -132,6 +121,34 @@ _PEFT = [
     "```\n",
 ]
 """How to load an adapter with its heads."""
+
+
+def _pipeline(facts: Facts, folder: str) -> list[str]:
+    """Return how a pipeline of transformers loads the whole model from a folder."""
+    if agent_of(facts["config"]["agent"]).entities:
+        what = "the whole model on words that are separated by spaces"
+        calls = [
+            'find = pipeline("token-classification", model, aggregation_strategy="first")',
+            'print(find("Words with spaces in between ."))',
+        ]
+    else:
+        what = (
+            "the whole model. These are the probabilities; compare each with the threshold of its "
+            "label (`labels.threshold` below, in their order)"
+        )
+        calls = [
+            'classify = pipeline("text-classification", model, top_k=None)',
+            'print(classify("A text.", truncation=True))',
+        ]
+    return [
+        f"With transformers, {what}:\n",
+        "```python",
+        "from transformers import pipeline",
+        "",
+        f'model = "path/to/this/folder/{folder}"',
+        *calls,
+        "```\n",
+    ]
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

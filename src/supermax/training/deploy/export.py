@@ -5,7 +5,8 @@
     supermax.json        facts about the model, and the size of every other file
     model.safetensors    all weights: encoders, pooling, fusion, heads
     encoder/             the encoder and its tokenizer, in the format of transformers; of
-                         multilabel also its head, if transformers has a classifier with it
+                         multilabel and token-classification also the head, if transformers has a
+                         classifier with it
     evidence_encoder/    the second encoder of a joint model
     adapter_*            in place of model.safetensors if only an adapter is exported: adapter.py
     README.md            the model card
@@ -53,6 +54,7 @@ from supermax.training.deploy.exported import (
     Facts,
     read_facts,
 )
+from supermax.training.deploy.token_classifier import token_classifier
 from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
@@ -107,7 +109,7 @@ def export(
         facts = {**facts, "format": ADAPTER_FORMAT, "base": base_of(prepared, on_cpu)}
     else:
         written = merged(prepared.model, on_cpu)
-    classifier = None if adapter else _classifier(prepared, written, description)
+    classifier = None if adapter else _classifier(prepared, written, description.label_names)
     folders = ENCODER_FOLDERS[: len(prepared.tokenizers)]
     text = card(facts, description, folders, classifier=classifier is not None)
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
@@ -176,21 +178,27 @@ def _check(prepared: Prepared, description: Description) -> None:
             raise UserError(
                 "The no-answer policy 'calibrated' cannot be exported without its threshold."
             )
-    if model.class_head is None:
+    head = model.class_head if model.token_head is None else model.token_head
+    if head is None:
         return
-    outputs, names = model.class_head[-1].out_features, len(description.label_names)
+    names = len(description.label_names)
+    outputs = cast(nn.Linear, head[-1]).out_features
+    if model.token_head is not None:
+        outputs = (outputs - 1) // 2  # B- and I- of each type, and O
     if outputs != names:
         raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
 def _classifier(
-    prepared: Prepared, weights: Mapping[str, torch.Tensor], description: Description
+    prepared: Prepared, weights: Mapping[str, torch.Tensor], names: Sequence[str]
 ) -> PreTrainedModel | None:
-    """Return the model as a classifier of transformers; None if it has none for it."""
-    if not agent_of(prepared.config.agent).label_sets:
-        return None
-    encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
-    return as_classifier(encoder, prepared.config, weights, description.label_names)
+    """Return the whole model as a class of transformers, for sets of labels or for tokens; None if
+    there is none with its encoder and head."""
+    agent = agent_of(prepared.config.agent)
+    if agent.label_sets:
+        encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
+        return as_classifier(encoder, prepared.config, weights, names)
+    return token_classifier(prepared, weights, names) if agent.entities else None
 
 
 def _write_model(
@@ -199,6 +207,7 @@ def _write_model(
     weights: dict[str, torch.Tensor],
     classifier: PreTrainedModel | None,
 ) -> None:
+    """Write the weights, and each encoder or, in its place, the classifier."""
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."

@@ -19,13 +19,19 @@ from supermax.agents import agent_of
 from supermax.errors import Infeasible, UserError
 from supermax.training.data.bad_rows import OnBad
 from supermax.training.data.columns import Columns
+from supermax.training.data.entity_tables import read_entities
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.tables import read_table
 from supermax.training.data.tokens import check_room
 from supermax.training.deploy.export import LoadedModel, load_exported
 from supermax.training.deploy.exported import check_output
-from supermax.training.deploy.predictions import Prediction, as_csv, as_jsonl
-from supermax.training.deploy.scores import Scores, read_truths, score
+from supermax.training.deploy.predictions import (
+    PredictedEntity,
+    Prediction,
+    as_csv,
+    as_jsonl,
+)
+from supermax.training.deploy.scores import Scores, read_entity_truths, read_truths, score
 from supermax.training.eval.evaluate import Evaluation, evaluate_model
 from supermax.training.models.sources import Source
 from supermax.training.prepare import tokenize
@@ -115,7 +121,7 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
 
 def _check_room(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     text = loaded.config.text
-    stride = text.doc_stride if agent_of(loaded.config.agent).spans else 0
+    stride = text.doc_stride if agent_of(loaded.config.agent).windows else 0
     for tokenizer in loaded.tokenizers:
         try:
             check_room(examples, tokenizer, text.max_length, stride)
@@ -142,6 +148,10 @@ def _evaluate(
         spans,
         numbers=tuple(classes),
         label_sets=tuple(classes),
+        entities=tuple(
+            replace(e, entities=(), words=given.words)
+            for e, given in zip(classes, examples, strict=True)
+        ),
     )
     sources = tuple(
         Source(loaded.config.encoder.name, None, encoder.model.config)
@@ -165,8 +175,23 @@ def _prediction(
     if (answers := evaluation.spans.get(position)) is not None:
         spans, margin = tuple(answers), evaluation.margins[position]
         score = margin if math.isfinite(margin) else None
-    value = evaluation.numbers.get(position)
-    return Prediction(example.id, label, probabilities, spans, score, value, labels)
+    entities = None
+    if (found := evaluation.entities.get(position)) is not None:
+        entities = tuple(
+            PredictedEntity(start, end, loaded.label_names[kind], each.score)
+            for each in found
+            for start, end, kind in (each.entity,)
+        )
+    return Prediction(
+        example.id,
+        label,
+        probabilities,
+        spans,
+        score,
+        value=evaluation.numbers.get(position),
+        labels=labels,
+        entities=entities,
+    )
 
 
 def predict_file(
@@ -190,14 +215,20 @@ def predict_file(
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = Columns(columns.text, columns.question, id=columns.id, group=columns.group)
-    corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
     loaded = load_exported(folder)
+    agent = agent_of(loaded.config.agent)
+    read = read_entities if agent.entities else read_table
+    corpus = read(path, inputs, on_bad=on_bad, encoding=encoding)
+    examples = corpus.entities if agent.entities else corpus.classes
     execution = _resolve_precision(loaded, execution)
-    predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
+    predictions = predict_examples(loaded, examples, execution, on_progress)
     serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl
-    _write(out, serialise(predictions, corpus.classes if with_text else None))
-    columns = replace(columns, several=agent_of(loaded.config.agent).label_sets)
-    truths = read_truths(path, columns, encoding, loaded.label_names)
+    _write(out, serialise(predictions, examples if with_text else None))
+    if agent.entities:
+        truths = read_entity_truths(path, columns, encoding)
+    else:
+        columns = replace(columns, several=agent.label_sets)
+        truths = read_truths(path, columns, encoding, loaded.label_names)
     return Predicted(
         out,
         len(predictions),
@@ -205,7 +236,7 @@ def predict_file(
         precision=execution.precision,
         evaluated_in=loaded.precision,
         detected=corpus.detected,
-        scores=score(predictions, corpus.classes, truths, loaded.label_names),
+        scores=score(predictions, examples, truths, loaded.label_names),
     )
 
 

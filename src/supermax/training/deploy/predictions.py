@@ -6,10 +6,22 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from supermax.training.data.examples import Example
 from supermax.training.eval.metrics import Span
+
+
+@dataclass(frozen=True)
+class PredictedEntity:
+    """Entity of a text."""
+
+    start: int
+    end: int
+    """Characters [start, end); those of a list of tokens are counted with one space in between."""
+    label: str
+    score: float
+    """Mean probability of the predicted classes of its words."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +39,8 @@ class Prediction:
     """Predicted number."""
     labels: tuple[str, ...] | None = None
     """Predicted labels; (): none of them."""
+    entities: tuple[PredictedEntity, ...] | None = None
+    """Entities of the text; (): none."""
 
 
 def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
@@ -43,6 +57,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
             row |= {**named, "probabilities": prediction.probabilities}
         if prediction.value is not None:
             row["value"] = prediction.value
+        if prediction.entities is not None:
+            row["entities"] = _entities(prediction.entities, example)
         if prediction.spans is not None:
             row |= {"spans": prediction.spans, "score": prediction.score}
             if example is not None:
@@ -52,7 +68,8 @@ def as_jsonl(predictions: Sequence[Prediction], texts: Sequence[Example] | None)
 
 
 def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -> str:
-    """Return CSV with a column of probabilities for each label, or one of the numbers.
+    """Return CSV with a column of probabilities for each label, or one of the numbers, or one of
+    the entities as JSON.
 
     `start` and `end` are empty for no answer. Sets of labels are text with a separator that no
     label has, or else JSON. With `texts`, also texts, questions and answers.
@@ -69,6 +86,9 @@ def as_csv(predictions: Sequence[Prediction], texts: Sequence[Example] | None) -
             row |= {f"p_{name}": value for name, value in prediction.probabilities.items()}
         if prediction.value is not None:
             row["value"] = prediction.value
+        if prediction.entities is not None:
+            found = _entities(prediction.entities, example)
+            row["entities"] = json.dumps(found, ensure_ascii=False)
         if prediction.spans is not None:
             start, end = prediction.spans[0] if prediction.spans else (None, None)
             row |= {"start": start, "end": end, "score": prediction.score}
@@ -86,6 +106,17 @@ def _joined(labels: Sequence[str], known: Iterable[str]) -> str:
     text = "".join(known)
     mark = next((mark for mark in ";|," if mark not in text), None)
     return json.dumps(list(labels), ensure_ascii=False) if mark is None else mark.join(labels)
+
+
+def _entities(
+    entities: Sequence[PredictedEntity], example: Example | None
+) -> list[dict[str, object]]:
+    """Return the entities as in JSON; with their texts if those are written."""
+    rows = [asdict(entity) for entity in entities]
+    if example is not None:
+        for row, entity in zip(rows, entities, strict=True):
+            row["text"] = example.text[entity.start : entity.end]
+    return rows
 
 
 def _row(prediction: Prediction, example: Example | None) -> dict[str, object]:

@@ -15,11 +15,15 @@ from supermax.training.data.answers import evidence
 from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.classes import is_number_text
 from supermax.training.data.columns import PART_NAMES, Columns
+from supermax.training.data.entities import Entity
+from supermax.training.data.entity_rows import NamedEntity
+from supermax.training.data.entity_tables import known_entities
 from supermax.training.data.examples import Example
 from supermax.training.data.inputs.reading import read_rows
 from supermax.training.data.label_sets import LabelReader, reader_of
 from supermax.training.data.rows import Row, plain
-from supermax.training.deploy.predictions import Prediction
+from supermax.training.deploy.predictions import PredictedEntity, Prediction
+from supermax.training.eval.entity_metrics import entity_metrics
 from supermax.training.eval.label_metrics import label_metrics
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
@@ -36,6 +40,7 @@ class Truth:
     spans: tuple[Span, ...] | None = None
     split: str | None = None
     labels: frozenset[str] | None = None
+    entities: tuple[NamedEntity, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,11 @@ class Scores:
     """Rows with a number."""
     label_sets: dict[str, float] = field(default_factory=dict)
     """Metrics of `label_metrics`; {} if no row has known labels."""
+    entities: dict[str, float] = field(default_factory=dict)
+    """Metrics of `entity_metrics`; {} if no entities are known. f1_0 and so on are of the model's
+    types."""
+    marked: int = 0
+    """Rows whose entities are known."""
     splits: Mapping[str, Scores] = field(default_factory=dict)
     """Scores of each split, if the file names several."""
 
@@ -100,6 +110,23 @@ def read_truths(
         )
         for row in table.rows
     }
+
+
+def read_entity_truths(
+    path: str | Path, columns: Columns, encoding: str | None = None
+) -> dict[str, Truth]:
+    """Return the entities of the rows where they are known, by the ids of `read_entities`."""
+    if columns.label is None:
+        return {}
+    found = known_entities(path, replace(columns, split=None), encoding)
+    splits: dict[str, str | None] = {}
+    if columns.split is not None:
+        rows = read_rows(path, BadRows(), encoding).rows
+        splits = {
+            _cell(row, columns.id) or row.place.id: _split(_cell(row, columns.split))
+            for row in rows
+        }
+    return {name: Truth(split=splits.get(name), entities=each) for name, each in found.items()}
 
 
 def _cell(row: Row, column: str | None) -> str:
@@ -178,6 +205,11 @@ def _score(
     ]
     if sets:
         return _label_scores(sets, label_names)
+    marked = [
+        (truth.entities, p.entities)
+        for p, truth in zip(predictions, known, strict=True)
+        if p.entities is not None and truth.entities is not None
+    ]
     return Scores(
         classes,
         by_class,
@@ -187,6 +219,8 @@ def _score(
         answered=len(answered),
         numbers=number_metrics(*zip(*pairs, strict=True)) if pairs else {},
         measured=len(pairs),
+        entities=_entity_scores(marked, label_names),
+        marked=len(marked),
     )
 
 
@@ -207,6 +241,22 @@ def _label_scores(
         if (count := int(truth[:, i].sum()))
     )
     return Scores({}, by_label, labelled=len(scored), unknown=unknown, label_sets=metrics)
+
+
+def _entity_scores(
+    rows: Sequence[tuple[tuple[NamedEntity, ...], tuple[PredictedEntity, ...]]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Return the metrics; entities of types that the model does not have count as missed."""
+    if not rows:
+        return {}
+    others = {e.type for true, _ in rows for e in true} - set(names)
+    types = {name: index for index, name in enumerate([*names, *sorted(others)])}
+    true = [[Entity(e.start, e.end, types[e.type]) for e in each] for each, _ in rows]
+    found = [[Entity(e.start, e.end, types[e.label]) for e in each] for _, each in rows]
+    metrics = entity_metrics(true, found, len(types))
+    unknown = {f"f1_{index}" for index in range(len(names), len(types))}
+    return {name: value for name, value in metrics.items() if name not in unknown}
 
 
 def _class_scores(

@@ -4,6 +4,7 @@ classes: TF-IDF of the words, alone and crossed with the question, and logistic 
 numbers: the same features, and ridge regression
 labels:  the same features, and a logistic regression for each label against the others
 spans:   the sentence whose TF-IDF is most similar to the evidence for its question, or none
+Those for entities are in `entity_baseline.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from supermax.training.data.examples import Corpus, Example
 from supermax.training.data.label_sets import indicators
 from supermax.training.eval.decode import best_threshold, gains
+from supermax.training.eval.entity_baseline import most_frequent_tags, regression_on_words
 from supermax.training.eval.label_metrics import label_metrics
 from supermax.training.eval.metrics import Bools, Floats, Ints, Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
@@ -53,12 +55,14 @@ def baseline(train: Corpus, validation: Corpus) -> dict[str, float]:
         with threadpool_limits(1):
             likely = _label_probabilities(train, validation.label_sets)
         values |= label_metrics(_sets(train, validation), likely > 0.5, likely)
+    if train.entities and validation.entities:
+        values |= regression_on_words(train, validation)
     return values
 
 
 def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
     """Return the metrics on validation of the majority class of train, of no answer, of the mean
-    of train, and of every label for every text."""
+    of train, of every label for every text, and of the most frequent tag of each word in train."""
     values: dict[str, float] = {}
     if train.classes and validation.classes:
         counts = np.bincount(_labels(train.classes), minlength=len(train.label_names))
@@ -73,6 +77,8 @@ def trivial(train: Corpus, validation: Corpus) -> dict[str, float]:
         truth = _sets(train, validation)
         every = np.ones(truth.shape)
         values |= label_metrics(truth, every, every)
+    if train.entities and validation.entities:
+        values |= most_frequent_tags(train, validation)
     return values
 
 

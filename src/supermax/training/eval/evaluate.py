@@ -34,6 +34,8 @@ from supermax.training.eval.decode import (
     decode_spans_within,
     predict_spans,
 )
+from supermax.training.eval.entities import ScoredEntity, found_entities
+from supermax.training.eval.entity_metrics import entity_metrics
 from supermax.training.eval.label_metrics import label_metrics
 from supermax.training.eval.label_thresholds import cross_fitted, fit_thresholds
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
@@ -68,6 +70,8 @@ class Evaluation:
     """Predicted numbers, by the example's id."""
     label_sets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Predicted labels as ascending indices, by the example's id."""
+    entities: dict[str, list[ScoredEntity]] = field(default_factory=dict)
+    """Predicted entities, by the example's id."""
 
     @property
     def threshold(self) -> float | None:
@@ -112,6 +116,8 @@ def evaluation_of(
         return _number_evaluation(classes, unit, data)
     if agent_of(config.agent).label_sets and classes is not None:
         return _label_evaluation(np.stack(classes), config, data, choose_for)
+    if agent_of(config.agent).entities and classes is not None:
+        return _entity_evaluation(classes, data)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
@@ -184,6 +190,19 @@ def _label_evaluation(
             for name, row in zip(ids, predicted, strict=True)
         },
     )
+
+
+def _entity_evaluation(logits: Logits, data: TokenizedSplit) -> Evaluation:
+    """Return the entities, with their metrics on those of the examples."""
+    types = (logits[0].shape[-1] - 1) // 2
+    if not _finite(data.views[-1], logits):  # a diverged model finds nothing
+        none: dict[str, list[ScoredEntity]] = {example.id: [] for example in data.examples}
+        values = entity_metrics([()], [()], types)
+        return Evaluation(dict.fromkeys(values, float("nan")), {}, {}, entities=none)
+    found = found_entities(logits, data)
+    true = [example.entities or () for example in data.examples]
+    predicted = [[each.entity for each in found[example.id]] for example in data.examples]
+    return Evaluation(entity_metrics(true, predicted, types), {}, {}, entities=found)
 
 
 def _decoded(

@@ -14,6 +14,7 @@ import numpy as np
 
 from supermax.training.data.examples import Example
 from supermax.training.data.label_sets import indicators
+from supermax.training.eval.entity_metrics import entity_counts, metrics_of_counts
 from supermax.training.eval.evaluate import Evaluation
 from supermax.training.eval.label_metrics import LabelMeasure
 from supermax.training.eval.metrics import Floats, Ints, class_metrics, span_metrics
@@ -165,6 +166,32 @@ def _label_sets(
     return list(by_seed[0]()), measure
 
 
+def _entities(
+    examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
+) -> tuple[list[str], Measure]:
+    known = [e for e in examples if e.entities is not None and e.id in evaluations[0].entities]
+    group = np.array([index[e.group] for e in known], dtype=np.int64)
+    types = sum(name.startswith("f1_") for name in evaluations[0].metrics)
+    truths = [e.entities or () for e in known]
+    counts_of_seeds = [
+        entity_counts(truths, [[f.entity for f in each.entities[e.id]] for e in known], types)
+        for each in evaluations
+    ]
+    names = list(metrics_of_counts(counts_of_seeds[0].sum(axis=0))) if known else []
+    # A diverged model looks like one that finds no entities.
+    is_valid = [not np.isnan(each.metrics.get("entity_f1", 0.0)) for each in evaluations]
+
+    def measure(counts: Ints) -> Floats:
+        sums = [np.tensordot(counts[group], own, axes=1) for own in counts_of_seeds]
+        rows = [
+            list(metrics_of_counts(own).values()) if valid else [math.nan] * len(names)
+            for own, valid in zip(sums, is_valid, strict=True)
+        ]
+        return np.array(rows)
+
+    return names, measure
+
+
 def _spans(
     examples: Sequence[Example], evaluations: Sequence[Evaluation], index: dict[str, int]
 ) -> tuple[list[str], Measure]:
@@ -193,5 +220,5 @@ def _spans(
     return names, measure
 
 
-KINDS = (_classes, _spans, _numbers, _label_sets)
+KINDS = (_classes, _spans, _numbers, _label_sets, _entities)
 """Functions that return the names of the metrics of one target, and their measure."""

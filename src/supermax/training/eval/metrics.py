@@ -1,4 +1,5 @@
-"""Metrics of classes and spans, by name; others are in `number_metrics.py`, `label_metrics.py`.
+"""Metrics of classes and spans, by name; others are in `number_metrics.py`, `label_metrics.py` and
+`entity_metrics.py`.
 
 All values here lie between 0 and 1, except mcc (-1 to 1). NaN means that the data does not define
 the value (an AUROC without positives), or that the model's probabilities are not finite.
@@ -17,7 +18,15 @@ import numpy.typing as npt
 from supermax._util.attributes import COSTS
 from supermax._util.text import ended, nearest
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, LABEL_SETS, NUMBERS, SPANS, TARGETS, Target
+from supermax.agents.agent import (
+    CLASSES,
+    ENTITIES,
+    LABEL_SETS,
+    NUMBERS,
+    SPANS,
+    TARGETS,
+    Target,
+)
 from supermax.errors import UserError
 from supermax.training.data.spans import Span as Span
 from supermax.training.data.spans import merged
@@ -79,9 +88,13 @@ METRICS: dict[str, Metric] = {
             )
         ),
         *(Metric(name, name != "rmse", NUMBERS) for name in ("spearman", "pearson", "rmse", "r2")),
+        *(
+            Metric(name, True, ENTITIES)
+            for name in ("entity_f1", "entity_precision", "entity_recall")
+        ),
     )
 }
-"""Metrics by name, without the F1 of each class: f1_0, f1_1, …"""
+"""Metrics by name, without the F1 of each class or type of entities: f1_0, f1_1, …"""
 
 
 def check_metric(name: str, agent: str | None = None, classes: int | None = None) -> Metric:
@@ -93,7 +106,7 @@ def check_metric(name: str, agent: str | None = None, classes: int | None = None
     known = [m.name for m in METRICS.values() if m.measures(targets)]
     metric = METRICS.get(name)
     if metric is None and (single := re.fullmatch(r"f1_(0|[1-9][0-9]*)", name)):
-        metric = Metric(name, True, CLASSES, also=(LABEL_SETS,))
+        metric = Metric(name, True, CLASSES, also=(LABEL_SETS, ENTITIES))
         if classes is not None and int(single[1]) >= classes:
             raise UserError(
                 f"There is no metric {name!r}: the classes have f1_0 to f1_{classes - 1}."

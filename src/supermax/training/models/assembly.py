@@ -1,4 +1,5 @@
-"""Models of the agents: encoders, pooling and fusion, with heads for classes, spans, a number.
+"""Models of the agents: encoders, pooling and fusion, with heads for classes, spans, a number,
+classes of tokens.
 
 Inputs ──encoder──▶ states ──pooling──▶ class head ──▶ class logits
                       └───────────────▶ span head ──▶ start and end logits
@@ -9,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from supermax.agents import agent_of
 from supermax.training.config import Config
 from supermax.training.models.encoders import depth_of, freeze, layer_list
-from supermax.training.models.heads import Fusion, Pooling, head
+from supermax.training.models.heads import Fusion, Pooling, head, token_head
 from supermax.training.models.packing import Packing, can_pack, packed_states
 
 if TYPE_CHECKING:
@@ -56,8 +57,8 @@ class Inputs:
 class Outputs:
     """Logits of the heads; None for a head that the model does not have.
 
-    classes: [batch, classes or labels], or the standardised number [batch, 1]; starts and ends:
-    [batch, length].
+    classes: [batch, classes or labels], the standardised number [batch, 1], or the classes of
+    tokens [batch, length, classes]; starts and ends: [batch, length].
     """
 
     classes: Tensor | None = None
@@ -135,6 +136,11 @@ class Model(nn.Module):
         if agent.numbers:
             self.register_buffer("scaling", torch.tensor([0.0, 1.0], dtype=torch.float64))
         self.span_head = head(config.head, size, 2) if agent.spans else None
+        self.token_head: nn.Sequential | None = None
+        if agent.entities:
+            outputs = 2 * classes + 1  # O, and B- and I- of each type
+            settings: Any = encoders[0].config
+            self.token_head = token_head(config.head, settings, outputs)
 
     def forward(self, *inputs: Inputs) -> Outputs:
         states = [encoder(its) for encoder, its in zip(self.encoders, inputs, strict=True)]
@@ -147,6 +153,8 @@ class Model(nn.Module):
             first, mask = states[0], inputs[0].mask
             summary = self.fusion(summary.unsqueeze(1), first, pooled[0], mask).squeeze(1)
             tokens = self.fusion(tokens, first, pooled[0], mask)
+        if self.token_head is not None:
+            return Outputs(self.token_head(tokens))
         own = self.class_head if self.number_head is None else self.number_head
         classes = own(summary) if own is not None else None
         if self.span_head is None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from supermax.training.config import FusionConfig, HeadConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
@@ -46,6 +52,19 @@ def head(config: HeadConfig, size: int, outputs: int) -> nn.Sequential:
         layers.append(_ACTIVATIONS[config.activation]())
         size = config.width
     return nn.Sequential(*layers, nn.Dropout(config.dropout), nn.Linear(size, outputs))
+
+
+def token_head(config: HeadConfig, encoder: PretrainedConfig, outputs: int) -> nn.Sequential:
+    """Return the head of transformers for the classes of tokens: dropout and a linear layer, and
+    for ModernBERT its prediction head before them."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    if encoder.model_type == "modernbert":
+        from transformers.models.modernbert.modeling_modernbert import ModernBertPredictionHead
+
+        layers["prediction"] = ModernBertPredictionHead(encoder)
+    layers["dropout"] = nn.Dropout(config.dropout)
+    layers["classifier"] = nn.Linear(encoder.hidden_size, outputs)
+    return nn.Sequential(layers)
 
 
 class Fusion(nn.Module):

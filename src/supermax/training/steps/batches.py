@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from supermax.training.data.tokenized_split import as_targets
-from supermax.training.data.tokens import Tokens
+from supermax.training.data.tokens import NONE, Tokens
 from supermax.training.models.assembly import Inputs
 from supermax.training.models.packing import pack
 
@@ -26,7 +26,8 @@ Indices = NDArray[np.int64]
 @dataclass(frozen=True)
 class Batch:
     """Inputs of each encoder, and targets [batch]; -100 (`ignore_index`), or NaN among numbers,
-    for an example without a target. Sets of labels are 0 and 1 [batch, labels]."""
+    for an example without a target. Sets of labels are 0 and 1 [batch, labels]. The labels of
+    entity examples are [batch, length], -100 for a token without a class."""
 
     inputs: tuple[Inputs, ...]
     labels: Tensor
@@ -71,10 +72,19 @@ def collate(views: tuple[Tokens, ...], pads: tuple[int, ...], indices: Indices) 
     last = views[-1]
     return Batch(
         tuple(_inputs(view, pad, indices) for view, pad in zip(views, pads, strict=True)),
-        as_targets(last.label[indices]),
+        as_targets(_tags(last, indices) if len(last.tag) else last.label[indices]),
         torch.from_numpy(last.start[indices].astype(np.int64)),
         torch.from_numpy(last.end[indices].astype(np.int64)),
     )
+
+
+def _tags(tokens: Tokens, indices: Indices) -> Indices:
+    """Return the classes of tokens [batch, length]; -100 for padding."""
+    begin = tokens.begin[indices]
+    lengths = tokens.begin[indices + 1] - begin
+    columns = np.arange(lengths.max())
+    places = np.minimum(begin[:, None] + columns, len(tokens.tag) - 1)
+    return np.where(columns < lengths[:, None], tokens.tag[places], NONE)
 
 
 def packed(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from supermax.training.data.tokenized_split import TokenizedSplit
-from supermax.training.data.tokens import NONE
+from supermax.training.data.tokens import NONE, Tokens
 from supermax.training.models.packing import pack_sequences
 from supermax.training.optim.losses import MIN_DENOMINATOR
 from supermax.training.steps.batches import Indices
@@ -84,16 +84,30 @@ def _denominators(
     """Return `losses.class_denominator` and `span_denominator` of all batches [batches, 2]."""
     every = data.rows(np.concatenate(batches))
     begins = np.cumsum([0, *(len(batch) for batch in batches)])[:-1]
-    labels, starts = data.views[-1].label[every], data.views[-1].start[every]
-    is_known = ~np.isnan(labels) if labels.dtype.kind == "f" else labels != NONE
-    known = (is_known if is_known.ndim == 1 else is_known.all(1)).astype(np.float64)
-    if weights is not None and labels.dtype.kind != "f":
-        known *= weights[np.maximum(labels, 0)]
+    known, starts = _known(data.views[-1], every, weights), data.views[-1].start[every]
     sums = [np.add.reduceat(part, begins) for part in (known, (starts != NONE).astype(float))]
     found: NDArray[np.float32] = np.maximum(np.stack(sums, axis=1), MIN_DENOMINATOR).astype(
         np.float32
     )
     return found
+
+
+def _known(
+    tokens: Tokens, rows: Indices, weights: NDArray[np.float32] | None
+) -> NDArray[np.float64]:
+    """Return the weight of each sequence's label, or the sum over the classes of its tokens."""
+    labels = tokens.tags_of(rows) if len(tokens.tag) else tokens.label[rows]
+    if labels.dtype.kind == "f":  # a number or a set of labels, which counts without weights
+        is_known = ~np.isnan(labels)
+        each = is_known if is_known.ndim == 1 else is_known.all(axis=1)
+        return np.asarray(each, dtype=np.float64)
+    known = np.asarray(labels != NONE, dtype=np.float64)
+    if weights is not None:
+        known *= weights[np.maximum(labels, 0)]
+    if not len(tokens.tag):
+        return known
+    begins = np.cumsum([0, *tokens.lengths[rows]])[:-1]
+    return np.asarray(np.add.reduceat(known, begins))
 
 
 def choose_sizes(

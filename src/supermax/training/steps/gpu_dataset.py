@@ -38,6 +38,17 @@ class _TokenTensors:
     begin: Tensor
     second: Tensor
     pad: int
+    tags: Tensor | None
+    """Class of each token, in examples for entities."""
+
+    def labels(self, rows: Tensor, padded_length: int) -> Tensor:
+        """Return the classes of the tokens of these rows, NONE for padding."""
+        assert self.tags is not None
+        begin = self.begin[rows].unsqueeze(1)
+        columns = torch.arange(padded_length, device=rows.device)
+        places = (begin + columns).clamp_max(len(self.ids) - 1)
+        beyond = columns >= self.begin[rows + 1].unsqueeze(1) - begin
+        return self.tags[places].long().masked_fill(beyond, NONE)
 
     def inputs(self, rows: Tensor, padded_length: int) -> Inputs:
         """Return the sequences of these rows, padded on the right."""
@@ -77,15 +88,17 @@ class GpuDataset:
         ]
         for encoder_inputs in inputs if padded else ():
             encoder_inputs.mask[-1, -1] = 0
-        return Batch(
-            tuple(inputs),
-            *(_masked(target[existing], ~real) for target in self._targets),
-        )
+        labels, *positions = (_masked(target[existing], ~real) for target in self._targets)
+        if self._views[-1].tags is not None:
+            labels = _masked(self._views[-1].labels(existing, lengths[-1]), ~real)
+        return Batch(tuple(inputs), labels, *positions)
 
 
 def _to_device(view: Tokens, pad: int, device: str) -> _TokenTensors:
     ids = torch.from_numpy(np.asarray(view.ids).astype(np.int32)).to(device)
-    return _TokenTensors(ids, _long(view.begin, device), _long(view.second, device), pad)
+    tags = torch.from_numpy(np.asarray(view.tag).astype(np.int16)).to(device)
+    own_tags = tags if len(tags) else None
+    return _TokenTensors(ids, _long(view.begin, device), _long(view.second, device), pad, own_tags)
 
 
 def _masked(targets: Tensor, missing: Tensor) -> Tensor:

@@ -35,8 +35,9 @@ def init(
     target: Annotated[
         str,
         typer.Argument(
-            help="An agent; your own CSV, JSONL or Parquet file; a folder of texts by class, of a "
-            "saved dataset or of ReDSM5; or hub:NAME, a dataset of the Hugging Face Hub."
+            help="An agent; your own CSV, JSONL, CoNLL or Parquet file; a folder of texts by "
+            "class, of a saved dataset or of ReDSM5; or hub:NAME, a dataset of the Hugging Face "
+            "Hub."
         ),
     ] = CRITERIA.name,
     out: Annotated[
@@ -172,10 +173,10 @@ def _for_table(
     if encoding is not None or guessed.encoding != UTF8:
         data["encoding"] = encoding or guessed.encoding
         why["data.encoding"] = "--encoding" if encoding else "detected"
-    has_classes = agent_of(agent).classes and len(guessed.labels) > 1
-    if has_classes and all(map(is_class_name, guessed.labels)):
+    has_names = agent_of(agent).named and len(guessed.labels) > 1
+    if has_names and all(map(is_class_name, guessed.labels)):
         data["labels"] = list(guessed.labels)
-        noun = "labels" if guessed.several else "classes"
+        noun = "labels" if guessed.several else "types" if guessed.entities else "classes"
         why["data.labels"] = f"the {noun}, in their order"
     return written(
         agent,

@@ -18,9 +18,9 @@ from supermax._util.importing import gc_paused
 from supermax._util.text import clock, counted, ended, metric_title, nearest
 from supermax.errors import UserError
 from supermax.results.records import read_record
+from supermax.training.data.chosen_columns import chosen_columns
 from supermax.training.data.columns import Columns
 from supermax.training.data.files import require_readable
-from supermax.training.data.guessing import chosen_columns
 from supermax.training.data.inputs.hf_datasets import is_hub
 from supermax.training.deploy.exported import check_output, read_facts
 from supermax.ui.cli.completing import among
@@ -37,6 +37,7 @@ LOADING = "Loading torch and transformers, which takes some seconds"
 CLASS_SCORES = ("macro_f1", "accuracy")
 NUMBER_SCORES = ("spearman", "pearson", "rmse", "r2")
 LABEL_SCORES = ("macro_f1", "micro_f1", "accuracy")
+ENTITY_SCORES = ("entity_f1", "entity_precision", "entity_recall")
 SPAN_SCORES = ("exact_match", "token_f1", "null_accuracy", "has_answer_f1")
 _ETA_AFTER = 5.0  # seconds of training after which the remaining time is estimated
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -281,18 +282,22 @@ def _print_scores(scores: Scores, label: str | None) -> None:
     if scores.numbers:
         shown = ", ".join(f"{name} {scores.numbers[name]:.4f}" for name in NUMBER_SCORES)
         screen.print(f"On the {counted(scores.measured, 'row')} with a number: {shown}")
+    if scores.entities:
+        shown = ", ".join(f"{name} {scores.entities[name]:.4f}" for name in ENTITY_SCORES)
+        screen.print(f"On the {counted(scores.marked, 'row')} with known entities: {shown}")
     for split, own in scores.splits.items():
         parts = [
             (own.labelled, own.classes, CLASS_SCORES),
             (own.labelled, own.label_sets, LABEL_SCORES),
             (own.answered, own.spans, SPAN_SCORES),
             (own.measured, own.numbers, NUMBER_SCORES),
+            (own.marked, own.entities, ENTITY_SCORES),
         ]
         for number, values, names in parts:
             if values:
                 shown = ", ".join(f"{name} {values[name]:.4f}" for name in names)
                 screen.print(f"  {literal(split)} ({counted(number, 'row')}): {shown}")
-    if scores.classes or scores.label_sets or scores.spans or scores.numbers:
+    if found or scores.spans or scores.numbers or scores.entities:
         screen.print("Scores on rows that the model was trained on are too optimistic.")
     if scores.unknown and (scores.labelled or label is not None):
         rows = counted(scores.unknown, "row")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from supermax._util.text import took
 from supermax.agents import agent_of
-from supermax.agents.agent import CLASSES, NUMBERS, SPANS
 from supermax.engine.summary import NO_GAIN
 from supermax.search.settings.model import Settings
 from supermax.studies import file_of, without_password
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from supermax.search.tuned import Tuned
 
 VARIABLE = "SUPERMAX_STORAGE"
-_TRIVIAL = {CLASSES: "majority class", SPANS: "no answer", NUMBERS: "the mean"}
 
 
 def outcome(settings: Settings, tuned: Tuned) -> list[str]:
@@ -56,7 +54,7 @@ def outcome(settings: Settings, tuned: Tuned) -> list[str]:
         *_ended_by_itself(settings, tuned),
         f"{which}: trial {best['trial']} ({best['encoder']}), {values} "
         f"({split}, n={rows_used.count(tuned.agent)}).",
-        *_baseline_warning(settings, titles[0], tuned.trivial_baseline(value), baseline_of),
+        *_baseline_warning(settings.agent, titles[0], tuned.trivial_baseline(value), baseline_of),
         *_name_storage(settings),
         f"Show it: supermax best {study}{where}   "
         f"Train and export it: supermax refit {study}{where}",
@@ -75,14 +73,12 @@ def _ended_by_itself(settings: Settings, tuned: Tuned) -> list[str]:
     ]
 
 
-def _baseline_warning(
-    settings: Settings, metric: str, baseline: float | None, split: str
-) -> list[str]:
+def _baseline_warning(agent: str, metric: str, baseline: float | None, split: str) -> list[str]:
     """Return a sentence on a baseline that is no worse. `split` names the split of the baseline
     where it differs from that of the value."""
     if baseline is None:
         return []
-    kind = ", ".join(_TRIVIAL[target] for target in agent_of(settings.agent).targets)
+    kind = ", ".join(target.trivial for target in agent_of(agent).targets)
     return [
         f"That is no better than the trivial baseline ({kind}), which has {metric} "
         f"{baseline:.4f}{split}. Try more epochs, other learning rates or more data."

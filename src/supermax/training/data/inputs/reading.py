@@ -1,6 +1,6 @@
 """Reader of all data: a path, a name or an object becomes rows with their places.
 
-file.csv, .tsv, .txt, .jsonl (.gz) ─┐
+file.csv, .jsonl, .conll (.gz), … ───┐
 file.parquet, saved dataset, hub:…  ├─read_rows()─▶ Rows ─▶ guessing, tables, scores
 folder of texts, of train.csv, …    │
 DataFrame, Dataset, DatasetDict ────┘
@@ -18,6 +18,7 @@ from supermax.training.data.bad_rows import BadRows
 from supermax.training.data.files import read_contents, require_readable, stem_of, suffix_of
 from supermax.training.data.inputs import hf_datasets, text_folders
 from supermax.training.data.inputs.arrow import read_parquet
+from supermax.training.data.inputs.conll_files import looks_like_conll, read_conll
 from supermax.training.data.inputs.csv_files import read_csv
 from supermax.training.data.inputs.frames import is_frame, read_frame
 from supermax.training.data.inputs.jsonl_files import read_jsonl
@@ -31,10 +32,10 @@ Source = str | Path | Any
 def read_rows(source: Source, bad: BadRows, encoding: str | None = None) -> Rows:
     """Read data of any format. Bad rows are added to `bad`.
 
-    Files are CSV (.csv, .tsv, .txt), JSONL (.jsonl, .ndjson), both also with gzip (.csv.gz), and
-    Parquet (.parquet). Folders are of text files by class, of one such file for each split, or
-    written by `save_to_disk` of a Hugging Face dataset. `encoding` is that of text files; None
-    detects it. Raises UserError.
+    Files are CSV (.csv, .tsv, .txt), JSONL (.jsonl, .ndjson), CoNLL (.conll, .bio and others, and
+    .tsv or .txt that looks like it), all also with gzip (.csv.gz), and Parquet (.parquet). Folders
+    are of text files by class, of one such file for each split, or written by `save_to_disk` of a
+    Hugging Face dataset. `encoding` is that of text files; None detects it. Raises UserError.
     """
     if is_frame(source):
         return read_frame(source, bad)
@@ -70,7 +71,8 @@ def _read_file(path: Path, bad: BadRows, encoding: str | None) -> Rows:
         require_readable(path)
         raise UserError(
             f"{path} is neither CSV nor JSONL nor Parquet by its name; name it .csv, .jsonl or "
-            f".parquet (.csv.gz and .jsonl.gz, if it is compressed).{_LISTS.get(suffix, '')}"
+            f".parquet (.csv.gz and .jsonl.gz, if it is compressed), or .conll for a tag on each "
+            f"line.{_LISTS.get(suffix, '')}"
         )
     contents = read_contents(path, encoding)
     if not contents.data.strip():
@@ -95,7 +97,7 @@ def _read_folder(folder: Path, bad: BadRows, encoding: str | None) -> Rows:
 
 
 def is_table(path: Path) -> bool:
-    """Return True for the name of a CSV, JSONL or Parquet file."""
+    """Return True for the name of a CSV, JSONL, CoNLL or Parquet file."""
     return suffix_of(path) in _TEXTS or path.suffix.lower() in _PARQUET
 
 
@@ -112,12 +114,18 @@ def source_stem(source: str | Path) -> str:
     return path.resolve().name if path.is_dir() else stem_of(path)
 
 
+def _read_text(file: str, data: bytes, bad: BadRows) -> Rows:
+    """Read CSV, or CoNLL if the text looks like it."""
+    return (read_conll if looks_like_conll(data) else read_csv)(file, data, bad)
+
+
 _TEXTS: dict[str, Callable[[str, bytes, BadRows], Rows]] = {
     ".csv": read_csv,
-    ".tsv": read_csv,
-    ".txt": read_csv,
+    ".tsv": _read_text,
+    ".txt": _read_text,
     ".jsonl": read_jsonl,
     ".ndjson": read_jsonl,
+    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".bioes"), read_conll),
 }
 _PARQUET = (".parquet", ".pq")
 _LISTS = {".json": " If each of its lines is one object, name it .jsonl."}
