@@ -106,7 +106,7 @@ def test_targets_of_a_search_and_values_of_options(here: Path) -> None:
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).touch()
     assert offered("supermax tune ") == [*AGENT_NAMES, "all", "mine.yaml", "notes.csv"]
-    assert offered("supermax tune m") == ["mine.yaml"]
+    assert offered("supermax tune m") == ["multilabel", "mine.yaml"]
     assert offered("supermax tune sub/") == ["sub/deep.yml"]
     assert offered("supermax tune nowhere/") == []
     assert offered("supermax tune criteria --preset ") == ["demo", "standard", "max", "supermax"]
