@@ -31,7 +31,7 @@ UNTRAINED = "untrained/"
 TINY = tuple(
     f"tiny{family}"
     for family in ("", "-bert", "-roberta", "-deberta", "-xlmr", "-electra", "-modernbert",
-                   "-distilbert")
+                   "-eurobert", "-distilbert")
 )  # fmt: skip
 """Small encoders for a CPU, initialised at random."""
 

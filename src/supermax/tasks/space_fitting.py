@@ -12,6 +12,7 @@ from supermax._util.text import listed
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
 from supermax.space.presets import ENCODERS, encoders_in
+from supermax.tasks.absent_dropouts import without_absent_dropouts
 from supermax.tasks.shapes import why_unusable
 from supermax.tasks.text_length import with_length
 from supermax.training.data.splits import Splits
@@ -86,4 +87,6 @@ def fitted(space: Space, device_type: str) -> Fitted:
         untrained_notice = f"Random weights, not pretrained: {', '.join(untrained)}."
         notices.append(untrained_notice)
     narrowed_space = narrowed(space, remaining) if remaining else space
+    narrowed_space, absent = without_absent_dropouts(narrowed_space, found)
+    notices += absent
     return Fitted(narrowed_space, found, notices, untrained_notice)

@@ -25,7 +25,7 @@ from supermax.training.data.tokens import NONE, Tokens, tokenized
 from supermax.training.eval.evaluate import Evaluation, evaluation_of
 from supermax.training.eval.metrics import check_metric, span_objective
 from supermax.training.models.assembly import Model, Scaling
-from supermax.training.models.encoders import load_encoder, prepared_config
+from supermax.training.models.encoders import check_dropouts, load_encoder, prepared_config
 from supermax.training.models.initial_weights import InitialWeights
 from supermax.training.models.sources import Source, find
 from supermax.training.models.tokenizers import special_ids, tokenizer_for
@@ -211,9 +211,10 @@ def _build_model(
     device: str,
 ) -> Model:
     encoders: list[PreTrainedModel] = []
+    dropouts = config.encoder.dropout, config.encoder.attention_dropout
+    check_dropouts(sources, *dropouts)
     for source, tokenizer in zip(sources, tokenizers, strict=True):
         ids = special_ids(tokenizer)
-        dropouts = config.encoder.dropout, config.encoder.attention_dropout
         encoder_config = prepared_config(source, *dropouts, **ids)
         if device == "cpu":  # a cached copy would count against the trial's memory budget
             encoders.append(load_encoder(source, encoder_config))

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,21 +29,44 @@ _OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
 """DeBERTa's norm of its relative position embeddings, which every layer uses."""
 _ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
 DROPOUTS = (*_HIDDEN, *_ATTENTION)
+_UNREAD = {"eurobert": ("hidden_dropout",)}
+"""Keys that published configurations have although the model type does not read them."""
+
+
+def dropout_keys(config: PretrainedConfig) -> dict[str, list[str]]:
+    """Return the keys of an encoder's dropouts, by the parameter that sets them; an empty list
+    where the encoder has no such dropout."""
+    unread = _UNREAD.get(config.model_type, ())
+    return {
+        name: [key for key in keys if hasattr(config, key) and key not in unread]
+        for name, keys in (("dropout", _HIDDEN), ("attention_dropout", _ATTENTION))
+    }
+
+
+def check_dropouts(
+    sources: Sequence[Source], dropout: float | None, attention_dropout: float | None
+) -> None:
+    """Raise UserError if a dropout above 0 would be set that none of the encoders has."""
+    values = {"dropout": dropout, "attention_dropout": attention_dropout}
+    for name, value in values.items():
+        if value and not any(dropout_keys(source.config)[name] for source in sources):
+            names = " and ".join(dict.fromkeys(f"'{source.name}'" for source in sources))
+            raise UserError(
+                f"encoder.{name} is {value:g}, but {names} has no such dropout. "
+                f"Set encoder.{name} to 0, or leave it out."
+            )
 
 
 def prepared_config(
     source: Source, dropout: float | None, attention_dropout: float | None, **ids: int | None
 ) -> PretrainedConfig:
-    """Return the configuration with the trial's dropouts; for an untrained encoder also with the
-    special ids of its tokenizer. Raises UserError where there is no such dropout."""
+    """Return the configuration with the trial's dropouts, as far as the encoder has them; for an
+    untrained encoder also with the special ids of its tokenizer."""
     config = type(source.config).from_dict(source.config.to_dict())
-    for value, keys in ((dropout, _HIDDEN), (attention_dropout, _ATTENTION)):
-        present = [key for key in keys if hasattr(config, key)]
-        if value is not None and not present:
-            raise UserError(f"The encoder '{source.name}' has no dropout that could be set.")
-        for key in present:
-            if value is not None:
-                setattr(config, key, value)
+    values = {"dropout": dropout, "attention_dropout": attention_dropout}
+    for name, keys in dropout_keys(config).items():
+        for key in keys if values[name] is not None else ():
+            setattr(config, key, values[name])
     if not source.trained:
         for key, value in ids.items():
             if value is not None:

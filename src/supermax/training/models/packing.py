@@ -183,8 +183,8 @@ class _Rearrange(torch.autograd.Function):
 # How to pass a mask of pairs and positions to each model type.
 
 
-def _absolute(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
-    """BERT and similar: learned absolute positions, one mask for all layers."""
+def _one_mask(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
+    """BERT and EuroBERT: positions are an input, learned or rotary; one mask for all layers."""
     more = {} if rows.types is None else {"token_type_ids": rows.types}
     return model(input_ids=rows.ids, attention_mask=rows.mask, position_ids=rows.positions, **more)
 
@@ -212,7 +212,7 @@ def _deberta(model: PreTrainedModel, rows: _Rows) -> BaseModelOutput:
 
 
 _FAMILIES: dict[str, Callable[[PreTrainedModel, _Rows], BaseModelOutput]] = {
-    **dict.fromkeys(("bert", "distilbert", "electra", *_AFTER_PADDING), _absolute),
+    **dict.fromkeys(("bert", "distilbert", "electra", "eurobert", *_AFTER_PADDING), _one_mask),
     "modernbert": _modernbert,
     "deberta-v2": _deberta,
 }
