@@ -41,7 +41,7 @@ def test_every_shipped_space_is_valid_and_its_defaults_are_feasible(name: str) -
 
 
 def test_all_four_agents_are_there_in_every_form() -> None:
-    folders = ("", "classic/", "demo/", "standard/")
+    folders = ("", "classic/", "demo/", "standard/", "modern/")
     wanted = {f"{folder}{agent}" for folder in folders for agent in AGENTS}
     assert set(shipped()) == wanted
 

@@ -190,9 +190,10 @@ class Search:
         fit_length = self.fit_length
         if fit_length is None:
             fit_length = self._size.fit_length and self.space is None
+        fit = self._machine_fit
         if fit_length:
-            return self._machine_fit.with_length(self.all_splits, self.cache)
-        return self._machine_fit
+            fit = fit.with_length(self.all_splits, self.cache)
+        return fit.within_limits()
 
     def run(self, **changes: Any) -> Tuned:
         """Run the search. `changes` are arguments of supermax.optimize that replace those of

@@ -13,6 +13,7 @@ from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
 from supermax.space.presets import ENCODERS, encoders_in
 from supermax.tasks.absent_dropouts import without_absent_dropouts
+from supermax.tasks.length_limits import within_limits
 from supermax.tasks.shapes import why_unusable
 from supermax.tasks.text_length import with_length
 from supermax.training.data.splits import Splits
@@ -31,9 +32,14 @@ class Fitted:
     """One of `notices`: encoders without pretrained weights; None: all have them."""
 
     def with_length(self, splits: Splits, cache: Path) -> Fitted:
-        """Return a copy whose only text.max_length is the one that the data needs."""
+        """Return a copy whose text.max_length is what the data needs."""
         space, notice = with_length(self.space, splits, self.sources.values(), cache)
         return replace(self, space=space, notices=[*self.notices, notice])
+
+    def within_limits(self) -> Fitted:
+        """Return a copy that searches no length above the limit of its encoder."""
+        space, notices = within_limits(self.space, self.sources)
+        return replace(self, space=space, notices=[*self.notices, *notices])
 
 
 def encoder_names(space: Space) -> list[str]:

@@ -166,7 +166,8 @@ class Settings(_Part):
     data: DataSettings = Field(DataSettings(), description="training data")
     preset: str = Field(
         "demo",
-        description="demo (a tiny encoder), standard (pretrained encoders), max or supermax",
+        description="demo (a tiny encoder), standard (pretrained encoders), modern (long texts), "
+        "max or supermax",
     )
     trials: int = Field(ge=1, description="total number of finished trials of the study")
     models: Words | None = Field(None, description="encoders instead of the preset's")
