@@ -10,7 +10,7 @@ import pytest
 from supermax import UserError
 from supermax.search.settings import Settings
 from supermax.search.spaces import SEED, space_for, with_former, with_parameters
-from supermax.space import Space, load, open_version, preset
+from supermax.space import Space, load, open_version, preset, sampler_for
 from supermax.space.presets import presets
 from supermax.studies import stored_space
 from supermax.tasks.objective import configured
@@ -106,3 +106,24 @@ def test_settings_win_over_former_parameters() -> None:
     now = space_for(settings)
     older = with_parameters(load("evidence"), {"decode.max_answer": {"choices": [8, 16]}})
     assert with_former(now, older, "evidence") is now
+
+
+@pytest.mark.parametrize(
+    "narrow",
+    [{"text.long_texts": "windows"}, {"text.window_pooling": "max"}, {"text.doc_stride": 16}],
+)
+def test_settings_of_windows_turn_windows_on(narrow: dict[str, object]) -> None:
+    space = space_for(Settings(agent="criteria", trials=1, epochs=1, preset="demo", narrow=narrow))
+    found = space.sample(optuna.create_study(sampler=sampler_for(space)).ask())
+    text = configured("criteria", found, {}).text
+    assert text.long_texts == "windows"
+    assert {f"text.{name}": value for name, value in text} | narrow == {
+        f"text.{name}": value for name, value in text
+    }
+
+
+@pytest.mark.parametrize("agent", ["evidence", "share", "joint"])
+def test_agents_with_spans_say_why_they_have_no_such_setting(agent: str) -> None:
+    settings = Settings(agent=agent, trials=1, epochs=1, narrow={"text.long_texts": "windows"})
+    with pytest.raises(UserError, match=r"spans of long texts are always found in windows"):
+        space_for(settings)

@@ -89,6 +89,11 @@ class Agent:
         return NUMBERS in self.targets
 
     @property
+    def pools_windows(self) -> bool:
+        """True: it can split long texts into windows and pool their outputs for the text."""
+        return self.encoders == 1 and {*self.targets} <= {CLASSES, NUMBERS}
+
+    @property
     def truncates(self) -> bool:
         """True: it truncates texts of some of its examples."""
         return not all(target.windowed for target in self.targets)

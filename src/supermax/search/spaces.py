@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from supermax.agents import agent_of
+from supermax.errors import UserError
 from supermax.search.settings import Settings
 from supermax.space import Space, load, narrowed
 from supermax.space.presets import LENGTH, preset, unsearched
@@ -13,6 +15,9 @@ SEED = "train.seed"
 """Random seed of a training. The spaces of the package do not search it: the best of several seeds
 is no better configuration."""
 _POLICY = "no_answer.policy"
+_LONG_TEXTS, _WINDOW_POOLING = "text.long_texts", "text.window_pooling"
+_OF_WINDOWS = {_WINDOW_POOLING, "text.doc_stride"}
+"""Parameters that have no effect without windows."""
 _OF_POLICIES = {"no_answer.threshold": "threshold", "no_answer.ratio": "ratio"}
 """Policies that parameters belong to."""
 
@@ -36,13 +41,22 @@ def space_for(settings: Settings) -> Space:
 def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the parameters that settings narrow although no space of the package has them.
 
-    A threshold, or a ratio, also needs its no-answer policy.
+    A threshold, or a ratio, also needs its no-answer policy, and settings of windows need windows.
     """
     known, narrow = unsearched(settings.agent), settings.narrow
+    refused = [name for name in (_LONG_TEXTS, _WINDOW_POOLING) if name in narrow]
+    if refused and not agent_of(settings.agent).pools_windows:
+        raise UserError(
+            f"The agent '{settings.agent}' has no {' and no '.join(refused)}: spans of long texts "
+            f"are always found in windows, and only agents with one encoder and no spans can pool "
+            f"the outputs of windows for the whole text. Leave it out."
+        )
     wanted = {name: known[name] for name in narrow if name in known}
     policies = [_OF_POLICIES[name] for name in wanted if name in _OF_POLICIES]
     if policies and _POLICY not in wanted:
         wanted[_POLICY] = {"choices": policies, "default": policies[0]}
+    if wanted.keys() & _OF_WINDOWS and _LONG_TEXTS not in wanted:
+        wanted[_LONG_TEXTS] = {"choices": ["windows"], "default": "windows"}
     return wanted
 
 

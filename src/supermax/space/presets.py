@@ -27,11 +27,13 @@ def unsearched(agent: str) -> dict[str, dict[str, Any]]:
     """Return the parameters of an agent that no space of the package searches, with all of their
     values."""
     data = yaml.safe_load((CATALOG / "_unsearched.yaml").read_text(encoding="utf-8"))
-    of_spans = ("no_answer.", "decode.")
+    found = agent_of(agent)
+    others: tuple[str, ...] = () if found.spans else ("no_answer.", "decode.")
+    others += () if found.pools_windows else ("text.",)
     return {
         name: parameter
         for name, parameter in data["parameters"].items()
-        if agent_of(agent).spans or not name.startswith(of_spans)
+        if not name.startswith(others)
     }
 
 

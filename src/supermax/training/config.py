@@ -40,6 +40,12 @@ class TextConfig(_Part):
     """Tokens of a sequence, with the question and special tokens."""
     doc_stride: int = Field(64, ge=0)
     """Tokens that two consecutive windows of a long text share."""
+    long_texts: Literal["cut", "windows"] = "cut"
+    """A text to classify, or to predict a number from, that is longer than max_length: it is
+    truncated, or it becomes windows whose outputs are pooled. Spans are always found in
+    windows."""
+    window_pooling: Literal["mean", "max"] = "mean"
+    """Pooling of the class logits, or of the numbers, of a text's windows."""
 
 
 class TrainConfig(_Part):
@@ -156,6 +162,20 @@ class Config(_Part):
         if isinstance(loss, Mapping) and "name" not in loss:
             return {**data, "loss": {**loss, "name": default}}
         return data
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Config:
+        if self.text.long_texts == "windows" and not agent_of(self.agent).pools_windows:
+            raise ValueError(
+                f"text.long_texts is windows, but the agent {self.agent} cannot pool the outputs "
+                f"of windows: only agents with one encoder and no spans can. Leave it at cut"
+            )
+        return self
+
+    @property
+    def window_stride(self) -> int | None:
+        """Tokens that the windows of a text without spans share; None: it is truncated."""
+        return self.text.doc_stride if self.text.long_texts == "windows" else None
 
     @model_validator(mode="after")
     def _check_loss(self) -> Config:

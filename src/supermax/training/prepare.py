@@ -275,6 +275,7 @@ def _tokens(
         doc_stride=config.text.doc_stride,
         cache=cache,
         key=f"{key} {_tokenizer_digest(tokenizer)}",
+        windows=config.window_stride is not None,
     )
 
 

@@ -85,13 +85,14 @@ def tokenized(
     doc_stride: int,
     cache: Path,
     key: str,
+    windows: bool = False,
 ) -> Tokens:
     """Return the examples' tokens from the cache, or tokenize them into it.
 
-    A long text of a span example becomes several windows; others are truncated. `key` identifies
-    examples and tokenizer.
+    A long text of a span example becomes several windows; others are truncated, or become windows
+    too with `windows`. `key` identifies examples and tokenizer.
     """
-    facts = [_FORMAT, key, max_length, doc_stride]
+    facts = [_FORMAT, key, max_length, doc_stride, *(["windows"] if windows else [])]
     name = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
     folder = cache / "tokens" / name
     if folder.exists():
@@ -99,7 +100,8 @@ def tokenized(
             return _load(folder)
         except (OSError, ValueError, EOFError):  # a damaged cache is replaced
             shutil.rmtree(folder, ignore_errors=True)
-    _save(_tokenize(examples, tokenizer, max_length, doc_stride), folder)
+    stride = doc_stride if windows else None
+    _save(_tokenize(examples, tokenizer, max_length, doc_stride, stride), folder)
     return _load(folder)
 
 
@@ -127,12 +129,14 @@ def _tokenize(
     tokenizer: PreTrainedTokenizerFast,
     max_length: int,
     doc_stride: int,
+    other_stride: int | None,
 ) -> Tokens:
+    """Tokenize examples. `other_stride` is that of examples without spans; None: truncate them."""
     numbered = list(enumerate(examples))
-    truncated = [item for item in numbered if item[1].spans is None]
-    windowed = [item for item in numbered if item[1].spans is not None]
+    without_spans = [item for item in numbered if item[1].spans is None]
+    with_spans = [item for item in numbered if item[1].spans is not None]
     sequences: list[_Sequence] = []
-    for items, stride in ((truncated, None), (windowed, doc_stride)):
+    for items, stride in ((without_spans, other_stride), (with_spans, doc_stride)):
         if not items:
             continue
         check_room([example for _, example in items], tokenizer, max_length, stride or 0)
@@ -197,7 +201,8 @@ def _sequences(
     encoded: BatchEncoding, numbered: Sequence[tuple[int, Example]], windows: bool
 ) -> Iterator[_Sequence]:
     sample_of = encoded["overflow_to_sample_mapping"] if windows else range(len(numbered))
-    targets = _targets(encoded, numbered, sample_of) if windows else {}
+    have_spans = numbered[0][1].spans is not None
+    targets = _targets(encoded, numbered, sample_of) if have_spans else {}
     for i, ids in enumerate(encoded["input_ids"]):
         number, example = numbered[sample_of[i]]
         segments = encoded.sequence_ids(i)

@@ -68,6 +68,19 @@ def _metrics(description: Description) -> str:
     return "\n".join([*_table(head, rows), "", note])
 
 
+def _windows(facts: Facts) -> list[str]:
+    """Return the sentence that a card needs if the model pools windows of long texts."""
+    text = facts["config"].get("text", {})
+    if text.get("long_texts") != "windows":
+        return []
+    return [
+        f"Supermax splits a text of more than {text['max_length']} tokens into windows that share "
+        f"{text['doc_stride']} tokens, and predicts from the {text['window_pooling']} of their "
+        f"outputs. In transformers the encoder alone knows nothing of this: split and pool there "
+        f"too.\n"
+    ]
+
+
 def _loading(facts: Facts, folders: Sequence[str]) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
@@ -87,6 +100,7 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
+            *_windows(facts),
             "With transformers, the trained encoder without the heads:\n",
             "```python",
             "from transformers import AutoModel, AutoTokenizer",

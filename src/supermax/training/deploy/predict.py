@@ -115,7 +115,8 @@ def _check_questions(loaded: LoadedModel, examples: Sequence[Example]) -> None:
 
 def _check_room(loaded: LoadedModel, examples: Sequence[Example]) -> None:
     text = loaded.config.text
-    stride = text.doc_stride if agent_of(loaded.config.agent).spans else 0
+    has_spans = agent_of(loaded.config.agent).spans
+    stride = text.doc_stride if has_spans else loaded.config.window_stride or 0
     for tokenizer in loaded.tokenizers:
         try:
             check_room(examples, tokenizer, text.max_length, stride)

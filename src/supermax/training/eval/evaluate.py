@@ -29,6 +29,7 @@ from supermax.training.eval.decode import (
 )
 from supermax.training.eval.metrics import Span, class_metrics, span_metrics
 from supermax.training.eval.number_metrics import number_metrics
+from supermax.training.eval.windows import pooled
 from supermax.training.models.assembly import Model, Scaling
 from supermax.training.steps.batches import Indices
 from supermax.training.steps.execution import Execution
@@ -98,7 +99,7 @@ def evaluation_of(
     """
     classes = _logits((indices, batch.classes) for indices, batch in outputs)
     if unit is not None and classes is not None:
-        return _number_evaluation(classes, unit, data)
+        return _number_evaluation(classes, unit, data, config)
     starts = _logits((indices, batch.starts) for indices, batch in outputs)
     ends = _logits((indices, batch.ends) for indices, batch in outputs)
     metrics: dict[str, float] = {}
@@ -109,7 +110,11 @@ def evaluation_of(
     view = data.views[-1]
     if classes is not None:
         rows = [i for i in range(len(view)) if data.examples[view.example[i]].spans is None]
-        softmax = torch.from_numpy(np.stack([classes[i] for i in rows])).softmax(-1).numpy()
+        logits = np.stack([classes[i] for i in rows])
+        if config.text.long_texts == "windows":
+            first, logits = pooled(logits, view.example[rows], config.text.window_pooling)
+            rows = [rows[i] for i in first]
+        softmax = torch.from_numpy(logits).softmax(-1).numpy()
         ids = [data.examples[view.example[i]].id for i in rows]
         probabilities = dict(zip(ids, softmax.tolist(), strict=True))
         labels = view.label[rows].astype(np.int64)
@@ -127,14 +132,19 @@ def evaluation_of(
     return Evaluation(metrics, probabilities, spans, decoding, margins)
 
 
-def _number_evaluation(outputs: Logits, unit: Scaling, data: TokenizedSplit) -> Evaluation:
+def _number_evaluation(
+    outputs: Logits, unit: Scaling, data: TokenizedSplit, config: Config
+) -> Evaluation:
     """Return the numbers in the unit of the data, with metrics if the true ones are known."""
     view = data.views[-1]
-    standardised = np.concatenate(outputs).astype(np.float64)
+    standardised: NDArray[np.floating] = np.concatenate(outputs).astype(np.float64)
+    rows = np.arange(len(view))
+    if config.text.long_texts == "windows":
+        rows, standardised = pooled(standardised, view.example, config.text.window_pooling)
     numbers = unit.mean + unit.deviation * standardised
-    ids = [data.examples[i].id for i in view.example]
+    ids = [data.examples[i].id for i in view.example[rows]]
     is_known = view.label.dtype.kind == "f"
-    metrics = number_metrics(view.label, numbers) if is_known else {}
+    metrics = number_metrics(view.label[rows], numbers) if is_known else {}
     return Evaluation(metrics, {}, {}, numbers=dict(zip(ids, numbers.tolist(), strict=True)))
 
 
