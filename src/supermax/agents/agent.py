@@ -89,8 +89,9 @@ class Agent:
         return NUMBERS in self.targets
 
     @property
-    def pools_windows(self) -> bool:
-        """True: it can split long texts into windows and pool their outputs for the text."""
+    def text_level(self) -> bool:
+        """True: it has one encoder, and outputs for the whole text only. It can pool windows of a
+        long text, and read the last token of a causal decoder."""
         return self.encoders == 1 and {*self.targets} <= {CLASSES, NUMBERS}
 
     @property

@@ -182,7 +182,7 @@ class Search:
         space = self.space or self._size.space
         if (stored := stored_space(str(self.storage), self.name or self.agent)) is not None:
             space = with_former(space, stored, self.agent)
-        return fitted(space, self.resources.device)
+        return fitted(space, self.resources.device, self.agent)
 
     @cached_property
     def fit(self) -> Fitted:

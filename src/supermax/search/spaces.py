@@ -14,6 +14,7 @@ from supermax.space.presets import LENGTH, preset, unsearched
 SEED = "train.seed"
 """Random seed of a training. The spaces of the package do not search it: the best of several seeds
 is no better configuration."""
+_POOLING = "head.pooling"
 _POLICY = "no_answer.policy"
 _LONG_TEXTS, _WINDOW_POOLING = "text.long_texts", "text.window_pooling"
 _OF_WINDOWS = {_WINDOW_POOLING, "text.doc_stride"}
@@ -34,8 +35,25 @@ def space_for(settings: Settings) -> Space:
         space = Space(**{"name": settings.study, **settings.space})
     if settings.space is not None and models:
         space = narrowed(space, {"encoder.name": settings.models})
-    space = with_parameters(space, _wanted(settings))
+    space = _with_last_token(with_parameters(space, _wanted(settings)), settings.narrow)
     return narrowed(space, settings.narrow) if settings.narrow else space
+
+
+def _with_last_token(space: Space, narrow: Mapping[str, Any]) -> Space:
+    """Return the space that pools by the last token, where settings ask for it: no space of the
+    package searches it, since encoders need it less than decoders."""
+    if _POOLING not in space.parameters or narrow.get(_POOLING) not in ("last", ["last"]):
+        return space
+    data = space.data()
+    return Space(
+        **{
+            **data,
+            "parameters": {
+                **data["parameters"],
+                _POOLING: {"choices": ["last"], "default": "last"},
+            },
+        }
+    )
 
 
 def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -45,7 +63,7 @@ def _wanted(settings: Settings) -> dict[str, dict[str, Any]]:
     """
     known, narrow = unsearched(settings.agent), settings.narrow
     refused = [name for name in (_LONG_TEXTS, _WINDOW_POOLING) if name in narrow]
-    if refused and not agent_of(settings.agent).pools_windows:
+    if refused and not agent_of(settings.agent).text_level:
         raise UserError(
             f"The agent '{settings.agent}' has no {' and no '.join(refused)}: spans of long texts "
             f"are always found in windows, and only agents with one encoder and no spans can pool "

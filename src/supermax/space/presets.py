@@ -29,7 +29,7 @@ def unsearched(agent: str) -> dict[str, dict[str, Any]]:
     data = yaml.safe_load((CATALOG / "_unsearched.yaml").read_text(encoding="utf-8"))
     found = agent_of(agent)
     others: tuple[str, ...] = () if found.spans else ("no_answer.", "decode.")
-    others += () if found.pools_windows else ("text.",)
+    others += () if found.text_level else ("text.",)
     return {
         name: parameter
         for name, parameter in data["parameters"].items()

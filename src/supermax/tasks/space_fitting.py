@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from supermax._util.text import listed
+from supermax.agents import agent_of
 from supermax.errors import UserError
 from supermax.space import Space, choices, narrowed
 from supermax.space.presets import ENCODERS, encoders_in
@@ -19,6 +20,8 @@ from supermax.tasks.text_length import with_length
 from supermax.training.data.splits import Splits
 from supermax.training.models.sources import Source, find_all, installed_models
 from supermax.training.optim.optimizers import unavailable
+
+_POOLING = "head.pooling"
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,21 @@ def encoder_names(space: Space) -> list[str]:
     return [str(name) for name in names]
 
 
-def usable(names: list[str]) -> tuple[dict[str, Source], dict[str, str]]:
-    """Return the encoders that agents can use, and the reasons why they cannot use the others."""
+def usable(names: list[str], last_token: bool = False) -> tuple[dict[str, Source], dict[str, str]]:
+    """Return the encoders that agents can use, and the reasons why they cannot use the others.
+
+    With `last_token` only the state of the last token is read, which suits decoders too.
+    """
     found, missing = find_all(names)
-    reasons = {name: why_unusable(source) for name, source in found.items()}
+    reasons = {name: why_unusable(source, last_token) for name, source in found.items()}
     missing |= {name: reason for name, reason in reasons.items() if reason is not None}
     return {name: source for name, source in found.items() if name not in missing}, missing
+
+
+def _pools_last_token(space: Space, agent: str | None) -> bool:
+    if agent is None or not agent_of(agent).text_level or _POOLING not in space.parameters:
+        return False
+    return set(choices(space, _POOLING)) == {"last"}
 
 
 def installed_encoders() -> list[str]:
@@ -67,13 +79,16 @@ def installed_encoders() -> list[str]:
     return list(usable(installed_models())[0])
 
 
-def fitted(space: Space, device_type: str) -> Fitted:
+def fitted(space: Space, device_type: str, agent: str | None = None) -> Fitted:
     """Return the space with the choices that this machine has.
+
+    Decoders remain if the agent has outputs for whole texts only and all of the space is for
+    pooling by the last token.
 
     Raises UserError if no encoder is left.
     """
     encoder_names(space)
-    found, missing = usable(encoders_in(space))
+    found, missing = usable(encoders_in(space), _pools_last_token(space, agent))
     if not found:
         raise UserError(listed("None of the encoders can be used:", missing.values()))
     notices = list(missing.values())

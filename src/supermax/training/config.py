@@ -83,7 +83,9 @@ class ScheduleConfig(_Part):
 
 
 class HeadConfig(_Part):
-    pooling: Literal["cls", "mean", "max", "attention"] = "cls"
+    pooling: Literal["cls", "mean", "max", "attention", "last"] = "cls"
+    """`last`: the state of the last token, the only one of a causal decoder that has seen the
+    whole text."""
     depth: int = Field(1, ge=1)
     width: int = Field(256, ge=1)
     """Hidden size of the head."""
@@ -165,7 +167,7 @@ class Config(_Part):
 
     @model_validator(mode="after")
     def _check_windows(self) -> Config:
-        if self.text.long_texts == "windows" and not agent_of(self.agent).pools_windows:
+        if self.text.long_texts == "windows" and not agent_of(self.agent).text_level:
             raise ValueError(
                 f"text.long_texts is windows, but the agent {self.agent} cannot pool the outputs "
                 f"of windows: only agents with one encoder and no spans can. Leave it at cut"

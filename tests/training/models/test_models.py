@@ -130,7 +130,7 @@ def test_depths_cover_embeddings_and_every_layer(family: str) -> None:
     assert all(depths[n] == 0 for n in depths if "word_embeddings" in n or "tok_embeddings" in n)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "attention", "last"])
 @pytest.mark.parametrize("depth", [1, 3])
 def test_padding_never_counts(tmp_path: Path, pooling: str, depth: int) -> None:
     head = {"pooling": pooling, "depth": depth, "width": 16, "activation": "silu"}

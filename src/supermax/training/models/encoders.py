@@ -24,10 +24,18 @@ from supermax.training.models.sources import Source
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_HIDDEN = ("hidden_dropout_prob", "dropout", "embedding_dropout", "mlp_dropout", "hidden_dropout")
+_HIDDEN = (
+    "hidden_dropout_prob",
+    "dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "hidden_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+)
 _OF_POSITIONS = ("encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
 """DeBERTa's norm of its relative position embeddings, which every layer uses."""
-_ATTENTION = ("attention_probs_dropout_prob", "attention_dropout")
+_ATTENTION = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 DROPOUTS = (*_HIDDEN, *_ATTENTION)
 _UNREAD = {"eurobert": ("hidden_dropout",)}
 """Keys that published configurations have although the model type does not read them."""
@@ -89,7 +97,12 @@ def load_encoder(source: Source, config: PretrainedConfig) -> PreTrainedModel:
 
 
 def finish_loading(model: PreTrainedModel) -> PreTrainedModel:
-    """Remove the pooler, which a pooling of our own replaces, and cache relative positions."""
+    """Remove the pooler, which a pooling of our own replaces, and cache relative positions.
+
+    A decoder does not return its keys and values, which only generation needs.
+    """
+    if getattr(model.config, "use_cache", False):
+        model.config.use_cache = False
     if getattr(model, "pooler", None) is not None:
         model.pooler = None
     _cache_positions(model)
@@ -198,11 +211,12 @@ def depth_of(encoder: nn.Module) -> dict[str, int]:
     """Return the depth of each parameter: 0 for embeddings, i for layer i, counted from 1, and
     the depth of the last layer for parameters after the layers."""
     stack, layers = layer_list(encoder)
+    tables = {f"{n}.weight" for n, m in encoder.named_modules() if isinstance(m, nn.Embedding)}
     depths: dict[str, int] = {}
     for name, _ in encoder.named_parameters():
         if name.startswith(f"{stack}."):
             depths[name] = int(name[len(stack) + 1 :].split(".")[0]) + 1
-        elif "embed" in name or "rel_" in name or name in _OF_POSITIONS:
+        elif name in tables or "embed" in name or "rel_" in name or name in _OF_POSITIONS:
             depths[name] = 0
         else:
             depths[name] = len(layers)
