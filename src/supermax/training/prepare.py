@@ -279,9 +279,14 @@ def _tokens(
     )
 
 
+_LIMITS = {"neobert": "max_length"}
+"""Keys of the limit of tokens, of model types that have another one."""
+
+
 def max_input_length(source: Source) -> int:
     """Return the most tokens that the encoder's position embeddings allow."""
-    positions = getattr(source.config, "max_position_embeddings", None) or 1 << 30
+    key = _LIMITS.get(source.config.model_type, "max_position_embeddings")
+    positions = getattr(source.config, key, None) or 1 << 30
     # RoBERTa's positions start at the padding index + 1.
     shifted = source.config.model_type in ("roberta", "xlm-roberta", "camembert")
     return int(positions) - (2 if shifted else 0)

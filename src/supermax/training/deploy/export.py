@@ -13,12 +13,13 @@ The export is atomic: the folder is complete or absent. It holds no text of any 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -28,8 +29,14 @@ from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from supermax._util.attributes import TRUST
 from supermax._util.text import in_short, listed
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
@@ -38,7 +45,7 @@ from supermax.training.deploy.card import card
 from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
-from supermax.training.models.sources import Source
+from supermax.training.models.sources import Source, find, has_own_code
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
@@ -148,8 +155,27 @@ def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tens
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
-        encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
+        with _any_config(encoder.config):
+            encoder.save_pretrained(folder / _FOLDERS[i], state_dict=state)
         tokenizer.save_pretrained(folder / _FOLDERS[i])
+
+
+@contextlib.contextmanager
+def _any_config(config: PretrainedConfig) -> Iterator[None]:
+    """Let a configuration with code of its own be saved whatever it calls its settings.
+
+    NeoBERT's limit of tokens is `max_length`, which transformers takes for a setting of generation
+    and refuses to save.
+    """
+    kind = type(config)
+    if not has_own_code(config) or "_get_generation_parameters" in vars(kind):
+        yield
+        return
+    kind._get_generation_parameters = lambda _: {}
+    try:
+        yield
+    finally:
+        del kind._get_generation_parameters
 
 
 def _write_facts(folder: Path, facts: Facts) -> None:
@@ -186,10 +212,11 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def load_exported(folder: str | Path) -> LoadedModel:
+def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
     """Load the model of an exported folder to the CPU.
 
-    Raises UserError if files are missing or damaged.
+    Raises UserError if files are missing or damaged, or if an encoder has code of its own without
+    `trust_remote_code`: the folder holds that code.
     """
     folder = Path(folder).expanduser()
     facts = read_facts(folder)
@@ -198,7 +225,11 @@ def load_exported(folder: str | Path) -> LoadedModel:
     names = tuple(facts["label_names"])
     encoder_folders = _FOLDERS[: agent_of(config.agent).encoders]
     try:
-        sources = [_source(folder / name) for name in encoder_folders]
+        names_of = [config.encoder.name, (config.evidence_encoder or config.encoder).name]
+        sources = [
+            _source(folder / place, name, trust_remote_code)
+            for place, name in zip(encoder_folders, names_of, strict=False)
+        ]
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
         model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
         model.load_state_dict(load_file(folder / WEIGHTS))
@@ -213,7 +244,15 @@ def load_exported(folder: str | Path) -> LoadedModel:
     return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
 
 
-def _source(folder: Path) -> Source:
+def _source(folder: Path, name: str, trust_remote_code: bool) -> Source:
+    if name.startswith(TRUST):
+        if not trust_remote_code:
+            raise UserError(
+                f"The encoder of this model, '{name.removeprefix(TRUST)}', comes with Python code "
+                f"of its own, which could do whatever you can do on this machine. If you trust "
+                f"it, predict with --trust-remote-code (Python: trust_remote_code=True)."
+            )
+        return find(f"{TRUST}{folder}", weights=False)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return Source(folder.name, str(folder), config)
 

@@ -173,6 +173,7 @@ def predict_file(
     with_text: bool = False,
     on_bad: OnBad = "stop",
     encoding: str | None = None,
+    trust_remote_code: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Predicted:
     """Predict every row of a CSV or JSONL file with an exported model.
@@ -180,12 +181,13 @@ def predict_file(
     Columns of labels, answers and splits are read only afterwards, to score the predictions. `out`
     is written atomically, as CSV or JSONL by its extension; it holds texts and questions only
     with `with_text`. `on_progress` is called with the number of predicted rows and of all rows.
+    `trust_remote_code` permits the code that comes with some encoders.
     """
     out = Path(out).expanduser()
     check_output(out, Path(path).expanduser())
     inputs = replace(columns, label=None, answer=None, answer_start=None, split=None)
     corpus = read_table(path, inputs, on_bad=on_bad, encoding=encoding)
-    loaded = load_exported(folder)
+    loaded = load_exported(folder, trust_remote_code=trust_remote_code)
     execution = _resolve_precision(loaded, execution)
     predictions = predict_examples(loaded, corpus.classes, execution, on_progress)
     serialise = as_csv if out.suffix.lower() == ".csv" else as_jsonl

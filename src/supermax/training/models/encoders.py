@@ -19,7 +19,7 @@ from transformers import PretrainedConfig
 
 from supermax._util.text import listed
 from supermax.errors import UserError
-from supermax.training.models.sources import Source
+from supermax.training.models.sources import Source, has_own_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -150,7 +150,9 @@ def untrained(config: PretrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights from its configuration."""
     with _no_deprecation_warnings():
         # A copy: transformers sets the dtype on the configuration, which identifies an encoder.
-        return transformers.AutoModel.from_config(copy.deepcopy(config), dtype=torch.float32)
+        return transformers.AutoModel.from_config(
+            copy.deepcopy(config), dtype=torch.float32, trust_remote_code=has_own_code(config)
+        )
 
 
 def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
@@ -161,7 +163,7 @@ def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
-            trust_remote_code=False,
+            trust_remote_code=source.trusted,
             output_loading_info=True,
         )
     if missing := sorted(k for k in report["missing_keys"] if not k.startswith("pooler.")):
@@ -182,7 +184,10 @@ def _no_deprecation_warnings() -> Iterator[None]:
 
 
 def import_model(source: Source) -> None:
-    """Import the module of the encoder's model type without building an encoder."""
+    """Import the module of the encoder's model type without building an encoder. Code that comes
+    with an encoder is imported when it is built."""
+    if has_own_code(source.config):
+        return
     transformers.AutoModel._model_mapping[type(source.config)]
 
 

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx
 
+from supermax.training.models.sources import has_own_code
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.modeling_outputs import BaseModelOutput
@@ -121,13 +123,15 @@ def packed_states(
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Return whether this encoder can be given packed rows. A convolution, which some of
+    """Return whether this encoder can be given packed rows. Nothing is known of an encoder with
+    code of its own, whatever it calls its model type. A convolution, which some of
     DeBERTa-v2 have, would mix sequences that are neighbours in a row. Other implementations of
     attention than SDPA do not take a mask of pairs: eager attention would add True as 1."""
     config = model.config
     convolves = (getattr(config, "conv_kernel_size", 0) or 0) > 0
     masks = _family(model) in _OWN_ATTENTION or config._attn_implementation == "sdpa"
-    return _family(model) in _FAMILIES and masks and not convolves
+    known = _family(model) in _FAMILIES and not has_own_code(config)
+    return known and masks and not convolves
 
 
 def _positions(model: PreTrainedModel, ids: Tensor) -> Tensor:

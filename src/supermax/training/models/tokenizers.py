@@ -37,7 +37,7 @@ def tokenizer_for(source: Source, texts: Sequence[str], cache: Path) -> PreTrain
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(
-                source.place, use_fast=True, trust_remote_code=False
+                source.place, use_fast=True, trust_remote_code=source.trusted
             )
         except (OSError, ValueError, ImportError) as error:
             raise UserError(
