@@ -159,3 +159,12 @@ def test_agents_with_spans_or_entities_say_why_they_have_no_such_setting(agent: 
     settings = Settings(agent=agent, trials=1, epochs=1, narrow={"text.long_texts": "windows"})
     with pytest.raises(UserError, match=r"spans and entities of long texts are always found"):
         space_for(settings)
+
+
+@pytest.mark.parametrize("agent", ["criteria", "regression", "multilabel"])
+def test_a_space_cannot_search_settings_of_windows_that_it_never_makes(agent: str) -> None:
+    stride = {"text.doc_stride": {"choices": [16, 32]}}
+    with pytest.raises(UserError, match=r"text\.doc_stride: .*without text\.long_texts: windows"):
+        check_space(agent, with_parameters(load(agent), stride))
+    windows = {"text.long_texts": {"choices": ["windows"]}}
+    check_space(agent, with_parameters(load(agent), {**stride, **windows}))

@@ -77,6 +77,12 @@ def check_space(agent: str, space: Space) -> None:
         for name in space.parameters
         if name in others
     ]
+    if agent_of(agent).text_level and "text.long_texts" not in space.parameters:
+        wrong += [
+            f"{name}: the agent '{agent}' does not use it without text.long_texts: windows"
+            for name in ("text.doc_stride", "text.window_pooling")
+            if name in space.parameters
+        ]
     if wrong:
         raise UserError(listed(f"The space '{space.name}' is not for the agent '{agent}':", wrong))
     check_adapter(space)
