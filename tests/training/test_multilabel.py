@@ -35,7 +35,16 @@ from supermax.training.steps.execution import Execution
 from tests.few import quick_are
 from tests.training.corpora import Quiet, config, labelled
 
-FAMILIES = ["bert", "roberta", "deberta", "xlmr", "electra", "modernbert", "distilbert"]
+FAMILIES = [
+    "bert",
+    "roberta",
+    "deberta",
+    "xlmr",
+    "electra",
+    "modernbert",
+    "distilbert",
+    "eurobert",
+]
 
 
 def requests(count: int = 160) -> Splits:
@@ -205,7 +214,7 @@ def exported(folder: Path, encoder: str, corpus: Corpus, **parts: Any) -> Path:
     return place
 
 
-@pytest.mark.parametrize("family", quick_are(["bert", "modernbert"], FAMILIES))
+@pytest.mark.parametrize("family", quick_are(["bert", "modernbert", "eurobert"], FAMILIES))
 def test_transformers_alone_gives_the_same_probabilities(tmp_path: Path, family: str) -> None:
     corpus = synthetic_requests(40)
     folder = exported(tmp_path, f"tiny-{family}", corpus)

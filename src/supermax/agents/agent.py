@@ -131,6 +131,12 @@ class Agent:
         return any(target.windowed for target in self.targets)
 
     @property
+    def text_level(self) -> bool:
+        """True: it has one encoder, and outputs for the whole text only. It can pool windows of a
+        long text, and read the last token of a causal decoder."""
+        return self.encoders == 1 and {*self.targets} <= {CLASSES, NUMBERS, LABEL_SETS}
+
+    @property
     def truncates(self) -> bool:
         """True: it truncates texts of some of its examples."""
         return not all(target.windowed for target in self.targets)

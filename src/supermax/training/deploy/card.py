@@ -71,6 +71,18 @@ def _metrics(description: Description) -> str:
     return "\n".join([*_table(head, rows), "", note])
 
 
+def _windows(facts: Facts) -> list[str]:
+    """Return the sentence that a card needs if the model pools windows of long texts."""
+    text = facts["config"].get("text", {})
+    if text.get("long_texts") != "windows":
+        return []
+    return [
+        f"Supermax splits a text of more than {text['max_length']} tokens into windows that share "
+        f"{text['doc_stride']} tokens, and predicts from the {text['window_pooling']} of their "
+        f"outputs. transformers does not: split long texts there too, and pool the outputs.\n"
+    ]
+
+
 def _loading(facts: Facts, folders: Sequence[str], pipeline: Sequence[str]) -> str:
     names = facts["columns"]
     roles = ["text", *(["question"] if facts["asks"] else []), *(["id"] if "id" in names else [])]
@@ -94,6 +106,7 @@ def _loading(facts: Facts, folders: Sequence[str], pipeline: Sequence[str]) -> s
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
+            *_windows(facts),
             *pipeline,
             *(_PEFT if "base" in facts else ()),
             f"With {'peft' if 'base' in facts else 'transformers'}, {what}:\n",

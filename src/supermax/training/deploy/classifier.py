@@ -76,6 +76,7 @@ _FAMILIES = {
     "deberta-v2": _Family(
         "pooler.dense", "classifier", _without_activation, {"pooler_hidden_act": "linear"}
     ),
+    "eurobert": _Family("dense", "classifier", _above_zero, {"classifier_pooling": "bos"}),
     "modernbert": _Family(
         "head.dense",
         "classifier",

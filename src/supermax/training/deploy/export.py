@@ -16,12 +16,13 @@ The export is atomic: the folder is complete or absent. It holds no text of any 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
@@ -31,8 +32,14 @@ from pydantic_core import to_json
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
+from supermax._util.attributes import TRUST
 from supermax._util.text import in_short, listed
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
@@ -52,13 +59,14 @@ from supermax.training.deploy.exported import (
     FORMAT,
     Description,
     Facts,
+    check_trust,
     read_facts,
 )
 from supermax.training.deploy.token_classifier import token_classifier
 from supermax.training.models.adapters import merged
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
-from supermax.training.models.sources import Source
+from supermax.training.models.sources import Source, find, has_own_code
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
@@ -195,8 +203,10 @@ def _classifier(
     """Return the whole model as a class of transformers, for sets of labels or for tokens; None if
     there is none with its encoder and head."""
     agent = agent_of(prepared.config.agent)
+    encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
+    if has_own_code(encoder.config):  # transformers has none, whatever its model type is called
+        return None
     if agent.label_sets:
-        encoder = cast(PreTrainedModel, prepared.model.encoders[0].model)
         return as_classifier(encoder, prepared.config, weights, names)
     return token_classifier(prepared, weights, names) if agent.entities else None
 
@@ -213,11 +223,30 @@ def _write_model(
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
         encoder = cast(PreTrainedModel, prepared.model.encoders[i].model)
-        if classifier is None:
-            encoder.save_pretrained(folder / ENCODER_FOLDERS[i], state_dict=state)
-        else:  # AutoModel loads the encoder of a classifier
-            classifier.save_pretrained(folder / ENCODER_FOLDERS[i])
+        with _any_config(encoder.config):
+            if classifier is None:
+                encoder.save_pretrained(folder / ENCODER_FOLDERS[i], state_dict=state)
+            else:  # AutoModel loads the encoder of a classifier
+                classifier.save_pretrained(folder / ENCODER_FOLDERS[i])
         tokenizer.save_pretrained(folder / ENCODER_FOLDERS[i])
+
+
+@contextlib.contextmanager
+def _any_config(config: PretrainedConfig) -> Iterator[None]:
+    """Let a configuration with code of its own be saved whatever it calls its settings.
+
+    NeoBERT's limit of tokens is `max_length`, which transformers takes for a setting of generation
+    and refuses to save.
+    """
+    kind = type(config)
+    if not has_own_code(config) or "_get_generation_parameters" in vars(kind):
+        yield
+        return
+    kind._get_generation_parameters = lambda _: {}
+    try:
+        yield
+    finally:
+        del kind._get_generation_parameters
 
 
 def _write_facts(folder: Path, facts: Facts) -> None:
@@ -254,14 +283,16 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def load_exported(folder: str | Path) -> LoadedModel:
+def load_exported(folder: str | Path, *, trust_remote_code: bool = False) -> LoadedModel:
     """Load the model of an exported folder to the CPU.
 
-    Raises UserError if files are missing or damaged.
+    Raises UserError if files are missing or damaged, or if an encoder has code of its own without
+    `trust_remote_code`: the folder, or that of the encoder of an adapter, holds that code.
     """
     folder = Path(folder).expanduser()
     facts = read_facts(folder)
     _check_files(folder, facts["files"])
+    check_trust(facts, trust_remote_code)
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
     try:
@@ -284,14 +315,20 @@ def _load_model(
     folder: Path, config: Config, names: Sequence[str]
 ) -> tuple[Model, tuple[Source, ...]]:
     """Return the model of an export with all weights, and its encoders."""
+    encoders = (config.encoder, config.evidence_encoder or config.encoder)
     count = agent_of(config.agent).encoders
-    sources = tuple(_source(folder / name) for name in ENCODER_FOLDERS[:count])
+    sources = tuple(
+        _source(folder / place, encoder.name.startswith(TRUST))
+        for place, encoder in zip(ENCODER_FOLDERS[:count], encoders, strict=False)
+    )
     model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
     model.load_state_dict(load_file(folder / WEIGHTS))
     return model, sources
 
 
-def _source(folder: Path) -> Source:
+def _source(folder: Path, trusted: bool) -> Source:
+    if trusted:
+        return find(f"{TRUST}{folder}", weights=False)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return Source(folder.name, str(folder), config)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from supermax._util.attributes import TRUST
 from supermax.errors import UserError
 
 if TYPE_CHECKING:
@@ -104,6 +105,18 @@ def read_facts(folder: Path) -> Facts:
     if version not in (FORMAT, ADAPTER_FORMAT) or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
     return cast(Facts, {"columns": {}, **facts})
+
+
+def check_trust(facts: Facts, trust_remote_code: bool) -> None:
+    """Raise UserError if an encoder has code of its own, and none may run."""
+    parts = (facts["config"].get(key) or {} for key in ("encoder", "evidence_encoder"))
+    names = [name for part in parts if (name := str(part.get("name"))).startswith(TRUST)]
+    if names and not trust_remote_code:
+        raise UserError(
+            f"The encoder of this model, '{names[0].removeprefix(TRUST)}', comes with Python code "
+            f"of its own, which could do whatever you can do on this machine. If you trust it, "
+            f"predict with --trust-remote-code (Python: trust_remote_code=True)."
+        )
 
 
 def check_output(out: Path, path: Path) -> None:
