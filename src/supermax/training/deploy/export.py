@@ -1,12 +1,14 @@
-"""Export of a trained model to a folder, and loading it. transformers can load its encoders.
+"""Export of a trained model to a folder that transformers can load, and loading it.
 
     Prepared, weights ──export()──▶ folder ──load_exported()──▶ LoadedModel
 
-    supermax.json        facts about the model, and the size of every other file
-    model.safetensors    all weights: encoders, pooling, fusion, heads
-    encoder/             the encoder and its tokenizer, in the format of transformers
-    evidence_encoder/    the second encoder of a joint model
-    README.md            the model card
+    supermax.json         facts about the model, and the size of every other file
+    config.json           with model.safetensors and a tokenizer: the whole model for transformers
+    modeling_supermax.py  classes of the model, if transformers has none that computes the same
+    heads.safetensors     otherwise: everything above the encoder, as Supermax names it
+    encoder/              the encoder and its tokenizer, in the format of transformers
+    evidence_encoder/     the second encoder of a joint model
+    README.md             the model card
 
 The export is atomic: the folder is complete or absent. It holds no text of any example.
 """
@@ -26,7 +28,7 @@ from typing import cast
 import torch
 from pydantic_core import to_json
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -36,13 +38,14 @@ from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
 from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
+from supermax.training.deploy.transformers_format import ENCODER, HEADS, WEIGHTS, write_model
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
 from supermax.training.models.sources import Source
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
-WEIGHTS, CARD = "model.safetensors", "README.md"
+CARD = "README.md"
 _FOLDERS = ("encoder", "evidence_encoder")
 _LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -80,9 +83,10 @@ def export(
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
-        _write_model(temporary, prepared, on_cpu)
+        prefix = write_model(temporary, prepared, on_cpu, tuple(description.label_names))
+        _write_encoders(temporary, prepared, on_cpu)
         (temporary / CARD).write_text(text, "utf-8")
-        _write_facts(temporary, facts)
+        _write_facts(temporary, {**facts, "encoder_prefix": prefix})
         _move(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise EnvironmentFault(f"{folder} cannot be written: {error}") from error
@@ -142,8 +146,7 @@ def _check(prepared: Prepared, description: Description) -> None:
         raise UserError(f"The model has {outputs} classes; {names} names were given.")
 
 
-def _write_model(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+def _write_encoders(folder: Path, prepared: Prepared, weights: dict[str, torch.Tensor]) -> None:
     for i, tokenizer in enumerate(prepared.tokenizers):
         prefix = f"encoders.{i}.model."
         state = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
@@ -201,7 +204,7 @@ def load_exported(folder: str | Path) -> LoadedModel:
         sources = [_source(folder / name) for name in encoder_folders]
         tokenizers = tuple(tokenizer_for(source, (), folder) for source in sources)
         model = Model(config, [_untrained_encoder(source) for source in sources], len(names) or 2)
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        model.load_state_dict(_weights(folder, facts.get("encoder_prefix")))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"{folder} cannot be loaded: {in_short(error)}. Export the model again."
@@ -211,6 +214,19 @@ def load_exported(folder: str | Path) -> LoadedModel:
     precision = facts.get("precision", "fp32")
     threshold, asks = facts["threshold"], facts["asks"]
     return LoadedModel(config, model, tokenizers, pads, names, threshold, asks, precision)
+
+
+def _weights(folder: Path, prefix: str | None) -> dict[str, torch.Tensor]:
+    """Return the weights under the names of Supermax. `prefix`: see `Facts.encoder_prefix`."""
+    stored = load_file(folder / WEIGHTS)
+    if prefix is None:
+        return stored
+    encoder = {
+        ENCODER + name.removeprefix(prefix): weight
+        for name, weight in stored.items()
+        if name.startswith(prefix) and not name.startswith(f"{prefix}pooler.")
+    }
+    return encoder | load_file(folder / HEADS)
 
 
 def _source(folder: Path) -> Source:

@@ -16,7 +16,8 @@ from supermax.errors import UserError
 if TYPE_CHECKING:
     from supermax.training.eval.intervals import Estimate
 
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
 FACTS = "supermax.json"
 
 
@@ -63,6 +64,10 @@ class Facts(TypedDict):
     metrics: dict[str, float]
     estimates: dict[str, dict[str, object]]
     versions: dict[str, str]
+    encoder_prefix: NotRequired[str | None]
+    """Prefix of the encoder's weights in model.safetensors, if they are those of a class of
+    transformers; the heads are then also in heads.safetensors. None: all are named as in
+    Supermax."""
     files: dict[str, int]
     """Size of every other file in bytes, without that of the card."""
 
@@ -87,7 +92,7 @@ def read_facts(folder: Path) -> Facts:
             f"{FORMAT}). Update Supermax to load it."
         )
     needed = ("config", "label_names", "threshold", "asks", "files")
-    if version != FORMAT or not all(key in facts for key in needed):
+    if version not in _READABLE or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
     return cast(Facts, {"columns": {}, **facts})
 
