@@ -37,13 +37,6 @@ STOCK = [
 """Encoders, and the activation of the head in their class of transformers."""
 
 
-@pytest.fixture(autouse=True)
-def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep copies of modelling files out of the user's cache."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-
-
 def exported(
     tmp_path: Path, agent: str, encoder: str, **parts: Any
 ) -> tuple[Prepared, list[Example], Path]:

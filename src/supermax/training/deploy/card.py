@@ -1,4 +1,7 @@
-"""Model card of an exported model: purpose, metrics, usage, configuration."""
+"""Model card of an exported model in the format of the Hugging Face Hub.
+
+facts, description ──▶ metadata in YAML, then purpose, metrics, usage, configuration
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,32 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from huggingface_hub import EvalResult, ModelCardData
+
 from supermax._util.text import metric_title
 from supermax.agents import agent_of
 from supermax.training.deploy.exported import Description, Facts
 
+_METRICS = {
+    "macro_f1": "f1",
+    "auroc": "roc_auc",
+    "mcc": "matthews_correlation",
+    "token_f1": "f1",
+    "spearman": "spearmanr",
+    "pearson": "pearsonr",
+}
+"""Types of metrics on the Hub, where their names differ from those of Supermax."""
+_OWN_DATA = "own-data"
 
-def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
-    """Return the model card in Markdown. `folders` are those of the encoders."""
+
+def card(
+    facts: Facts, description: Description, folders: Sequence[str], base_models: Sequence[str]
+) -> str:
+    """Return the model card. `folders` are those of the encoders, `base_models` their names on the
+    Hub."""
     config = facts["config"]
     sections = [
+        f"---\n{_metadata(facts, description, base_models).to_yaml()}\n---",
         f"# {config['agent']} on {config['encoder']['name']}",
         f"A model that {agent_of(config['agent']).purpose}, trained with Supermax.",
         *_warnings(facts),
@@ -29,6 +49,34 @@ def card(facts: Facts, description: Description, folders: Sequence[str]) -> str:
         "\n".join(_table(["What", "Value"], _origin(facts))),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _metadata(facts: Facts, description: Description, base_models: Sequence[str]) -> ModelCardData:
+    agent = agent_of(facts["config"]["agent"])
+    task = "text-classification" if agent.classes or agent.numbers else "question-answering"
+    values = {n: v for n, v in description.metrics.items() if math.isfinite(v)}
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=_OWN_DATA,
+            dataset_name=f"own data, fingerprint {facts['fingerprint']}",
+            dataset_split="test" if description.estimates else None,
+            metric_type="f1" if name.startswith("f1_") else _METRICS.get(name, name),
+            metric_name=metric_title(name, description.label_names),
+            metric_value=round(value, 6),
+        )
+        for name, value in values.items()
+    ]
+    one = agent.encoders == 1
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=task if one else None,
+        tags=["supermax", agent.usual_name],
+        base_model=list(base_models) or None,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=f"{agent.usual_name} on {facts['config']['encoder']['name']}",
+        eval_results=results or None,
+    )
 
 
 def _warnings(facts: Facts) -> Iterator[str]:
@@ -87,6 +135,7 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             f"columns = Columns({columns})",
             'predict_file("path/to/this/folder", "texts.csv", columns, "predictions.csv")',
             "```\n",
+            *_whole_model(facts),
             "With transformers, the trained encoder without the heads:\n",
             "```python",
             "from transformers import AutoModel, AutoTokenizer",
@@ -95,6 +144,27 @@ def _loading(facts: Facts, folders: Sequence[str]) -> str:
             "```",
         ]
     )
+
+
+def _whole_model(facts: Facts) -> Iterator[str]:
+    """Yield lines on the whole model in transformers."""
+    agent, code = agent_of(facts["config"]["agent"]), facts.get("encoder_prefix") is None
+    more = ", trust_remote_code=True" if code else ""
+    yield "With transformers alone, the whole model:\n"
+    if code:
+        yield "Read `modeling_supermax.py` before you allow it to run.\n"
+    yield "```python"
+    if agent.encoders == 1 and (agent.classes or agent.numbers):
+        given = '{"text": "A question?", "text_pair": "A text."}' if facts["asks"] else '"A text."'
+        truncation = '"only_second"' if facts["asks"] else "True"
+        yield "from transformers import pipeline\n"
+        yield f'model = pipeline("text-classification", model="path/to/this/folder"{more})'
+        yield f"print(model({given}, truncation={truncation}))"
+    else:
+        name = "AutoModel" if agent.encoders > 1 else "AutoModelForQuestionAnswering"
+        yield f"from transformers import {name}\n"
+        yield f'model = {name}.from_pretrained("path/to/this/folder"{more})'
+    yield "```\n"
 
 
 def _settings(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:

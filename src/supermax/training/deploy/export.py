@@ -78,15 +78,17 @@ def export(
     check_free(folder)
     _check(prepared, description)
     on_cpu = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    facts = _facts(prepared, description)
-    text = card(facts, description, _FOLDERS[: len(prepared.tokenizers)])
     temporary = folder.parent / f".{folder.name}.{uuid.uuid4().hex}"
     try:
         temporary.mkdir(parents=True)
         prefix = write_model(temporary, prepared, on_cpu, tuple(description.label_names))
         _write_encoders(temporary, prepared, on_cpu)
+        facts = _facts(prepared, description, prefix)
+        folders = _FOLDERS[: len(prepared.tokenizers)]
+        bases = list(dict.fromkeys(s.hub_name for s in prepared.sources if s.hub_name))
+        text = card(facts, description, folders, bases)
         (temporary / CARD).write_text(text, "utf-8")
-        _write_facts(temporary, {**facts, "encoder_prefix": prefix})
+        _write_facts(temporary, facts)
         _move(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise EnvironmentFault(f"{folder} cannot be written: {error}") from error
@@ -94,7 +96,7 @@ def export(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _facts(prepared: Prepared, description: Description) -> Facts:
+def _facts(prepared: Prepared, description: Description, prefix: str | None) -> Facts:
     """Return the facts, still without the sizes of the files."""
     return {
         "format": FORMAT,
@@ -111,6 +113,7 @@ def _facts(prepared: Prepared, description: Description) -> Facts:
         "metrics": dict(description.metrics),
         "estimates": {name: asdict(value) for name, value in description.estimates.items()},
         "versions": _versions(),
+        "encoder_prefix": prefix,
         "files": {},
     }
 
