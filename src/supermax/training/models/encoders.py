@@ -103,6 +103,12 @@ def _cache_positions(model: PreTrainedModel) -> None:
     stack.get_rel_pos = positions
 
 
+def uncache_positions(model: PreTrainedModel) -> None:
+    """Compute DeBERTa's relative positions in every forward pass again."""
+    if (stack := getattr(model, "encoder", None)) is not None:
+        vars(stack).pop("get_rel_pos", None)
+
+
 def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> None:
     """Compute what depends on the sequence length alone, before a step of it is captured."""
     stack = getattr(encoder, "encoder", None)
