@@ -32,12 +32,20 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from supermax._util.text import in_short, listed
+from supermax._util.text import in_short
 from supermax.agents import agent_of
 from supermax.errors import EnvironmentFault, UserError
 from supermax.training.config import Config, read_config
 from supermax.training.deploy.card import card
-from supermax.training.deploy.exported import FACTS, FORMAT, Description, Facts, read_facts
+from supermax.training.deploy.exported import (
+    CARD,
+    FACTS,
+    FORMAT,
+    Description,
+    Facts,
+    check_files,
+    read_facts,
+)
 from supermax.training.deploy.transformers_format import ENCODER, HEADS, WEIGHTS, write_model
 from supermax.training.models.assembly import Model
 from supermax.training.models.encoders import load_encoder
@@ -45,7 +53,6 @@ from supermax.training.models.sources import Source
 from supermax.training.models.tokenizers import tokenizer_for
 from supermax.training.prepare import Prepared
 
-CARD = "README.md"
 _FOLDERS = ("encoder", "evidence_encoder")
 _LIBRARIES = ("supermax", "torch", "transformers", "tokenizers", "safetensors", "numpy")
 
@@ -199,7 +206,7 @@ def load_exported(folder: str | Path) -> LoadedModel:
     """
     folder = Path(folder).expanduser()
     facts = read_facts(folder)
-    _check_files(folder, facts["files"])
+    check_files(folder, facts["files"])
     config = read_config(facts["config"])
     names = tuple(facts["label_names"])
     encoder_folders = _FOLDERS[: agent_of(config.agent).encoders]
@@ -241,16 +248,3 @@ def _untrained_encoder(source: Source) -> nn.Module:
     """Return the encoder with random weights, which the model's weights replace."""
     encoder: nn.Module = load_encoder(Source(source.name, None, source.config), source.config)
     return encoder
-
-
-def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
-    wrong = []
-    for name, size in sizes.items():
-        path = folder / name
-        if not path.is_file():
-            wrong.append(f"{name} is missing")
-        elif path.stat().st_size != size:
-            wrong.append(f"{name} has {path.stat().st_size:,} bytes instead of {size:,}")
-    if wrong:
-        heading = f"The model in {folder} is incomplete or changed. Copy or export it again:"
-        raise UserError(listed(heading, wrong))

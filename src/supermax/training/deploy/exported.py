@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
+from supermax._util.text import listed
 from supermax.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 _READABLE = (1, FORMAT)
-FACTS = "supermax.json"
+FACTS, CARD = "supermax.json", "README.md"
+ONNX = "onnx/model.onnx"
+"""File in the folder of a model that `supermax export --onnx` writes by default."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,20 @@ def read_facts(folder: Path) -> Facts:
     if version not in _READABLE or not all(key in facts for key in needed):
         raise UserError(f"{path} is damaged, or not written by Supermax. Export the model again.")
     return cast(Facts, {"columns": {}, **facts})
+
+
+def check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    """Raise UserError if a file is missing or has another size."""
+    wrong = []
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.is_file():
+            wrong.append(f"{name} is missing")
+        elif path.stat().st_size != size:
+            wrong.append(f"{name} has {path.stat().st_size:,} bytes instead of {size:,}")
+    if wrong:
+        heading = f"The model in {folder} is incomplete or changed. Copy or export it again:"
+        raise UserError(listed(heading, wrong))
 
 
 def check_output(out: Path, path: Path) -> None:

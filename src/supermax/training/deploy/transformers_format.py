@@ -214,7 +214,7 @@ def _own_config(prepared: Prepared, label_names: tuple[str, ...]) -> PretrainedC
     if agent.encoders == 1 and agent.spans:
         classes["AutoModelForQuestionAnswering"] = "SupermaxForQuestionAnswering"
     own = SupermaxConfig(
-        encoders=[each.to_dict() for each in _encoder_configs(prepared)],
+        encoders=[_public(each) for each in _encoder_configs(prepared)],
         pooling=config.head.pooling,
         head=config.head.model_dump(exclude={"pooling"}),
         fusion=config.fusion.model_dump() if agent.encoders == 2 else None,
@@ -226,6 +226,11 @@ def _own_config(prepared: Prepared, label_names: tuple[str, ...]) -> PretrainedC
     own.auto_map = {auto: f"{module}.{name}" for auto, name in classes.items()}
     own.auto_map["AutoConfig"] = f"{module}.{SupermaxConfig.__name__}"
     return own
+
+
+def _public(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the settings without private ones, such as the folder that the encoder came from."""
+    return {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
 
 
 def _tokenizer(prepared: Prepared) -> PreTrainedTokenizerBase:

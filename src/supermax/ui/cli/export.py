@@ -15,7 +15,7 @@ from supermax._util.importing import gc_paused
 from supermax._util.text import counted
 from supermax.errors import EnvironmentFault, UserError
 from supermax.results.records import read_record
-from supermax.training.deploy.exported import read_facts
+from supermax.training.deploy.exported import ONNX, read_facts
 from supermax.ui.cli.inspect import Top, trial_facts
 from supermax.ui.cli.opening import Storage, Which, as_json_text, the_study
 from supermax.ui.cli.printing import file_stem
@@ -81,7 +81,7 @@ def _export_onnx(model: str | None, out: Path | None, force: bool) -> None:
         raise UserError("Name the folder of the model: supermax export FOLDER --onnx")
     folder = Path(model).expanduser()
     read_facts(folder)
-    out = folder / "onnx" / "model.onnx" if out is None else out.expanduser()
+    out = folder / ONNX if out is None else out.expanduser()
     if out.suffix.lower() != ".onnx":
         raise UserError(f"{out} does not end in .onnx. Name it so with -o.")
     if out.exists() and not force:
