@@ -213,6 +213,13 @@ def test_the_cards_metadata_are_those_of_the_hub(tmp_path: Path) -> None:
     assert {r.task_type for r in data.eval_results} == {"text-classification"}
 
 
+def test_the_card_has_no_path_of_an_encoder(tmp_path: Path, folder: Path) -> None:
+    prepared = ready(tmp_path / "other", config(encoder={"name": str(folder / "encoder")}), n=6)
+    card = (put(tmp_path / "again", prepared) / "README.md").read_text()
+    assert "# criteria on encoder" in card
+    assert str(tmp_path) not in card
+
+
 @pytest.mark.parametrize(
     ("agent", "tag"),
     [("criteria", "text-classification"), ("evidence", "question-answering"), ("joint", None)],

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
@@ -32,7 +34,8 @@ def card(
 ) -> str:
     """Return the model card. `folders` are those of the encoders, `base_models` their names on the
     Hub."""
-    config = facts["config"]
+    config = _without_paths(facts["config"])
+    facts = {**facts, "config": config}
     sections = [
         f"---\n{_metadata(facts, description, base_models).to_yaml()}\n---",
         f"# {config['agent']} on {config['encoder']['name']}",
@@ -49,6 +52,17 @@ def card(
         "\n".join(_table(["What", "Value"], _origin(facts))),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with encoders of a folder named by the folder alone: a card is for
+    others, and a path may name a person."""
+    named = dict(config)
+    for part in ("encoder", "evidence_encoder"):
+        encoder = config.get(part)
+        if encoder and encoder["name"].startswith(("/", ".", "~")):
+            named[part] = {**encoder, "name": Path(encoder["name"]).name}
+    return named
 
 
 def _metadata(facts: Facts, description: Description, base_models: Sequence[str]) -> ModelCardData:
