@@ -139,6 +139,12 @@ def _cache_positions(model: PreTrainedModel) -> None:
     stack.get_rel_pos = positions
 
 
+def uncache_positions(model: PreTrainedModel) -> None:
+    """Compute DeBERTa's relative positions in every forward pass again."""
+    if (stack := getattr(model, "encoder", None)) is not None:
+        vars(stack).pop("get_rel_pos", None)
+
+
 def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> None:
     """Compute what depends on the sequence length alone, before a step of it is captured."""
     stack = getattr(encoder, "encoder", None)
@@ -148,7 +154,7 @@ def prepare_for_length(encoder: PreTrainedModel, length: int, device: str) -> No
 
 def untrained(config: PretrainedConfig) -> PreTrainedModel:
     """Return an encoder with random weights from its configuration."""
-    with _no_deprecation_warnings():
+    with no_deprecation_warnings():
         # A copy: transformers sets the dtype on the configuration, which identifies an encoder.
         return transformers.AutoModel.from_config(
             copy.deepcopy(config), dtype=torch.float32, trust_remote_code=has_own_code(config)
@@ -157,7 +163,7 @@ def untrained(config: PretrainedConfig) -> PreTrainedModel:
 
 def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
     # Random weights that loading overwrites must not advance the random number generator.
-    with _no_deprecation_warnings(), torch.random.fork_rng(devices=[]):
+    with no_deprecation_warnings(), torch.random.fork_rng(devices=[]):
         model, report = transformers.AutoModel.from_pretrained(
             source.place,
             config=config,
@@ -173,7 +179,7 @@ def _pretrained(source: Source, config: PretrainedConfig) -> PreTrainedModel:
 
 
 @contextlib.contextmanager
-def _no_deprecation_warnings() -> Iterator[None]:
+def no_deprecation_warnings() -> Iterator[None]:
     """Ignore warnings that DeBERTa's module uses functions that torch has deprecated."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*torch\.jit\.script", DeprecationWarning)

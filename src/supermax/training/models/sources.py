@@ -37,6 +37,7 @@ hf_logging.set_verbosity_error()
 hf_logging.disable_progress_bar()
 _CONFIG = "config.json"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_MINILM_ON_HUB = "sentence-transformers/all-MiniLM-L6-v2"
 _HUB_TIMEOUT = 5.0  # seconds to connect to the hub
 
 
@@ -55,6 +56,13 @@ class Source:
     def trusted(self) -> bool:
         """True: code that comes with the encoder may run."""
         return self.name.startswith(TRUST)
+
+    @property
+    def hub_name(self) -> str | None:
+        """Name of its model on the Hugging Face Hub; None: it is not from there."""
+        if self.name == "minilm":
+            return _MINILM_ON_HUB
+        return None if self.place is None or Path(self.place).is_absolute() else self.place
 
     @property
     def fingerprint(self) -> str:
