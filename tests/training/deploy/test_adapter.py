@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification
@@ -20,6 +21,7 @@ from supermax.training.deploy.adapter import base_model
 from supermax.training.deploy.export import export, load_exported
 from supermax.training.deploy.exported import Description
 from supermax.training.deploy.onnx_export import export_onnx
+from supermax.training.deploy.push import parts_of
 from supermax.training.loop import train
 from supermax.training.models.assembly import Model
 from supermax.training.prepare import Prepared
@@ -110,9 +112,15 @@ def test_transformers_loads_a_merged_model_as_a_whole(
     torch.testing.assert_close(found.flatten(), expected, rtol=0, atol=2e-5)
 
 
-def test_an_adapter_alone_is_not_converted_to_onnx(tmp_path: Path, bases: dict[str, str]) -> None:
+def test_an_adapter_alone_is_uploaded_but_not_converted_to_onnx(
+    tmp_path: Path, bases: dict[str, str]
+) -> None:
     prepared, weights = trained(tmp_path / "cache", wanted_for(bases))
     folder = put(tmp_path / "model", prepared, weights, adapter=True)
+    parts = parts_of(folder)
+    assert {"adapter_config.json", "adapter_model.safetensors", "README.md"} < {*parts.files}
+    assert parts.others == ()
+    assert ModelCard.load(folder / "README.md").data.library_name == "peft"
     said = sm("export", str(folder), "--onnx", code=2)
     assert "holds an adapter without the weights of its encoder" in said
     assert "refit" in said

@@ -20,7 +20,13 @@ from tests.ui.cli.test_supervisor import PROGRAM, RUNNER, WAITS
 SCRIPT = "from supermax.__main__ import main; main()"
 ENTRIES = (["-m", "supermax"], ["-c", SCRIPT])
 # Stands in for a part of what is imported, and takes its time.
-SLOW_IMPORT = "import pathlib, time\npathlib.Path('importing').touch()\ntime.sleep(60)\n"
+# Short sleeps: a signal that comes just before a long one would be handled after it.
+SLOW_IMPORT = """
+import pathlib, time
+pathlib.Path("importing").touch()
+for _ in range(600):
+    time.sleep(0.1)
+"""
 DOCUMENTED = {0, 130, 143}
 
 
@@ -52,7 +58,7 @@ def test_a_signal_during_imports_exits_with_a_message(
     )
     assert eventually((tmp_path / "importing").exists)
     process.send_signal(signum)
-    assert process.communicate(timeout=10)[1] == f"{words}\n"
+    assert process.communicate(timeout=30)[1] == f"{words}\n"
     assert process.returncode == code
 
 
@@ -69,7 +75,7 @@ def test_signals_ignored_from_the_start_stay_so_during_the_imports(tmp_path: Pat
     assert eventually((tmp_path / "importing").exists)
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         process.send_signal(signum)
-    assert process.communicate(timeout=10)[1] == "Ended.\n"
+    assert process.communicate(timeout=30)[1] == "Ended.\n"
     assert process.returncode == 143
 
 

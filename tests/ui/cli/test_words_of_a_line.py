@@ -86,7 +86,7 @@ def test_the_commands_that_take_a_study() -> None:
     """The others are about a storage, a file, a folder or this machine."""
     others = {n for n in commands() if not takes_a_study(n)}
     machine = {"clean", "database", "doctor"}
-    assert others == {"init", "plan", "predict", "slurm", "study list", *machine}
+    assert others == {"init", "plan", "predict", "push", "slurm", "study list", *machine}
 
 
 def test_a_study_of_a_search_may_be_named_like_any_other() -> None:

@@ -93,6 +93,9 @@ _FAMILIES = {
         activation="pooler_hidden_act",
         linear={"pooler_hidden_act": "linear"},
     ),
+    "eurobert": _Family(
+        "dense", "classifier", (), shift=32.0, linear={"classifier_pooling": "bos"}
+    ),
     "modernbert": _Family(
         "head.dense",
         "classifier",
